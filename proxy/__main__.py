@@ -58,14 +58,14 @@ def _parser() -> argparse.ArgumentParser:
         ("demo", demo, "answer one request from end to end, with a script in place of a model"),
         ("doctor", doctor, "check the model backend, the engine, the image and the isolation"),
         ("gc", gc, "remove the sandboxes of proxies that have crashed"),
-        ("profiles", profiles, "print the settings of each profile as Markdown"),
+        ("profiles", print_profiles, "print the settings of each profile as Markdown"),
         ("build-image", build_image, "build the image of Docker sandboxes"),
         ("build-rootfs", build_rootfs, "build a root file system for bubblewrap, without Docker"),
     ):
         _add_command(commands, name, run, help_text)
     help_text = "verify that no audit log was changed, truncated or removed"
     actions = _add_group(commands, "audit", help_text)
-    _add_command(actions, "verify", audit, help_text)
+    _add_command(actions, "verify", verify_audit_logs, help_text)
     actions = _add_group(commands, "config", "check or print the configuration")
     help_text = (
         "check the settings of file, environment and command line, and the secrets they name"
@@ -225,11 +225,11 @@ def _config(arguments: argparse.Namespace) -> "Config":
             tree["isolation"]["network"]["allowed_hosts"] = []
     config = load(arguments.config, tree)
     if mode:
-        _require_network(config, mode)
+        _require_network_mode(config, mode)
     return config
 
 
-def _require_network(config: "Config", mode: str) -> None:
+def _require_network_mode(config: "Config", mode: str) -> None:
     """Raise ConfigError if the default profile has another network mode than `--network`."""
     from proxy.config import ConfigError
     from proxy.profiles import build_profiles
@@ -296,10 +296,10 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
         backend, profiles.default.isolation, self_test=config.sandbox.self_test
     )
     services, pool = build_services(config, model, backend, listener, software)
-    check = await check_model(model, _about_key(config), services.runs.agent.windows)
+    check = await check_model(model, _key_refusal_reason(config), services.runs.agent.windows)
     used = [name for key in config.keys for name in key.profiles]
     used += [model.profile for model in config.models.values() if model.profile]
-    others = {name: profiles.named[name].isolation.network for name in used}
+    others = {name: profiles.by_name[name].isolation.network for name in used}
     announce(listener, backend.name, check, profiles.default.isolation.network, others)
     app = create_app(services, _lifespan(services, pool, backend))
     # Existing objects live as long as the server. Collecting them took 0.08 s each time, a fifth of
@@ -365,10 +365,10 @@ def doctor(arguments: argparse.Namespace) -> int:
     return asyncio.run(
         diagnose(
             model,
-            _about_key(config),
+            _key_refusal_reason(config),
             build_tool_probe(config, model),
             tool_settings(config),
-            _builders(config, need_image=True),
+            _backend_builders(config, needs_image=True),
             build_profiles(config).default.isolation,
             self_test=arguments.self_test,
         )
@@ -407,13 +407,13 @@ def print_schema(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def profiles(arguments: argparse.Namespace) -> int:
+def print_profiles(arguments: argparse.Namespace) -> int:
     """Print all profiles as Markdown."""
     from proxy.profiles import build_profiles, profile_table
 
     built = build_profiles(_config(arguments))
-    about = [f"**{name}**: {profile.about}\n" for name, profile in built.named.items()]
-    table = profile_table(built.named, built.default)
+    about = [f"**{name}**: {profile.about}\n" for name, profile in built.by_name.items()]
+    table = profile_table(built.by_name, built.default)
     sys.stdout.writelines(f"{line}\n" for line in (*about, *table))
     return 0
 
@@ -424,10 +424,10 @@ def gc(arguments: argparse.Namespace) -> int:
 
     from proxy.doctor import collect_garbage
 
-    return asyncio.run(collect_garbage(_builders(_config(arguments), need_image=False)))
+    return asyncio.run(collect_garbage(_backend_builders(_config(arguments), needs_image=False)))
 
 
-def audit(arguments: argparse.Namespace) -> int:
+def verify_audit_logs(arguments: argparse.Namespace) -> int:
     """Verify the audit logs and print each finding. Return 1 if a log was changed, truncated or
     removed, is not in the index, or is named but does not exist. An unfinished log is no fault."""
     import logging
@@ -466,14 +466,14 @@ def build_rootfs(arguments: argparse.Namespace) -> int:
     return build_rootfs(arguments.tar)
 
 
-def _about_key(config: "Config") -> str:
+def _key_refusal_reason(config: "Config") -> str:
     """Return the reason to report if the backend refuses the key. The reason says where the key
     comes from."""
     from proxy.config import backend_key_variable
-    from proxy.doctor import CLIENTS_KEY
+    from proxy.doctor import CLIENT_KEY_REQUIRED
 
     if config.backend.forward_client_key:
-        return CLIENTS_KEY
+        return CLIENT_KEY_REQUIRED
     if variable := backend_key_variable(config.backend):
         return f"it refuses the key in the environment variable {variable}"
     return (
@@ -482,17 +482,17 @@ def _about_key(config: "Config") -> str:
     )
 
 
-def _builders(config: "Config", *, need_image: bool) -> "dict[str, Callable[[], Backend]]":
+def _backend_builders(config: "Config", *, needs_image: bool) -> "dict[str, Callable[[], Backend]]":
     """Return a builder for each sandbox backend that the configuration allows, in the order of
-    `build_backend`. With `need_image`, the builder of the Docker backend fails without the image if
-    there is a fallback."""
+    `build_backend`. With `needs_image`, the builder of the Docker backend fails without the image
+    if there is a fallback."""
     from proxy.bootstrap import build_bubblewrap, build_docker, engine_setting
 
     setting = config.sandbox.backend
     may_fall_back = setting == "auto" and not engine_setting(config)
     found: dict[str, Callable[[], Backend]] = {}
     if setting != "bubblewrap":
-        found["docker"] = partial(build_docker, config, needs_image=need_image and may_fall_back)
+        found["docker"] = partial(build_docker, config, needs_image=needs_image and may_fall_back)
     if setting == "bubblewrap" or may_fall_back:
         found["bubblewrap"] = partial(build_bubblewrap, config)
     return found

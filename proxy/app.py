@@ -106,7 +106,7 @@ def _endpoints() -> list[str]:
     )
 
 
-def _methods(scope: Scope) -> list[str]:
+def _allowed_methods(scope: Scope) -> list[str]:
     """Return all methods of a path. A 405 response of Starlette names only the methods of the first
     matching route."""
     matching = (route for route in _routes() if route.matches(scope)[0] is not Match.NONE)
@@ -123,7 +123,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.url.path}."
     headers = dict(error.headers or {})
-    if error.status_code == 405 and (methods := _methods(request.scope)):
+    if error.status_code == 405 and (methods := _allowed_methods(request.scope)):
         headers[ResponseHeader.ALLOW] = ", ".join(methods)
     return error_response(
         request,

@@ -7,8 +7,8 @@ from typing import Any
 
 from proxy.errors import BodyTooLargeError, BusyError
 
-DEFAULT_MIB = 3072
-COPIES = 3
+DEFAULT_BODY_MEMORY_MIB = 3072
+COPIES_PER_BODY = 3
 """Number of copies of an ASCII body in memory: received, decoded, and encoded for the backend."""
 
 
@@ -16,10 +16,12 @@ class BodyMemory:
     """Counts the bytes reserved for the bodies of requests, and limits them in total and per
     owner."""
 
-    def __init__(self, max_bytes: int = DEFAULT_MIB << 20, share_bytes: int | None = None) -> None:
-        """`share_bytes` is the maximum for the requests of one owner; None: `max_bytes`."""
+    def __init__(
+        self, max_bytes: int = DEFAULT_BODY_MEMORY_MIB << 20, max_bytes_per_owner: int | None = None
+    ) -> None:
+        """`max_bytes_per_owner` is the maximum for the requests of one owner; None: `max_bytes`."""
         self._max_bytes = max_bytes
-        self.share_bytes = max_bytes if share_bytes is None else share_bytes
+        self.max_bytes_per_owner = max_bytes if max_bytes_per_owner is None else max_bytes_per_owner
         self._bytes_by_owner: dict[str, int] = {}
         self.held_bytes = 0
         """The reserved bytes of all owners."""
@@ -28,7 +30,7 @@ class BodyMemory:
         """Reserve bytes. Raises BusyError if too few bytes are left, in total or in the owner's
         share."""
         owner_bytes = self._bytes_by_owner.get(owner, 0) + count
-        if owner_bytes > self.share_bytes:
+        if owner_bytes > self.max_bytes_per_owner:
             raise BusyError(
                 "Too many of your large requests are being answered. Send it again later."
             )
@@ -58,9 +60,9 @@ class BodyReservation:
     def take(self, count: int) -> None:
         """Reserve more bytes. Raises BusyError if too few bytes are left at present, and
         BodyTooLargeError if the request alone exceeds an owner's share."""
-        if self._bytes + count > self._memory.share_bytes:
+        if self._bytes + count > self._memory.max_bytes_per_owner:
             raise BodyTooLargeError(
-                f"{self._memory.share_bytes >> 20} MiB, as it is held in memory"
+                f"{self._memory.max_bytes_per_owner >> 20} MiB, as it is held in memory"
             )
         self._memory.take(self._owner, count)
         self._bytes += count
@@ -78,15 +80,15 @@ class BodyReservation:
             self._bytes = 0
 
 
-def size_of_copies(raw: bytes, value: Any) -> int:
+def size_of_copies(raw_body: bytes, value: Any) -> int:
     """Return the size of the copies that are made of a body, in bytes: the decoded `value`, and the
     encoded body for the backend."""
-    if raw.isascii() and b"\\" not in raw:
-        return 2 * len(raw)
-    return len(raw) + _size(value)
+    if raw_body.isascii() and b"\\" not in raw_body:
+        return 2 * len(raw_body)
+    return len(raw_body) + _size_of_strings(value)
 
 
-def _size(value: Any) -> int:
+def _size_of_strings(value: Any) -> int:
     """Return the bytes of all strings in a value: up to four for each character."""
     size = 0
     left: list[Iterable[Any]] = [[value]]

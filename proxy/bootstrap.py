@@ -19,21 +19,21 @@ from proxy.agent.context_windows import ContextWindows
 from proxy.agent.model import Model
 from proxy.api.dependencies import Services
 from proxy.audit.audit import AuditLogs
-from proxy.body_memory import COPIES, BodyMemory
+from proxy.body_memory import COPIES_PER_BODY, BodyMemory
 from proxy.config import (
     BackendConfig,
     Config,
     ConfigError,
     backend_key_variable,
+    check_key_forwarding,
     data_dir,
-    passthrough,
-    require_forwarding_fits,
+    effective_passthrough,
     secret,
 )
 from proxy.errors import StoreError
 from proxy.fetch import Fetcher
 from proxy.files import FileLookup, FileStore
-from proxy.inputs import Inputs, TextLengths
+from proxy.inputs import Inputs, TextTokenCounter
 from proxy.keys import ClientKeys, Key, Keyring
 from proxy.metrics import Metrics
 from proxy.models.openai_http import OpenAIHTTPModel
@@ -65,7 +65,7 @@ def require_valid(config: Config) -> None:
     _egress_gateways(build_profiles(config), [])
     build_keyring(config)
     audit_key(config)
-    passthrough(config)
+    effective_passthrough(config)
 
 
 def _listen_address(host: str) -> str:
@@ -81,7 +81,7 @@ def _listen_address(host: str) -> str:
 def build_model(config: Config) -> Model:
     """Return the client of the model backend. Raises ConfigError."""
     backend = config.backend
-    require_forwarding_fits(config)
+    check_key_forwarding(config)
     key = secret(backend_key_variable(backend))
     if backend.provider == "scripted":
         if backend.script is None:
@@ -104,13 +104,13 @@ def build_model(config: Config) -> Model:
             backend.base_url,
             api_key=key,
             timeout_s=backend.read_timeout_s,
-            proxy=_proxy_for(backend),
+            proxy=_forward_proxy_url(backend),
             keep_alive_s=backend.keep_alive_s,
         )
     return RetryingModel(model, attempts=backend.max_retries + 1)
 
 
-def _proxy_for(backend: BackendConfig) -> str | None:
+def _forward_proxy_url(backend: BackendConfig) -> str | None:
     """Return the URL of the forward proxy for the backend, or None. Raises ConfigError."""
     try:
         proxy, *others = map(proxy_for, (backend.base_url or "", *backend.upstreams))
@@ -208,7 +208,7 @@ def build_keyring(config: Config) -> Keyring:
     keys = [(each.env, Key(each.name, each.profiles, each.policy)) for each in config.keys]
     operator = secret(config.server.operator_key_env)
     if config.backend.forward_client_key:
-        return Keyring(is_closed=True, operator=operator)
+        return Keyring(is_closed=True, operator_secret=operator)
     names = [key.name for _, key in keys]
     if duplicates := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"keys: two keys have the name {duplicates[0]!r}")
@@ -217,7 +217,7 @@ def build_keyring(config: Config) -> Keyring:
         raise ConfigError("keys: two keys have the same secret")
     if operator in [sent for sent, _ in secrets]:
         raise ConfigError("server.operator_key_env: this is also the secret of a client key")
-    return Keyring(secrets, operator=operator)
+    return Keyring(secrets, operator_secret=operator)
 
 
 def require_keys(config: Config, address: str) -> None:
@@ -282,7 +282,7 @@ def build_services(
         tool_verdicts=verdicts,
         keyring=keyring,
         client_keys=ClientKeys(model) if config.backend.forward_client_key else None,
-        passthrough=passthrough(config),
+        passthrough=effective_passthrough(config),
         upstreams=config.backend.upstreams,
         public_url=config.server.public_url,
         steps=config.server.steps,
@@ -295,7 +295,7 @@ def build_services(
 
 def _metrics(config: Config, pool: Pool) -> Metrics:
     metrics = Metrics([*config.backend.models, *config.models])
-    metrics.follow_pool(pool)
+    metrics.observe_pool(pool)
     return metrics
 
 
@@ -303,9 +303,9 @@ def _body_memory(config: Config, inputs: Inputs, keyring: Keyring) -> BodyMemory
     """Return the memory for request bodies. The memory has room for at least one body of the
     maximum size. With several keys, each key may use half of the memory, but at least the size of
     one such body."""
-    largest = COPIES * inputs.max_body_bytes
+    largest = COPIES_PER_BODY * inputs.max_body_bytes
     most = max(config.server.request_bodies_mib << 20, largest)
-    return BodyMemory(most, max(most // 2, largest) if keyring.has_many else None)
+    return BodyMemory(most, max(most // 2, largest) if keyring.has_many_keys else None)
 
 
 def _workspaces(config: Config, isolation: Isolation, pool: Pool, store: Store) -> Workspaces:
@@ -344,9 +344,9 @@ def build_tool_probe(config: Config, model: Model) -> ToolProbe | None:
     return ToolProbe(model, is_local=is_local(config.backend.base_url or ""))
 
 
-def _egress_gateways(profiles: Profiles, forbidden: list[Endpoint]) -> EgressGateways:
-    gateways = EgressGateways(forbidden=forbidden, secrets=os.environ)
-    for name, profile in profiles.named.items():
+def _egress_gateways(profiles: Profiles, forbidden_addresses: list[Endpoint]) -> EgressGateways:
+    gateways = EgressGateways(forbidden=forbidden_addresses, secrets=os.environ)
+    for name, profile in profiles.by_name.items():
         try:
             gateways.check(profile.isolation.network)
         except ValueError as error:
@@ -362,9 +362,9 @@ def _audit_logs(config: Config) -> AuditLogs:
     )
 
 
-def audit_dir(data: Path) -> Path:
+def audit_dir(data_directory: Path) -> Path:
     """Return the directory of the audit logs."""
-    return data / "audit"
+    return data_directory / "audit"
 
 
 def audit_key(config: Config) -> bytes | None:
@@ -374,16 +374,20 @@ def audit_key(config: Config) -> bytes | None:
 
 
 def _inputs(
-    config: Config, profiles: Profiles, forbidden: list[Endpoint], store: Store, agent: Agent
+    config: Config,
+    profiles: Profiles,
+    forbidden_addresses: list[Endpoint],
+    store: Store,
+    agent: Agent,
 ) -> Inputs:
     return Inputs(
-        max_total_mib=max(each.inputs.max_total_mib for each in profiles.named.values()),
+        max_total_mib=max(each.inputs.max_total_mib for each in profiles.by_name.values()),
         modalities=config.backend.modalities,
-        fetcher=Fetcher(forbidden=forbidden),
+        fetcher=Fetcher(forbidden_addresses=forbidden_addresses),
         uploads=FileLookup(store),
-        lengths=TextLengths(agent.model),
-        window=agent.window,
-        backend_fetches=config.backend.fetches_urls,
+        token_counter=TextTokenCounter(agent.model),
+        find_window=agent.window,
+        backend_fetches_urls=config.backend.fetches_urls,
     )
 
 

@@ -27,7 +27,7 @@ from proxy.keys import Key, Keyring
 
 MAX_INPUT_FILES = 1000
 """Maximum number of files of `--input-dir`: one request may have no more."""
-FILES = "files"
+FILES_DIRECTORY = "files"
 """Directory of the produced files, in `--output-dir`."""
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -135,7 +135,7 @@ async def download(files: Sequence[Mapping[str, Any]], directory: Path) -> list[
     await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
     async with httpx.AsyncClient(timeout=60) as client:
         for file in files:
-            target = directory / _name(file)
+            target = directory / _file_name(file)
             async with client.stream("GET", file["url"]) as response:
                 response.raise_for_status()
                 with await asyncio.to_thread(target.open, "wb") as writer:
@@ -145,7 +145,7 @@ async def download(files: Sequence[Mapping[str, Any]], directory: Path) -> list[
     return paths
 
 
-def _name(file: Mapping[str, Any]) -> str:
+def _file_name(file: Mapping[str, Any]) -> str:
     return Path(file["filename"]).name
 
 
@@ -242,7 +242,7 @@ async def _ask_and_save(
 ) -> int:
     answer = Answer()
     try:
-        await _print_answer(client, options, sandbox, answer)
+        await _ask_and_print(client, options, sandbox, answer)
     except openai.APIError:
         if answer.run_id:
             await _try_to_write_trajectory(client, options, answer.run_id)
@@ -252,7 +252,7 @@ async def _ask_and_save(
             await _write_trajectory(client, options, answer.run_id)
         else:
             sys.stderr.write("No trajectory: the request was answered without a sandbox.\n")
-        for path in await download(answer.files, options.output_dir / FILES):
+        for path in await download(answer.files, options.output_dir / FILES_DIRECTORY):
             _print_path(path)
     return 0 if answer.text else 1
 
@@ -270,17 +270,17 @@ async def _try_to_write_trajectory(
         sys.stderr.write(f"No trajectory: {error}\n")
 
 
-async def _print_answer(
+async def _ask_and_print(
     client: openai.AsyncOpenAI, options: RunOptions, sandbox: Mapping[str, Any], answer: Answer
 ) -> None:
     """Ask and print the answer, with the paths of the produced files in place of their links: a
     temporary server is gone after the command."""
     print_step = partial(print_dimmed, sys.stderr)
     await ask(client, answer, options.model, options.prompt, sandbox, print_step)
-    directory = options.output_dir / FILES if options.output_dir else Path()
+    directory = options.output_dir / FILES_DIRECTORY if options.output_dir else Path()
     text = answer.text
     for file in answer.files:
-        text = text.replace(file["url"], str(directory / _name(file)))
+        text = text.replace(file["url"], str(directory / _file_name(file)))
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

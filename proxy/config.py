@@ -45,7 +45,7 @@ from policies.sessions import (
 from policies.steps import NarrationSetting, StepsSetting
 from policies.tool_support import ToolSupport
 from policies.workspace import InputLimits, Modality
-from proxy.body_memory import DEFAULT_MIB
+from proxy.body_memory import DEFAULT_BODY_MEMORY_MIB
 from proxy.deprecated_settings import CONFIG_RULES, SpelledTwiceError, new_spelling, upgrade
 
 log = logging.getLogger(__name__)
@@ -54,8 +54,8 @@ ENV_PREFIX = "LLM_SANDBOX_"
 """Prefix of the environment variables that hold settings."""
 ENV_DELIMITER = "__"
 """Separates the keys of a setting's path in the name of its environment variable."""
-OPENAI_KEY = "OPENAI_API_KEY"
-_OPENAI = "api.openai.com"
+OPENAI_KEY_VARIABLE = "OPENAI_API_KEY"
+_OPENAI_HOST = "api.openai.com"
 
 
 class ConfigError(Exception):
@@ -66,7 +66,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _unquoted_off(value: Any) -> Any:
+def _false_to_off(value: Any) -> Any:
     return "off" if value is False else value  # YAML 1.1 reads the bare word `off` as a boolean
 
 
@@ -90,7 +90,7 @@ class ServerConfig(_Section):
     data_dir: Path | None = None
     """Directory for stored data and lock files, which all servers of a user share; null:
     $XDG_STATE_HOME/llm-sandbox-proxy, by default ~/.local/state/llm-sandbox-proxy."""
-    steps: Annotated[StepsSetting, BeforeValidator(_unquoted_off)] = "auto"
+    steps: Annotated[StepsSetting, BeforeValidator(_false_to_off)] = "auto"
     """Form in which a response shows the steps (tool calls), unless the request sets it. auto: the
     form that suits the client."""
     narration: NarrationSetting = "content"
@@ -100,7 +100,7 @@ class ServerConfig(_Section):
     on_disconnect: Literal["cancel", "detach"] = "cancel"
     """Handling of a run whose client disconnects, unless the request sets it. cancel: the run is
     cancelled. detach: the run continues to its end."""
-    request_bodies_mib: int = Field(default=DEFAULT_MIB, ge=1)
+    request_bodies_mib: int = Field(default=DEFAULT_BODY_MEMORY_MIB, ge=1)
     """Memory for the bodies of all requests in progress, in MiB; at least that of one body of the
     maximum size. A body counts three times: as received, as decoded (up to four bytes a character
     if a string is not ASCII), and as sent to the backend. If there are several keys, each key may
@@ -299,7 +299,7 @@ class Config(_Section):
     trajectories: TrajectorySettings = TrajectorySettings()
 
     @model_validator(mode="after")
-    def _pool_has_room(self) -> Self:
+    def _require_pool_room(self) -> Self:
         if not capacity(self.sandbox.pool, self.isolation):
             raise ValueError(
                 f"sandbox.pool.memory_budget_mib ({self.sandbox.pool.memory_budget_mib}) has no"
@@ -320,7 +320,7 @@ class _Source(Protocol):
     @property
     def tree(self) -> Any: ...
 
-    def place(self, location: Location) -> str:
+    def origin(self, location: Location) -> str:
         """Return the place where a setting is written, for error messages."""
 
 
@@ -331,7 +331,7 @@ class _TreeSource:
     tree: Any
     name: str
 
-    def place(self, location: Location) -> str:
+    def origin(self, location: Location) -> str:
         return f"{self.name}: {'.'.join(map(str, location)) or 'top'}"
 
 
@@ -341,9 +341,9 @@ class _Environment:
 
     tree: Any
 
-    def place(self, location: Location) -> str:
-        name = _variable(map(str, location))
-        below = [each for each in _variables() if each.startswith(name + ENV_DELIMITER)]
+    def origin(self, location: Location) -> str:
+        name = _variable_name(map(str, location))
+        below = [each for each in _environment_variables() if each.startswith(name + ENV_DELIMITER)]
         return ", ".join(below) or name
 
 
@@ -356,58 +356,63 @@ def load(path: Path | None, command_line: Tree = MappingProxyType({})) -> Config
             tree = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
-    file = _TreeSource(_upgraded({} if tree is None else tree, str(path)), str(path))
-    config = _validated([file])  # an invalid value is an error even if it is overridden
+    file = _TreeSource(_with_new_spellings({} if tree is None else tree, str(path)), str(path))
+    config = _config_from_sources([file])  # an invalid value is an error even if it is overridden
     environment, options = (
         _Environment(read_environment()),
         _TreeSource(command_line, "command line"),
     )
     if environment.tree or options.tree:
-        config = _validated([file, environment, options])
+        config = _config_from_sources([file, environment, options])
     return config
 
 
 def parse(tree: Any, source: str) -> Config:
     """Return the settings of one tree; `source` names the tree in error messages. Old spellings of
     settings are logged. Raises ConfigError."""
-    return _validated([_TreeSource(_upgraded(tree, source), source)])
+    return _config_from_sources([_TreeSource(_with_new_spellings(tree, source), source)])
 
 
-def _upgraded(tree: Any, source: str) -> Any:
+def _with_new_spellings(tree: Any, source: str) -> Any:
     try:
         return upgrade(tree, CONFIG_RULES, lambda warning: log.warning("%s: %s", source, warning))
     except SpelledTwiceError as error:
         raise ConfigError(f"{source}: {error}") from error
 
 
-def _validated(sources: Sequence[_Source]) -> Config:
+def _config_from_sources(sources: Sequence[_Source]) -> Config:
     """Return the settings of these sources; later ones take precedence. Raises ConfigError."""
     tree = sources[0].tree
     for source in sources[1:]:
-        tree = _merged(tree, source.tree) if source.tree else tree
+        tree = _merge(tree, source.tree) if source.tree else tree
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        lines = (f"{_place(each['loc'], sources)}: {each['msg']}" for each in error.errors())
+        lines = (
+            f"{_setting_origin(each['loc'], sources)}: {each['msg']}" for each in error.errors()
+        )
         raise ConfigError("\n".join(lines)) from error
     if invalid := list(invalid_amounts(config.model_dump())):
-        lines = (f"{_place(tuple(each.split('.')), sources)}: {NOT_FINITE}" for each in invalid)
+        lines = (
+            f"{_setting_origin(tuple(each.split('.')), sources)}: {INVALID_AMOUNT}"
+            for each in invalid
+        )
         raise ConfigError("\n".join(lines))
     return config
 
 
-def _merged(base: Any, over: Any) -> Any:
-    if not isinstance(base, Mapping) or not isinstance(over, Mapping):
-        return over
-    return {**base, **{key: _merged(base.get(key), value) for key, value in over.items()}}
+def _merge(base: Any, overrides: Any) -> Any:
+    if not isinstance(base, Mapping) or not isinstance(overrides, Mapping):
+        return overrides
+    return {**base, **{key: _merge(base.get(key), value) for key, value in overrides.items()}}
 
 
-def _place(location: Location, sources: Sequence[_Source]) -> str:
+def _setting_origin(location: Location, sources: Sequence[_Source]) -> str:
     """Return the place where the setting at a location was written."""
     for source in reversed(sources[1:]):
         if _contains(source.tree, location):
-            return source.place(location)
-    return sources[0].place(location)
+            return source.origin(location)
+    return sources[0].origin(location)
 
 
 def _contains(tree: Any, location: Location) -> bool:
@@ -418,16 +423,16 @@ def _contains(tree: Any, location: Location) -> bool:
     return bool(location)
 
 
-NOT_FINITE = "must not be negative or infinite"
+INVALID_AMOUNT = "must not be negative or infinite"
 
 
-def invalid_amounts(tree: Tree, above: str = "") -> Iterator[str]:
+def invalid_amounts(tree: Tree, prefix: str = "") -> Iterator[str]:
     """Yield the path of each number that is negative, infinite or not a number."""
     for key, value in tree.items():
         if isinstance(value, dict):
-            yield from invalid_amounts(value, f"{above}{key}.")
+            yield from invalid_amounts(value, f"{prefix}{key}.")
         elif isinstance(value, int | float) and not 0 <= value < math.inf:
-            yield f"{above}{key}"
+            yield f"{prefix}{key}"
 
 
 # The environment
@@ -435,12 +440,12 @@ def invalid_amounts(tree: Tree, above: str = "") -> Iterator[str]:
 
 def read_environment() -> dict[str, Any]:
     """Return the settings of the environment variables `LLM_SANDBOX_*`. Raises ConfigError."""
-    variables = _variables()
+    variables = _environment_variables()
     if not variables:  # the import below takes 40 ms
         return {}
-    known = {_variable(path): path for path in setting_paths(Config)}
+    known = {_variable_name(path): path for path in setting_paths(Config)}
     if unknown := [name for name in variables if name not in known]:
-        raise ConfigError("\n".join(_unknown_variable(name, known) for name in unknown))
+        raise ConfigError("\n".join(_unknown_variable_message(name, known) for name in unknown))
     from pydantic_settings import EnvSettingsSource
     from pydantic_settings.exceptions import SettingsError
 
@@ -451,7 +456,7 @@ def read_environment() -> dict[str, Any]:
             env_nested_delimiter=ENV_DELIMITER,
             env_parse_none_str="null",
         )
-        tree: dict[str, Any] = _decoded(source())
+        tree: dict[str, Any] = _decode_json_values(source())
     except (SettingsError, ValueError) as error:
         raise ConfigError(
             f"{', '.join(variables)}: {error}: write lists and sections as JSON"
@@ -459,16 +464,16 @@ def read_environment() -> dict[str, Any]:
     return tree
 
 
-def _variables() -> list[str]:
+def _environment_variables() -> list[str]:
     return sorted(name for name in os.environ if name.startswith(ENV_PREFIX))
 
 
-def _variable(path: Iterator[str] | Sequence[str]) -> str:
+def _variable_name(path: Iterator[str] | Sequence[str]) -> str:
     """Return the name of the environment variable for a setting."""
     return ENV_PREFIX + ENV_DELIMITER.join(path).upper()
 
 
-def setting_paths(section: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def setting_paths(section: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yield the path of each setting and of each section, as a tuple of keys."""
     if isinstance(section, type) and issubclass(section, BaseModel):
         inner: dict[str, Any] = {
@@ -479,24 +484,24 @@ def setting_paths(section: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[s
     else:
         return
     for name, annotation in inner.items():
-        yield (*above, name)
-        yield from setting_paths(annotation, (*above, name))
+        yield (*prefix, name)
+        yield from setting_paths(annotation, (*prefix, name))
 
 
-def _decoded(value: Any) -> Any:
+def _decode_json_values(value: Any) -> Any:
     """Return the settings with JSON values decoded. pydantic-settings does not decode them inside
     of dataclasses."""
     if isinstance(value, dict):
-        return {key: _decoded(each) for key, each in value.items()}
+        return {key: _decode_json_values(each) for key, each in value.items()}
     if isinstance(value, str) and value.startswith(("[", "{")):
         return json.loads(value)
     return value
 
 
-def _unknown_variable(name: str, known: Mapping[str, Sequence[str]]) -> str:
+def _unknown_variable_message(name: str, known_variables: Mapping[str, Sequence[str]]) -> str:
     old = ".".join(name.removeprefix(ENV_PREFIX).lower().split(ENV_DELIMITER))
     new = new_spelling(old)
-    near = [_variable(new.split("."))] if new else get_close_matches(name, known, 1)
+    near = [_variable_name(new.split("."))] if new else get_close_matches(name, known_variables, 1)
     hint = f"write {near[0]}" if near else f"the settings are {ENV_PREFIX}SERVER__PORT and so on"
     return f"{name}: there is no such setting: {hint}"
 
@@ -522,19 +527,23 @@ def backend_key_variable(backend: BackendConfig) -> str | None:
     if backend.api_key_env is not None:
         return backend.api_key_env
     is_default = backend.provider == "openai" and not backend.forward_client_key
-    if is_default and is_openai(backend.base_url) and os.environ.get(OPENAI_KEY, "").strip():
-        return OPENAI_KEY
+    if (
+        is_default
+        and is_openai_url(backend.base_url)
+        and os.environ.get(OPENAI_KEY_VARIABLE, "").strip()
+    ):
+        return OPENAI_KEY_VARIABLE
     return None
 
 
-def is_openai(url: str | None) -> bool:
+def is_openai_url(url: str | None) -> bool:
     """Return True if a URL is OpenAI's own. Only such a backend gets OPENAI_API_KEY by default."""
     parts = urlsplit(url or "")
     host = parts.hostname or ""
-    return parts.scheme == "https" and (host == _OPENAI or host.endswith(f".{_OPENAI}"))
+    return parts.scheme == "https" and (host == _OPENAI_HOST or host.endswith(f".{_OPENAI_HOST}"))
 
 
-def require_forwarding_fits(config: Config) -> None:
+def check_key_forwarding(config: Config) -> None:
     """Raise ConfigError if `backend.forward_client_key` contradicts another setting."""
     backend, setting = config.backend, "backend.forward_client_key"
     if not backend.forward_client_key:
@@ -547,7 +556,7 @@ def require_forwarding_fits(config: Config) -> None:
         raise ConfigError(f"{setting}: remove keys, clients send the backend's keys instead")
 
 
-def passthrough(config: Config) -> PassthroughSetting:
+def effective_passthrough(config: Config) -> PassthroughSetting:
     """Return the effective `backend.passthrough`. Raises ConfigError if several keys would share
     the backend's stored data without `backend.passthrough_shared`."""
     backend = config.backend

@@ -16,7 +16,7 @@ QUESTION = (
     "How do the prime numbers thin out? Count the primes up to 10, 100, … 1,000,000, compare with"
     " n / ln n, and give me a table as CSV and a chart."
 )
-OUTPUT = Path("demo-output")
+OUTPUT_DIRECTORY = Path("demo-output")
 
 
 async def run_demo(
@@ -30,20 +30,22 @@ async def run_demo(
             openai.AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0) as client,
         ):
             if model is None:
-                _say("No model is used here: a script plays its part. Everything else is real.\n")
-            _say(f"> {question or QUESTION}\n\n")
+                _print_text(
+                    "No model is used here: a script plays its part. Everything else is real.\n"
+                )
+            _print_text(f"> {question or QUESTION}\n\n")
             answer = Answer()
-            await ask(client, answer, model, question or QUESTION, {}, _show_step, _say)
-            _say("\n\n")
-            for path in await download(answer.files, OUTPUT):
-                _say(f"{path}  {path.stat().st_size} bytes\n")
+            await ask(client, answer, model, question or QUESTION, {}, _show_step, _print_text)
+            _print_text("\n\n")
+            for path in await download(answer.files, OUTPUT_DIRECTORY):
+                _print_text(f"{path}  {path.stat().st_size} bytes\n")
     except openai.APIError as error:
         sys.stderr.write(f"sandbox-proxy: {error.message}\n")
         return 1
     return 0 if answer.text else 1
 
 
-def _say(text: str) -> None:
+def _print_text(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
 

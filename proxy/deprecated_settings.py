@@ -44,7 +44,7 @@ def upgrade(tree: Any, rules: Iterable[UpgradeRule], warn: Warn) -> Any:
     return tree
 
 
-def _unchanged(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
@@ -54,7 +54,7 @@ class RenamedSetting:
 
     old: str
     new: str
-    convert: Callable[[Any], Any] = _unchanged
+    convert: Callable[[Any], Any] = _identity
     """Returns the value of the new setting."""
 
     @property
@@ -62,20 +62,20 @@ class RenamedSetting:
         return self.old.partition(".")[0]
 
     def apply(self, tree: Any, warn: Warn) -> Any:
-        place, old = _split(self.old)
-        _, new = _split(self.new)
+        section_path, old = _split_at_wildcard(self.old)
+        _, new = _split_at_wildcard(self.new)
 
-        def rename(section: Mapping[str, Any], at: str) -> Mapping[str, Any]:
-            value = _get(section, old)
+        def rename(section: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
+            value = _get_setting(section, old)
             if value is _MISSING:
                 return section
-            old_path, new_path = at + ".".join(old), at + ".".join(new)
-            if _get(section, new) is not _MISSING:
+            old_path, new_path = prefix + ".".join(old), prefix + ".".join(new)
+            if _get_setting(section, new) is not _MISSING:
                 raise SpelledTwiceError(old_path, new_path)
             warn(f"{old_path} is deprecated: write {new_path}")
-            return _with(_without(section, old), new, self.convert(value))
+            return _with_setting(_without_setting(section, old), new, self.convert(value))
 
-        return _change_sections(tree, place, rename)
+        return _change_sections(tree, section_path, rename)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +91,18 @@ class RenamedValue:
         return self.setting.partition(".")[0]
 
     def apply(self, tree: Any, warn: Warn) -> Any:
-        place, path = _split(self.setting)
+        section_path, path = _split_at_wildcard(self.setting)
 
-        def rename(section: Mapping[str, Any], at: str) -> Mapping[str, Any]:
-            value = _get(section, path)
+        def rename(section: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
+            value = _get_setting(section, path)
             values = value if isinstance(value, list) else [value]
             if self.old not in values:
                 return section
-            warn(f"{at}{'.'.join(path)}: {self.old} is deprecated: write {self.new}")
+            warn(f"{prefix}{'.'.join(path)}: {self.old} is deprecated: write {self.new}")
             values = [self.new if word == self.old else word for word in values]
-            return _with(section, path, values if isinstance(value, list) else values[0])
+            return _with_setting(section, path, values if isinstance(value, list) else values[0])
 
-        return _change_sections(tree, place, rename)
+        return _change_sections(tree, section_path, rename)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class RemovedSetting:
     """A setting that has no effect any more."""
 
     setting: str
-    instead: str
+    replacement: str
     """The setting or behaviour that replaces it."""
 
     @property
@@ -118,15 +118,15 @@ class RemovedSetting:
         return self.setting.partition(".")[0]
 
     def apply(self, tree: Any, warn: Warn) -> Any:
-        place, path = _split(self.setting)
+        section_path, path = _split_at_wildcard(self.setting)
 
-        def remove(section: Mapping[str, Any], at: str) -> Mapping[str, Any]:
-            if _get(section, path) is _MISSING:
+        def remove(section: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
+            if _get_setting(section, path) is _MISSING:
                 return section
-            warn(f"{at}{'.'.join(path)} has no effect ({self.instead}): remove it")
-            return _without(section, path)
+            warn(f"{prefix}{'.'.join(path)} has no effect ({self.replacement}): remove it")
+            return _without_setting(section, path)
 
-        return _change_sections(tree, place, remove)
+        return _change_sections(tree, section_path, remove)
 
 
 class _SingleKey:
@@ -136,10 +136,10 @@ class _SingleKey:
 
     def apply(self, tree: Any, warn: Warn) -> Any:
         old = ("server", "api_key_env")
-        variable = _get(tree, old)
+        variable = _get_setting(tree, old)
         if variable is _MISSING:
             return tree
-        tree = _without(tree, old)
+        tree = _without_setting(tree, old)
         if variable is None:
             warn("server.api_key_env is deprecated: remove it")
             return tree
@@ -151,12 +151,12 @@ class _SingleKey:
         return {**tree, "keys": [{"name": "default", "env": variable}, *keys]}
 
 
-def _retries(attempts: Any) -> Any:
+def _retries_from_attempts(attempts: Any) -> Any:
     """Return the number of retries for a number of attempts."""
     return attempts - 1 if type(attempts) is int else attempts
 
 
-_EGRESS = {
+_EGRESS_RENAMES = {
     "mode": "mode",
     "allow": "allowed_hosts",
     "allow_cidrs": "allowed_cidrs",
@@ -164,9 +164,25 @@ _EGRESS = {
     "max_connections": "max_connections",
     "max_mib_per_s": "max_mib_per_s",
 }
-_DAILY = ("runs", "tokens", "cost_usd", "commands", "cpu_s", "egress_mib", "tool_output_chars")
-_ISOLATION = ("level", "memory_mib", "cpus", "pids", "disk_mib", "disk_mib_per_s", "open_files")
-_NO_TOTAL = "limits.max_egress_mib bounds the traffic of each run"
+_DAILY_BUDGETS = (
+    "runs",
+    "tokens",
+    "cost_usd",
+    "commands",
+    "cpu_s",
+    "egress_mib",
+    "tool_output_chars",
+)
+_ISOLATION_SETTINGS = (
+    "level",
+    "memory_mib",
+    "cpus",
+    "pids",
+    "disk_mib",
+    "disk_mib_per_s",
+    "open_files",
+)
+_EGRESS_TOTAL_HINT = "limits.max_egress_mib bounds the traffic of each run"
 
 PROFILE_RENAMES = (
     RenamedSetting("computer", "enabled"),
@@ -174,13 +190,13 @@ PROFILE_RENAMES = (
     RenamedSetting("limits.wall_time_s", "limits.max_run_seconds"),
     RenamedSetting("limits.max_tokens", "limits.max_total_tokens"),
     *(
-        RenamedSetting(f"isolation.egress.{old}", f"isolation.network.{_EGRESS[old]}")
-        for old in _EGRESS
+        RenamedSetting(f"isolation.egress.{old}", f"isolation.network.{_EGRESS_RENAMES[old]}")
+        for old in _EGRESS_RENAMES
     ),
     RenamedSetting("inputs.move_text_over_tokens", "inputs.offload_text_over_tokens"),
     RenamedSetting("artifacts.keep_hours", "artifacts.retention_hours"),
     RenamedSetting("manner.kind", "agent.style"),
-    *(RenamedSetting(f"per_day.{name}", f"budgets.daily.{name}") for name in _DAILY),
+    *(RenamedSetting(f"per_day.{name}", f"budgets.daily.{name}") for name in _DAILY_BUDGETS),
     RenamedSetting("watch.rules.*.over", "watch.rules.*.target"),
     RenamedSetting("redact.secrets", "redaction.detectors"),
     RenamedSetting("redact.patterns", "redaction.patterns"),
@@ -193,21 +209,26 @@ PROFILE_VALUES = (
     RenamedValue("watch.rules.*.action", "ask", "deny"),
     RenamedValue("redaction.detectors", "keys", "all"),
 )
-PROFILE_REMOVALS = (RemovedSetting("isolation.egress.max_mib", _NO_TOTAL),)
+PROFILE_REMOVALS = (RemovedSetting("isolation.egress.max_mib", _EGRESS_TOTAL_HINT),)
 CONFIG_RENAMES = (
     RenamedSetting("backend.kind", "backend.provider"),
     RenamedSetting("backend.timeout_s", "backend.read_timeout_s"),
-    RenamedSetting("backend.attempts", "backend.max_retries", _retries),
+    RenamedSetting("backend.attempts", "backend.max_retries", _retries_from_attempts),
     RenamedSetting("backend.context_tokens", "backend.max_model_len"),
     RenamedSetting("server.state_dir", "server.data_dir"),
     RenamedSetting("sandbox.pool.idle", "sandbox.pool.min_ready"),
     RenamedSetting("sandbox.pool.max_total", "sandbox.pool.max_sandboxes"),
     RenamedSetting("sandbox.pool.max_waiting", "sandbox.pool.queue_size"),
     RenamedSetting("sandbox.pool.wait_s", "sandbox.pool.queue_timeout_s"),
-    *(RenamedSetting(f"sandbox.isolation.{name}", f"isolation.{name}") for name in _ISOLATION),
     *(
-        RenamedSetting(f"sandbox.isolation.egress.{old}", f"isolation.network.{_EGRESS[old]}")
-        for old in _EGRESS
+        RenamedSetting(f"sandbox.isolation.{name}", f"isolation.{name}")
+        for name in _ISOLATION_SETTINGS
+    ),
+    *(
+        RenamedSetting(
+            f"sandbox.isolation.egress.{old}", f"isolation.network.{_EGRESS_RENAMES[old]}"
+        )
+        for old in _EGRESS_RENAMES
     ),
     RenamedSetting("sessions.keep_s", "sessions.idle_s"),
     RenamedSetting("sessions.keep_hours", "sessions.retention_hours"),
@@ -217,29 +238,31 @@ CONFIG_RENAMES = (
 )
 CONFIG_REMOVALS = (
     RemovedSetting("sandbox.agent", "there is one guest agent"),
-    RemovedSetting("sandbox.isolation.egress.max_mib", _NO_TOTAL),
+    RemovedSetting("sandbox.isolation.egress.max_mib", _EGRESS_TOTAL_HINT),
 )
 _PROFILE_RULES: tuple[RenamedSetting | RenamedValue | RemovedSetting, ...] = (
     *PROFILE_REMOVALS,
     *PROFILE_RENAMES,
     *PROFILE_VALUES,
 )
-_PROFILE_PLACES = ("", "profiles.*.", "models.*.policy.", "keys.*.policy.")
+_PROFILE_PREFIXES = ("", "profiles.*.", "models.*.policy.", "keys.*.policy.")
 """The parts of config.yaml that contain settings of a profile."""
 
 
-def _below(place: str, rule: RenamedSetting | RenamedValue | RemovedSetting) -> UpgradeRule:
+def _with_path_prefix(
+    prefix: str, rule: RenamedSetting | RenamedValue | RemovedSetting
+) -> UpgradeRule:
     """Return a rule for profiles, changed to apply at one place in config.yaml."""
     if isinstance(rule, RenamedSetting):
-        return replace(rule, old=place + rule.old, new=place + rule.new)
-    return replace(rule, setting=place + rule.setting)
+        return replace(rule, old=prefix + rule.old, new=prefix + rule.new)
+    return replace(rule, setting=prefix + rule.setting)
 
 
 CONFIG_RULES: tuple[UpgradeRule, ...] = (
     _SingleKey(),
     *CONFIG_REMOVALS,
     *CONFIG_RENAMES,
-    *(_below(place, rule) for place in _PROFILE_PLACES for rule in _PROFILE_RULES),
+    *(_with_path_prefix(prefix, rule) for prefix in _PROFILE_PREFIXES for rule in _PROFILE_RULES),
 )
 REQUEST_RULES: tuple[UpgradeRule, ...] = (
     RenamedSetting("documents", "offload_documents"),
@@ -252,7 +275,7 @@ HEADER_RENAMES: Mapping[str, str] = {
 """The old name of each renamed header."""
 
 
-def header(headers: Mapping[str, str], name: str) -> str | None:
+def find_header(headers: Mapping[str, str], name: str) -> str | None:
     """Return the value of a header, which the client may have sent under its old name. `headers`
     have lower-case names. Raises SpelledTwiceError."""
     value, old = headers.get(name), headers.get(HEADER_RENAMES.get(name, ""))
@@ -272,36 +295,36 @@ def new_spelling(path: str) -> str | None:
 Path = tuple[str, ...]
 
 
-def _split(path: str) -> tuple[Path, Path]:
+def _split_at_wildcard(path: str) -> tuple[Path, Path]:
     """Return the part of a path up to its last `*`, and the rest."""
-    place, star, rest = path.rpartition("*.")
-    return tuple(f"{place}*".split(".")) if star else (), tuple(rest.split("."))
+    section_path, star, rest = path.rpartition("*.")
+    return tuple(f"{section_path}*".split(".")) if star else (), tuple(rest.split("."))
 
 
 def _change_sections(
-    tree: Any, place: Path, change: Callable[[Mapping[str, Any], str], Any], above: str = ""
+    tree: Any, section_path: Path, change: Callable[[Mapping[str, Any], str], Any], prefix: str = ""
 ) -> Any:
     """Return the tree with each section at a place changed; `change` gets the section's path."""
-    if not place:
-        return change(tree, above) if isinstance(tree, Mapping) else tree
-    key, *rest = place
+    if not section_path:
+        return change(tree, prefix) if isinstance(tree, Mapping) else tree
+    key, *rest = section_path
     if key == "*" and isinstance(tree, list):
         return [
-            _change_sections(entry, tuple(rest), change, f"{above}{n}.")
+            _change_sections(entry, tuple(rest), change, f"{prefix}{n}.")
             for n, entry in enumerate(tree)
         ]
     if not isinstance(tree, Mapping):
         return tree
     keys = tree.keys() if key == "*" else tree.keys() & {key}
     return {
-        name: _change_sections(value, tuple(rest), change, f"{above}{name}.")
+        name: _change_sections(value, tuple(rest), change, f"{prefix}{name}.")
         if name in keys
         else value
         for name, value in tree.items()
     }
 
 
-def _get(tree: Any, path: Path) -> Any:
+def _get_setting(tree: Any, path: Path) -> Any:
     for key in path:
         if not isinstance(tree, Mapping) or key not in tree:
             return _MISSING
@@ -309,19 +332,19 @@ def _get(tree: Any, path: Path) -> Any:
     return tree
 
 
-def _without(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _without_setting(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the tree without a setting, and without sections that are then empty."""
     key, *rest = path
-    inner = _without(tree[key], tuple(rest)) if rest else {}
+    inner = _without_setting(tree[key], tuple(rest)) if rest else {}
     others = {name: value for name, value in tree.items() if name != key}
     return {**others, key: inner} if inner else others
 
 
-def _with(tree: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
+def _with_setting(tree: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
     key, *rest = path
     if not rest:
         return {**tree, key: value}
     section = tree.get(key, {})
     if not isinstance(section, Mapping):
         return {**tree}  # validation refuses this section
-    return {**tree, key: _with(section, tuple(rest), value)}
+    return {**tree, key: _with_setting(section, tuple(rest), value)}

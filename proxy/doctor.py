@@ -24,9 +24,9 @@ from sandbox_runtime.images import REQUIRED, image_checks, installed_programs, t
 
 log = logging.getLogger(__name__)
 
-CLIENTS_KEY = "it requires the client's own key"
+CLIENT_KEY_REQUIRED = "it requires the client's own key"
 """The expected refusal of a backend that is called with clients' own keys."""
-MAX_PROBED = 20
+MAX_PROBED_MODELS = 20
 """Maximum number of models whose tool support is probed."""
 PROBE_S = 60.0
 """Timeout of the probe of one model, in seconds."""
@@ -35,16 +35,20 @@ _MARKS = {_WORKS: "ok  ", _OPTIONAL: "--  ", _BROKEN: "FAIL"}
 """The mark of each line, by the title of its group."""
 
 
-async def check_model(model: Model, key: str, windows: ContextWindows | None = None) -> Check:
-    """Check that the model backend answers. `key` is the reason to report if the backend refuses
-    the key, and says where the key comes from. `windows` records the context windows that the
-    backend lists."""
+async def check_model(
+    model: Model, refusal_reason: str, windows: ContextWindows | None = None
+) -> Check:
+    """Check that the model backend answers. `refusal_reason` is the reason to report if the backend
+    refuses the key, and says where the key comes from. `windows` records the context windows that
+    the backend lists."""
     try:
         served = await model.models()
     except BackendError as error:
         if error.status not in (401, 403):
             return Check("model backend", False, str(error))
-        return Check("model backend", key == CLIENTS_KEY, f"{key} ({error})")
+        return Check(
+            "model backend", refusal_reason == CLIENT_KEY_REQUIRED, f"{refusal_reason} ({error})"
+        )
     if windows is not None:
         windows.record_listing(served)
     names = ", ".join(str(entry.get("id")) for entry in served[:5]) or "no models"
@@ -52,16 +56,17 @@ async def check_model(model: Model, key: str, windows: ContextWindows | None = N
 
 
 async def check_tools(probe: ToolProbe, settings: ToolSettings) -> list[Check]:
-    """Check for each of the first MAX_PROBED models of the backend whether the model gets tools."""
+    """Check for each of the first MAX_PROBED_MODELS models of the backend whether the model gets
+    tools."""
     try:
-        names = (await probe.models())[:MAX_PROBED]
+        names = (await probe.models())[:MAX_PROBED_MODELS]
         version = await probe.version() if names else None
     except BackendError:
         return []  # `check_model` has reported the error
-    return [await _check_tools(probe, settings, name, version) for name in names]
+    return [await _check_model_tools(probe, settings, name, version) for name in names]
 
 
-async def _check_tools(
+async def _check_model_tools(
     probe: ToolProbe, settings: ToolSettings, name: str, version: str | None
 ) -> Check:
     title = f"tools of {name}"
@@ -78,23 +83,28 @@ async def _check_tools(
 
 
 def announce(
-    listener: socket, backend: str, model: Check, network: Egress, others: Mapping[str, Egress]
+    listener: socket,
+    backend_name: str,
+    model_check: Check,
+    network: Egress,
+    profile_networks: Mapping[str, Egress],
 ) -> None:
     """Log the sandbox backend, the network of the sandboxes, the model backend and the address of
-    the server. `others` are the networks of the profiles that keys and models use, by name."""
-    log.info("sandboxes: %s; network: %s", backend, _reach(network))
-    for name, other in others.items():
+    the server. `profile_networks` are the networks of the profiles that keys and models use, by
+    name."""
+    log.info("sandboxes: %s; network: %s", backend_name, _describe_network(network))
+    for name, other in profile_networks.items():
         if other != network:
-            log.info("network in profile %s: %s", name, _reach(other))
-    if model.ok:
-        log.info("model backend: %s", model.detail)
+            log.info("network in profile %s: %s", name, _describe_network(other))
+    if model_check.ok:
+        log.info("model backend: %s", model_check.detail)
     else:
-        log.warning("the model backend does not answer: %s", model.detail)
+        log.warning("the model backend does not answer: %s", model_check.detail)
     host, port = listener.getsockname()[:2]
     log.info("serving at http://%s:%d/v1", f"[{host}]" if ":" in host else host, port)
 
 
-def _reach(network: Egress) -> str:
+def _describe_network(network: Egress) -> str:
     if network.mode == "allowlist":
         return f"allowlist ({', '.join(network.allowed_hosts) or 'no hosts'})"
     return {"none": "none", "open": "all public hosts"}[network.mode]
@@ -123,16 +133,16 @@ async def require_working_backend(
         raise SandboxStartError(str(error)) from error
 
 
-def _require_isolation(backend: str, findings: Sequence[EscapeFinding]) -> None:
+def _require_isolation(backend_name: str, findings: Sequence[EscapeFinding]) -> None:
     if why := refusal(findings):
-        raise SandboxStartError(f"{backend}: {why}")
+        raise SandboxStartError(f"{backend_name}: {why}")
     if why := untried(findings):
-        log.warning("%s: %s", backend, why)
+        log.warning("%s: %s", backend_name, why)
 
 
 async def diagnose(
     model: Model,
-    key: str,
+    refusal_reason: str,
     probe: ToolProbe | None,
     tool_settings: ToolSettings,
     builders: Mapping[str, Callable[[], Backend]],
@@ -143,15 +153,15 @@ async def diagnose(
     """Print all checks, and last whether `serve` would work. Failed checks that `serve` requires
     follow the others. Return the exit code: 1 if a check failed that `serve` requires, else 0.
 
-    For `key`, see `check_model`. `builders` are the sandbox backends in order of preference:
-    `serve` uses the first that can be built. With `self_test`, slow escape attempts are made
-    too."""
+    For `refusal_reason`, see `check_model`. `builders` are the sandbox backends in order of
+    preference: `serve` uses the first that can be built. With `self_test`, slow escape attempts are
+    made too."""
     found: dict[str, list[Check]] = {title: [] for title in _MARKS}
 
     def add(check: Check, *, needed: bool) -> None:
         found[_WORKS if check.ok else _BROKEN if needed else _OPTIONAL].append(check)
 
-    add(await check_model(model, key), needed=True)
+    add(await check_model(model, refusal_reason), needed=True)
     tools = [] if probe is None else await check_tools(probe, tool_settings)
     for check in tools:
         add(check, needed=False)
@@ -171,7 +181,7 @@ async def diagnose(
                 f"{_MARKS[title]}  {each.name}: {each.detail}\n" for each in checks
             )
     names = [check.name for check in found[_BROKEN]]
-    sys.stdout.write(f"{_verdict(names)}\n")
+    sys.stdout.write(f"{_summary_line(names)}\n")
     if tools and not any(check.ok for check in tools):
         sys.stdout.write(
             "None of the tested models is known to support tools, which a sandbox needs.\n"
@@ -179,10 +189,10 @@ async def diagnose(
     return 1 if names else 0
 
 
-def _verdict(broken: Sequence[str]) -> str:
-    if not broken:
+def _summary_line(failed_checks: Sequence[str]) -> str:
+    if not failed_checks:
         return "`sandbox-proxy serve` would work."
-    if broken == ["model backend"]:
+    if failed_checks == ["model backend"]:
         return "`sandbox-proxy serve` would start, but no request can be answered yet."
     return "`sandbox-proxy serve` would not work: correct the lines marked FAIL."
 

@@ -37,9 +37,9 @@ from policies.context import ContextSizes
 from policies.headers import ResponseHeader
 from policies.tool_support import ToolVerdict
 
-RESTART_S = 5
+BUSY_RETRY_AFTER_S = 5
 """Retry-After of a server that stops or is busy."""
-FULL_S = 2
+CONNECTIONS_RETRY_AFTER_S = 2
 """Retry-After of a server that has reached its connection limit."""
 
 
@@ -141,16 +141,16 @@ class BusyError(ProxyError):
             status=503,
             type="server_error",
             code="server_busy",
-            headers={ResponseHeader.RETRY_AFTER: str(RESTART_S)},
+            headers={ResponseHeader.RETRY_AFTER: str(BUSY_RETRY_AFTER_S)},
         )
 
 
 class QuotaError(ProxyError):
     """The key's stored files exceed its quota."""
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__(
-            f"There is no room for this file: {why}. Delete some first.",
+            f"There is no room for this file: {reason}. Delete some first.",
             status=400,
             type="invalid_request_error",
             code="storage_quota_exceeded",
@@ -215,13 +215,13 @@ class BackendError(ProxyError):
         the same message in the client's request. If `index_of` returns None, remove the index.
         """
 
-        def named(found: re.Match[str]) -> str:
-            index = index_of(int(found["index"]))
-            quote = "'" if found["before"].startswith("'") else ""
-            return f"{found['before']}{index}{found['after']}" if index is not None else quote
+        def replace_index(match: re.Match[str]) -> str:
+            index = index_of(int(match["index"]))
+            quote = "'" if match["before"].startswith("'") else ""
+            return f"{match['before']}{index}{match['after']}" if index is not None else quote
 
-        self.message = _MESSAGE_INDEX.sub(named, self.message)
-        self.param = self.param and _MESSAGE_INDEX.sub(named, self.param)
+        self.message = _MESSAGE_INDEX.sub(replace_index, self.message)
+        self.param = self.param and _MESSAGE_INDEX.sub(replace_index, self.param)
 
 
 class ContextOverflowError(BackendError):
@@ -252,7 +252,7 @@ def no_tools_error(verdict: ToolVerdict) -> ToolsRefusedError:
 _FILE_REFUSAL_STATUSES = (400, 415, 422, 501)
 
 
-def may_refuse_files(error: BackendError) -> bool:
+def may_be_file_refusal(error: BackendError) -> bool:
     """Return True if a backend may have refused a request because of its file parts. The wording
     differs between backends, so all errors count except those with another known reason."""
     if error.status not in _FILE_REFUSAL_STATUSES or isinstance(error, ContextOverflowError):
@@ -353,7 +353,9 @@ class PausedError(ProxyError):
             status=503,
             type="server_error",
             code="runs_paused",
-            headers={ResponseHeader.RETRY_AFTER: str(math.ceil(min(RESTART_S, ends_in_s)))},
+            headers={
+                ResponseHeader.RETRY_AFTER: str(math.ceil(min(BUSY_RETRY_AFTER_S, ends_in_s)))
+            },
         )
 
 
@@ -366,7 +368,7 @@ class ServerStopsError(ProxyError):
             status=503,
             type="server_error",
             code="server_stopped",
-            headers={ResponseHeader.RETRY_AFTER: str(RESTART_S)},
+            headers={ResponseHeader.RETRY_AFTER: str(BUSY_RETRY_AFTER_S)},
         )
 
 
@@ -379,7 +381,7 @@ class TooManyConnectionsError(ProxyError):
             status=503,
             type="server_error",
             code="too_many_connections",
-            headers={ResponseHeader.RETRY_AFTER: str(FULL_S)},
+            headers={ResponseHeader.RETRY_AFTER: str(CONNECTIONS_RETRY_AFTER_S)},
         )
 
 
@@ -422,7 +424,7 @@ class AuditError(ProxyError):
 
 # Anthropic's API
 
-_MESSAGES_TYPES = {
+_ANTHROPIC_ERROR_TYPES = {
     401: "authentication_error",
     402: "billing_error",
     403: "permission_error",
@@ -433,7 +435,7 @@ _MESSAGES_TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-TOO_LONG = "prompt is too long"
+PROMPT_TOO_LONG = "prompt is too long"
 """Words in an error message for which Anthropic's clients compact the conversation."""
 LOST_THREAD = "thread_not_found"
 """Error code for which Anthropic's SDKs send the whole conversation again."""
@@ -445,11 +447,11 @@ def request_id(run_id: str) -> str:
     return f"req_{run_id}"
 
 
-def error_body(error: ProxyError, request_id: str) -> dict[str, Any]:
+def anthropic_error_body(error: ProxyError, request_id: str) -> dict[str, Any]:
     """Return Anthropic's error body. It is also the data of an `error` event."""
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
     detail: dict[str, Any] = {
-        "type": _MESSAGES_TYPES.get(error.status, fallback),
+        "type": _ANTHROPIC_ERROR_TYPES.get(error.status, fallback),
         "message": _anthropic_text(error),
     }
     if error.code == LOST_THREAD:
@@ -461,7 +463,7 @@ def _anthropic_text(error: ProxyError) -> str:
     """Return an error's message as Anthropic words it: the path of the field is `a.0.b`, and comes
     first if the message does not contain it."""
     if error.code == "context_length_exceeded":
-        return f"{TOO_LONG}: {error.message}"
+        return f"{PROMPT_TOO_LONG}: {error.message}"
     if not error.param:
         return error.message
     path = _INDEX.sub(r".\1", error.param)

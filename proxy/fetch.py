@@ -38,7 +38,7 @@ MAX_HOSTS = 32
 MAX_CONCURRENT_CHECKS = 4
 """Maximum number of concurrent DNS lookups of one request."""
 _MAX_REDIRECTS = 5
-_PORTS = {"http": 80, "https": 443}
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 _URL_CHARS = "/%:@!$&'()*+,;=~?"
 _HEADERS = (
     ("Accept", "*/*"),
@@ -74,10 +74,12 @@ class ByteBudget:
     """The number of bytes that may still be downloaded for one request. Downloaded bytes are also
     reserved in `body`."""
 
-    def __init__(self, max_bytes: int, owner: str, body: BodyReservation | None = None) -> None:
+    def __init__(
+        self, max_bytes: int, owner: str, reservation: BodyReservation | None = None
+    ) -> None:
         self.owner = owner
         self._bytes_left = max_bytes
-        self._body = body
+        self._reservation = reservation
 
     def take(self, count: int) -> None:
         """Subtract bytes of a download. Raises FetchError if the bytes exceed the budget or the
@@ -85,9 +87,9 @@ class ByteBudget:
         self._bytes_left -= count
         if self._bytes_left < 0:
             raise FetchError("the request's files are too large together")
-        if self._body:
+        if self._reservation:
             try:
-                self._body.take(count)
+                self._reservation.take(count)
             except (BusyError, BodyTooLargeError) as error:
                 raise FetchError(f"the server has no memory left for the file: {error}") from error
 
@@ -103,7 +105,7 @@ class Fetcher:
     def __init__(
         self,
         *,
-        forbidden: Collection[Endpoint] = (),
+        forbidden_addresses: Collection[Endpoint] = (),
         resolve: Resolve | None = None,
         connect: Connect = open_connection,
         tls: ssl.SSLContext | None = None,
@@ -112,7 +114,7 @@ class Fetcher:
     ) -> None:
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
-        self._forbidden = forbidden
+        self._forbidden_addresses = forbidden_addresses
         self._resolve = resolve or SystemResolver()
         self._connect = connect
         self._tls = tls
@@ -123,7 +125,7 @@ class Fetcher:
         dialer = self._dialers.setdefault(budget.owner, self._new_dialer())
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._follow(url, dialer, max_bytes, budget)
+                return await self._follow_redirects(url, dialer, max_bytes, budget)
         except TimeoutError as error:
             raise FetchError(f"it took longer than {self._timeout_s:g} s") from error
         except EgressError as error:
@@ -136,7 +138,7 @@ class Fetcher:
     async def check(self, url: str, owner: str) -> None:
         """Raise FetchError if the URL is malformed or its host has no public address."""
         dialer = self._dialers.setdefault(owner, self._new_dialer())
-        target = _target(url)
+        target = _parse_target(url)
         try:
             await dialer.check(target)
         except EgressError as error:
@@ -145,9 +147,11 @@ class Fetcher:
     def _new_dialer(self) -> Dialer:
         """Return a dialer for one owner, so that its slow DNS lookups do not delay other owners."""
         rules = EgressRules(Egress(mode="open"))
-        return Dialer(rules, self._forbidden, self._resolve, self._connect, self._connect_timeout_s)
+        return Dialer(
+            rules, self._forbidden_addresses, self._resolve, self._connect, self._connect_timeout_s
+        )
 
-    async def _follow(
+    async def _follow_redirects(
         self, url: str, dialer: Dialer, max_bytes: int, budget: ByteBudget
     ) -> FetchedFile:
         from proxy.ssrf_safe_get import ssrf_safe_get  # noqa: PLC0415 - imports httpcore: 70 ms
@@ -177,9 +181,9 @@ async def refuse_private_urls(fetcher: Fetcher, urls: Sequence[str], owner: str)
     by_target: dict[Target, str] = {}
     for url in urls:
         try:
-            by_target.setdefault(_target(url), url)
+            by_target.setdefault(_parse_target(url), url)
         except FetchError as error:
-            raise _not_allowed(url, error) from error
+            raise _url_not_allowed_error(url, error) from error
     if len(by_target) > MAX_HOSTS:
         raise BadRequestError(
             f"The request names URLs of more than {MAX_HOSTS} hosts, the maximum. Name fewer, or"
@@ -200,10 +204,10 @@ async def refuse_private_urls(fetcher: Fetcher, urls: Sequence[str], owner: str)
         tasks = {url: group.create_task(check(url)) for url in by_target.values()}
     for url, task in tasks.items():
         if fault := task.result():
-            raise _not_allowed(url, fault) from fault
+            raise _url_not_allowed_error(url, fault) from fault
 
 
-def _not_allowed(url: str, error: FetchError) -> BadRequestError:
+def _url_not_allowed_error(url: str, error: FetchError) -> BadRequestError:
     return BadRequestError(
         f"Invalid URL {url[:200]!r}: the backend would fetch it from inside its network, and"
         f" {error}. The operator allows it with backend.fetches_urls.",
@@ -211,7 +215,7 @@ def _not_allowed(url: str, error: FetchError) -> BadRequestError:
     )
 
 
-def _target(url: str) -> Target:
+def _parse_target(url: str) -> Target:
     _, parsed = _parse_url(url)
     return Target(parsed.host, parsed.port)
 
@@ -221,14 +225,14 @@ def _parse_url(url: str) -> tuple[str, ParsedURL]:
     is the host that is connected to. Raises FetchError."""
     try:
         split = urlsplit(url)
-        if split.scheme not in _PORTS:
+        if split.scheme not in _DEFAULT_PORTS:
             raise FetchError("only http and https URLs are fetched")
-        target = parse_authority(split.netloc, _PORTS[split.scheme])
+        target = parse_authority(split.netloc, _DEFAULT_PORTS[split.scheme])
         query = f"?{split.query}" if split.query else ""
         path = quote((split.path or "/") + query, safe=_URL_CHARS)
     except ValueError as error:  # includes UnicodeEncodeError, for a lone surrogate
         raise FetchError(f"its URL is malformed: {error}") from error
-    host = str(target).removesuffix(f":{_PORTS[split.scheme]}")
+    host = str(target).removesuffix(f":{_DEFAULT_PORTS[split.scheme]}")
     return host, ParsedURL(split.scheme, target.host, target.port, path)
 
 

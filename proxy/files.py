@@ -37,7 +37,7 @@ from sandbox_runtime.sandbox import Sandbox
 
 MAX_LINKED_FILES = 1000
 """Maximum number of links in one request that are looked up."""
-ARCHIVE = "zip"
+ARCHIVE_FILE_ID = "zip"
 """The file id of a link to all files of a container."""
 _MAX_EXPIRY_DIGITS = 12
 
@@ -78,16 +78,16 @@ class FileStore:
 
     async def client_files(self, container_id: str, owner: str) -> list[InputFile]:
         """Return the files that the client has uploaded into a container."""
-        return await self._files(container_id, owner, INPUT_DIR, "user")
+        return await self._input_files(container_id, owner, INPUT_DIR, "user")
 
     async def produced_files(self, container_id: str, owner: str) -> list[InputFile]:
         """Return the files that runs have produced in a container."""
-        return await self._files(container_id, owner, OUTPUT_DIR, "assistant")
+        return await self._input_files(container_id, owner, OUTPUT_DIR, "assistant")
 
-    async def _files(
-        self, container_id: str, owner: str, under: str, source: FileSource
+    async def _input_files(
+        self, container_id: str, owner: str, directory: str, source: FileSource
     ) -> list[InputFile]:
-        files = await self.store.container_files.all(container_id, owner, under)
+        files = await self.store.container_files.all(container_id, owner, directory)
         return [
             InputFile(file.path, file.sha256, partial(self.store.blobs.read, file.blob))
             for file in files or ()
@@ -103,18 +103,18 @@ class FileStore:
         """Minutes after which an unused container expires."""
         return math.ceil(self.limits.retention_hours * 60)
 
-    def url(self, base_url: str, container_id: str, file_id: str, expires: int) -> str:
+    def url(self, base_url: str, container_id: str, file_id: str, expires_at: int) -> str:
         """Return the signed link to a file, or to all files of the container for ARCHIVE."""
-        signature = self._signer.sign(container_id, file_id, expires)
-        path = "content" if file_id == ARCHIVE else f"{file_id}/content"
+        signature = self._signer.sign(container_id, file_id, expires_at)
+        path = "content" if file_id == ARCHIVE_FILE_ID else f"{file_id}/content"
         return (
             f"{base_url.rstrip('/')}/v1/containers/{container_id}/files/{path}"
-            f"?exp={expires}&sig={signature}"
+            f"?exp={expires_at}&sig={signature}"
         )
 
-    def is_signed(self, container_id: str, file_id: str, expires: str, signature: str) -> bool:
+    def is_signed(self, container_id: str, file_id: str, expires_at: str, signature: str) -> bool:
         """Return True if this server signed the link and it has not expired."""
-        return self._signer.is_signed(container_id, file_id, expires, signature)
+        return self._signer.is_signed(container_id, file_id, expires_at, signature)
 
     async def replace_links(self, messages: Sequence[Message], owner: str) -> Sequence[Message]:
         """Return the messages with paths in place of links to the owner's files. In a content part,
@@ -174,7 +174,7 @@ class RunArtifactStore:
         self._base_url = base_url
         self._owner = owner
         self._limits = limits
-        self._expires = files.link_expiry(limits)
+        self._expires_at = files.link_expiry(limits)
         self._has_container = False
 
     @property
@@ -183,7 +183,7 @@ class RunArtifactStore:
 
     def url(self, path: str) -> str:
         file_id = self._file_id(path)
-        return self._files.url(self._base_url, self.container_id, file_id, self._expires)
+        return self._files.url(self._base_url, self.container_id, file_id, self._expires_at)
 
     async def has(self, path: str) -> bool:
         files = self._files.store.container_files
@@ -191,7 +191,7 @@ class RunArtifactStore:
 
     async def save(self, sandbox: Sandbox, file: ProducedFile, timeout_s: float) -> Artifact:
         store = self._files.store
-        async with store.blobs.new() as writer:
+        async with store.blobs.open_writer() as writer:
             write = writer.write
             await sandbox.get(file.path, write, max_bytes=file.bytes, timeout_s=timeout_s)
             blob = await writer.commit()
@@ -247,18 +247,20 @@ class LinkSigner:
         self._key = _read_or_create_key(key_file)
         self._now = now
 
-    def sign(self, container_id: str, file_id: str, expires: int) -> str:
+    def sign(self, container_id: str, file_id: str, expires_at: int) -> str:
         """Return the signature of a link that expires at a Unix time."""
-        text = f"{container_id}/{file_id}/{expires}".encode()
+        text = f"{container_id}/{file_id}/{expires_at}".encode()
         return hmac.new(self._key, text, hashlib.sha256).hexdigest()
 
-    def is_signed(self, container_id: str, file_id: str, expires: str, signature: str) -> bool:
+    def is_signed(self, container_id: str, file_id: str, expires_at: str, signature: str) -> bool:
         """Return True if the signature is valid and the link has not expired."""
-        if not (expires.isascii() and expires.isdigit() and len(expires) <= _MAX_EXPIRY_DIGITS):
+        if not (
+            expires_at.isascii() and expires_at.isdigit() and len(expires_at) <= _MAX_EXPIRY_DIGITS
+        ):
             return False
-        if int(expires) < self._now():
+        if int(expires_at) < self._now():
             return False
-        expected = self.sign(container_id, file_id, int(expires))
+        expected = self.sign(container_id, file_id, int(expires_at))
         return hmac.compare_digest(expected.encode(), signature.encode())
 
 

@@ -39,7 +39,7 @@ from sandbox_runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 
-MAX_IDLE_BYTES = 64 * 1024
+MAX_INCOMPLETE_BYTES = 64 * 1024
 """Maximum size of an incomplete request head or incomplete trailers; h11 has the same limit."""
 MAX_PIPELINED = 64
 """Maximum number of pipelined requests. Without this limit, one connection filled 60 MB of memory
@@ -76,19 +76,20 @@ TICKS_PER_CHECK = 10
 """Number of uvicorn's ticks (10 per second) between two checks for expired connections."""
 
 
-def connection_limit(wanted: int, files: int) -> int:
-    """Return the maximum number of client connections: `wanted`, but at most about half of the
-    `files` that the process may open. Sandboxes and the backend need the other half."""
-    if files == resource.RLIM_INFINITY:
-        return wanted
-    most = min(wanted, max(1, files // 2 - HEADROOM))
-    if most < wanted:
+def connection_limit(configured_limit: int, max_open_files: int) -> int:
+    """Return the maximum number of client connections: `configured_limit`, but at most about half
+    of the `max_open_files` that the process may open. Sandboxes and the backend need the other
+    half."""
+    if max_open_files == resource.RLIM_INFINITY:
+        return configured_limit
+    most = min(configured_limit, max(1, max_open_files // 2 - HEADROOM))
+    if most < configured_limit:
         log.warning(
             "server.max_connections is lowered to %d (configured: %d): the process may open only"
             " %d files; raise RLIMIT_NOFILE",
             most,
-            wanted,
-            files,
+            configured_limit,
+            max_open_files,
         )
     return most
 
@@ -112,27 +113,27 @@ def _address_key(address: str) -> str:
 class _ConnectionGroup:
     """Connections with a common limit: those of all clients, or of one address."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.open: set[HTTPProtocol] = set()
-        self.idle: OrderedDict[HTTPProtocol, None] = OrderedDict()
+    def __init__(self, max_connections: int) -> None:
+        self._max_connections = max_connections
+        self.open_connections: set[HTTPProtocol] = set()
+        self.idle_connections: OrderedDict[HTTPProtocol, None] = OrderedDict()
         """Idle connections, longest idle first."""
 
     @property
-    def is_far_over(self) -> bool:
+    def exceeds_headroom(self) -> bool:
         """True if the number of connections exceeds the limit by more than the headroom."""
-        return len(self.open) > self._most + HEADROOM
+        return len(self.open_connections) > self._max_connections + HEADROOM
 
     def make_room(self) -> bool:
         """Return True if one more request may be answered. Close an idle connection if needed."""
-        return len(self.open) <= self._most or self.close_one()
+        return len(self.open_connections) <= self._max_connections or self.close_longest_idle()
 
-    def close_one(self) -> bool:
+    def close_longest_idle(self) -> bool:
         """Close the connection that has been idle longest. Return False if none is idle. A
         connection with unsent bytes is not idle; `close_expired` marks it as idle once the bytes
         are sent."""
-        while self.idle:
-            connection, _ = self.idle.popitem(last=False)
+        while self.idle_connections:
+            connection, _ = self.idle_connections.popitem(last=False)
             if connection.is_idle():
                 connection.abort()
                 return True
@@ -147,45 +148,47 @@ class ConnectionRegistry(ServerState):
     """
 
     def __init__(
-        self, most: int, clock: Clock, is_shared: Callable[[str], bool] = is_loopback
+        self, max_connections: int, clock: Clock, is_shared: Callable[[str], bool] = is_loopback
     ) -> None:
         """`is_shared` returns True for an address of many clients, such as a reverse proxy. Such an
         address has no limit of its own."""
         super().__init__()
         self.clock = clock
-        self._share = max(1, most // 2)
+        self._max_per_address = max(1, max_connections // 2)
         self._is_shared = is_shared
-        self._all = _ConnectionGroup(most)
-        self._of_addresses: WeakValueDictionary[str, _ConnectionGroup] = WeakValueDictionary()
+        self._all_connections = _ConnectionGroup(max_connections)
+        self._groups_by_address: WeakValueDictionary[str, _ConnectionGroup] = WeakValueDictionary()
 
     def groups_of(self, address: str | None) -> tuple[_ConnectionGroup, ...]:
         """Return the groups of a connection from the address."""
         if address is None or self._is_shared(address):
-            return (self._all,)
+            return (self._all_connections,)
         return (
-            self._all,
-            self._of_addresses.setdefault(_address_key(address), _ConnectionGroup(self._share)),
+            self._all_connections,
+            self._groups_by_address.setdefault(
+                _address_key(address), _ConnectionGroup(self._max_per_address)
+            ),
         )
 
     def add(self, connection: "HTTPProtocol") -> None:
         """Add a new connection. If a limit and its headroom are exceeded, close the connection that
         has been idle longest, which is the new connection if all others have a request."""
         for each in connection.groups:
-            each.open.add(connection)
-            each.idle[connection] = None
+            each.open_connections.add(connection)
+            each.idle_connections[connection] = None
         for each in connection.groups:
-            if each.is_far_over:
-                each.close_one()
+            if each.exceeds_headroom:
+                each.close_longest_idle()
 
     def mark_idle(self, connection: "HTTPProtocol") -> None:
         """Mark a connection as idle."""
         for each in connection.groups:
-            each.idle[connection] = None
+            each.idle_connections[connection] = None
 
     def mark_active(self, connection: "HTTPProtocol") -> None:
         """Mark a connection as having a request."""
         for each in connection.groups:
-            each.idle.pop(connection, None)
+            each.idle_connections.pop(connection, None)
 
     def make_room(self, connection: "HTTPProtocol") -> bool:
         """Return True if one more request may be answered on the connection. Close idle connections
@@ -198,21 +201,21 @@ class ConnectionRegistry(ServerState):
     def remove(self, connection: "HTTPProtocol") -> None:
         """Remove a closed connection. Idempotent."""
         for each in connection.groups:
-            each.open.discard(connection)
-            each.idle.pop(connection, None)
+            each.open_connections.discard(connection)
+            each.idle_connections.pop(connection, None)
 
     def close_expired(self) -> None:
         """Close the connections whose clients exceed a time limit. Mark connections as idle whose
         responses have been sent since the last check."""
         now = self.clock.time()
         closed = 0
-        for connection in list(self._all.open):
+        for connection in list(self._all_connections.open_connections):
             if connection.is_expired(now):
                 connection.abort()
                 closed += 1
             elif connection.is_idle():
                 for each in connection.groups:
-                    each.idle.setdefault(connection)
+                    each.idle_connections.setdefault(connection)
         if closed:
             log.info("closed %d connections whose clients exceeded a time limit", closed)
 
@@ -232,23 +235,23 @@ class HTTPProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self.groups: tuple[_ConnectionGroup, ...] = ()
         """The groups of this connection."""
-        self._idle_bytes = 0
+        self._incomplete_bytes = 0
         """Bytes received since the last complete head, body piece or message."""
         self._is_in_head = False
-        self._running: RequestResponseCycle | None = None
+        self._current_cycle: RequestResponseCycle | None = None
         """The request that is being answered, or the request that was answered last. `cycle` is the
         request that was received last."""
         self._expires_at = math.inf
         """Time at which the connection is closed, unless the client sends more."""
-        self._out: CoalescingTransport
+        self._coalescing_transport: CoalescingTransport
         self._taken_bytes = 0
         """`CoalescingTransport.taken_bytes` at the last check."""
         self._stalls_at = math.inf
         """Time at which the connection is closed, unless the client reads more of its response."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        self._out = CoalescingTransport(transport)
-        super().connection_made(self._out)
+        self._coalescing_transport = CoalescingTransport(transport)
+        super().connection_made(self._coalescing_transport)
         self._expire_in(HEAD_S)
         self.groups = self.server_state.groups_of(self.client[0] if self.client else None)
         self.server_state.add(self)
@@ -256,19 +259,19 @@ class HTTPProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.server_state.remove(self)
         super().connection_lost(exc)
-        if self._running and not self._running.response_complete:
-            self._running.disconnected = True
-            self._running.message_event.set()
+        if self._current_cycle and not self._current_cycle.response_complete:
+            self._current_cycle.disconnected = True
+            self._current_cycle.message_event.set()
         self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
-        self._idle_bytes += len(data)
+        self._incomplete_bytes += len(data)
         try:
             self._feed_without_upgrade_offer(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._refuse("Invalid HTTP request received.")
         else:
-            if self._idle_bytes > MAX_IDLE_BYTES:
+            if self._incomplete_bytes > MAX_INCOMPLETE_BYTES:
                 self._refuse("Request header fields too large.")
 
     def on_message_begin(self) -> None:
@@ -278,7 +281,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self._expire_in(HEAD_S)
 
     def on_headers_complete(self) -> None:
-        self._idle_bytes = 0
+        self._incomplete_bytes = 0
         self._is_in_head = False
         if self.parser.should_upgrade():
             return
@@ -288,21 +291,21 @@ class HTTPProtocol(HttpToolsProtocol):
         self.server_state.mark_active(self)
         always = self.url.partition(b"?")[0] in ALWAYS_ANSWERED
         has_room = always or self.server_state.make_room(self)
-        self.app = self.config.loaded_app if has_room else self._refuse_too_many
+        self.app = self.config.loaded_app if has_room else self._refuse_too_many_connections
         super().on_headers_complete()
         if is_first:
-            self._running = self.cycle
+            self._current_cycle = self.cycle
             self._expire_in(BODY_S)
 
     def on_body(self, body: bytes) -> None:
-        self._idle_bytes = 0
+        self._incomplete_bytes = 0
         super().on_body(body)
         if self._is_answering() and not self.pipeline:
             extended = self._expires_at + len(body) / MIN_BYTES_PER_S
             self._expires_at = min(extended, self.server_state.clock.time() + BODY_S)
 
     def on_message_complete(self) -> None:
-        self._idle_bytes = 0
+        self._incomplete_bytes = 0
         if self.parser.should_upgrade():
             return
         super().on_message_complete()
@@ -316,7 +319,7 @@ class HTTPProtocol(HttpToolsProtocol):
             return
         if self.pipeline and not self.transport.is_closing():
             cycle, app = self.pipeline.pop()
-            self._running = cycle
+            self._current_cycle = cycle
             self._expires_at = math.inf
             if not self.pipeline and cycle.more_body:
                 self._expire_in(BODY_S)
@@ -328,7 +331,7 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def is_expired(self, now: float) -> bool:
         """Return True if the client exceeds a time limit for its request or for its response."""
-        if self._out.get_write_buffer_size():
+        if self._coalescing_transport.get_write_buffer_size():
             return self._is_stalled(now)
         self._stalls_at = math.inf
         is_answering = self._is_answering()
@@ -342,7 +345,7 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def _is_stalled(self, now: float) -> bool:
         """Return True if the client reads its response too slowly."""
-        taken = self._out.taken_bytes
+        taken = self._coalescing_transport.taken_bytes
         extended = self._stalls_at + (taken - self._taken_bytes) / MIN_BYTES_PER_S
         self._taken_bytes, self._stalls_at = taken, min(extended, now + READ_S)
         return now >= self._stalls_at
@@ -397,7 +400,9 @@ class HTTPProtocol(HttpToolsProtocol):
         self.logger.warning(message)
         self.send_400_response(message)
 
-    async def _refuse_too_many(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse_too_many_connections(
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         error = TooManyConnectionsError()
         # Closing the connection before the whole body has arrived would reset it, and the response
         # would be lost.
@@ -415,7 +420,7 @@ class CoalescingTransport(asyncio.Transport):
         super().__init__()
         self._transport = transport
         self._loop = asyncio.get_running_loop()
-        self._held: list[bytes] = []
+        self._held_writes: list[bytes] = []
         self._held_bytes = 0
         self._passed_bytes = 0
 
@@ -430,9 +435,9 @@ class CoalescingTransport(asyncio.Transport):
             self._passed_bytes += len(data)
             self._transport.write(data)
             return
-        if not self._held:
+        if not self._held_writes:
             self._loop.call_soon(self._send)
-        self._held.append(bytes(data))
+        self._held_writes.append(bytes(data))
         self._held_bytes += len(data)
 
     def close(self) -> None:
@@ -440,16 +445,16 @@ class CoalescingTransport(asyncio.Transport):
         self._transport.close()
 
     def abort(self) -> None:
-        self._held.clear()
+        self._held_writes.clear()
         self._transport.abort()
 
     def get_write_buffer_size(self) -> int:
         return self._held_bytes + self._transport.get_write_buffer_size()
 
     def _send(self) -> None:
-        if self._held:
+        if self._held_writes:
             self._passed_bytes += self._held_bytes
-            held, self._held, self._held_bytes = self._held, [], 0
+            held, self._held_writes, self._held_bytes = self._held_writes, [], 0
             self._transport.write(b"".join(held))
 
     # Delegated unchanged
@@ -507,7 +512,7 @@ class HTTPServer(uvicorn.Server):
 
     def _cancel_requests(self) -> None:
         log.warning("the server stops: %d requests are cancelled", len(self.server_state.tasks))
-        self._app.stops = True
+        self._app.is_stopping = True
         for request in self.server_state.tasks:
             request.cancel()
 
@@ -517,7 +522,7 @@ class _ShutdownMiddleware:
     has begun."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self.stops = False
+        self.is_stopping = False
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -531,7 +536,7 @@ class _ShutdownMiddleware:
         try:
             await self._app(scope, receive, note_and_send)
         except asyncio.CancelledError:
-            if not self.stops:
+            if not self.is_stopping:
                 raise
             # A response that has begun stays incomplete, and uvicorn closes the connection.
             if not has_begun:

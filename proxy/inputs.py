@@ -2,7 +2,7 @@
 
 `Inputs` finds the files in the request, among the client's uploads and on the web, and replaces
 them in the messages by their paths in the sandbox. `ModelMedia` encodes the files that the model
-receives too. `TextLengths` counts the tokens of long texts, which become files as well.
+receives too. `TextTokenCounter` counts the tokens of long texts, which become files as well.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ from proxy.schemas.content_parts import (
     UploadedFile,
     extract_files,
     local_file_error,
-    malformed_data,
+    malformed_data_error,
     media_type_to_show,
     replace_url,
     uploads_in_sandbox_field,
@@ -66,14 +66,14 @@ MAX_ALL_SHOWN_BYTES = 50 << 20
 each part that names it. OpenAI accepts 50 MB. Files beyond the limit are in the sandbox only."""
 COUNT_S = 2.0
 """Seconds to wait for the token counts of a request's texts, before estimates are used."""
-MAX_COUNTED = 8
+MAX_COUNTED_TEXTS = 8
 """Maximum number of texts of one request that are counted."""
 _MAX_CACHED_COUNTS = 1000
 _PIECE_BYTES = 1 << 20
 _MAX_TEXT_BYTES = 16 << 20
 
 Pieces = AsyncGenerator[bytes, None]
-WindowOf = Callable[[str, str, Credentials | None], Awaitable[int | None]]
+FindWindow = Callable[[str, str, Credentials | None], Awaitable[int | None]]
 """Returns the context window of a model in tokens, or None if it is not known. The arguments are
 the model, the client's owner, and the client's own credentials for the backend, if any."""
 
@@ -86,11 +86,11 @@ class InputContext:
     model: str
     credentials: Credentials | None
     limits: InputLimits
-    body: BodyReservation | None
+    reservation: BodyReservation | None
     """Reserves the memory of the files."""
-    present: Sequence[InputFile]
+    container_files: Sequence[InputFile]
     """The stored files of the container that the workspace snapshot does not contain."""
-    notes_follow: bool
+    style_adds_notes: bool
     """True if the run's style adds the notes on the files of the user's last message, so that the
     notes are not inserted in the message."""
 
@@ -105,9 +105,9 @@ class _FileContent:
     fault: str = ""
     filename: str = ""
     """The file's name, if the part does not name the file."""
-    shown: Mapping[str, Any] | None = None
+    content_part: Mapping[str, Any] | None = None
     """The content part for a model that accepts this kind of file."""
-    fetched: FetchedFile | None = None
+    fetched_file: FetchedFile | None = None
     """The downloaded file of a part with a URL."""
 
 
@@ -122,19 +122,19 @@ class Inputs:
         modalities: tuple[Modality, ...] = ("image",),
         uploads: UploadLookup | None = None,
         fetcher: Fetcher | None = None,
-        lengths: "TextLengths | None" = None,
-        window: WindowOf | None = None,
-        backend_fetches: bool = False,
+        token_counter: "TextTokenCounter | None" = None,
+        find_window: FindWindow | None = None,
+        backend_fetches_urls: bool = False,
     ) -> None:
         """`max_total_mib` is the highest limit of any profile. Without `fetcher`, no file is
-        downloaded. Without `lengths`, no text is counted."""
+        downloaded. Without `token_counter`, no text is counted."""
         self._max_total_mib = max_total_mib
         self._modalities = frozenset[Kind](modalities)
         self._uploads = uploads or EmptyUploadLookup()
         self._fetcher = fetcher
-        self._lengths = lengths
-        self._window = window
-        self.backend_fetches = backend_fetches
+        self._token_counter = token_counter
+        self._find_window = find_window
+        self.backend_fetches_urls = backend_fetches_urls
         """True if the backend may download any http or https URL, from inside its own network."""
 
     async def load(
@@ -151,14 +151,16 @@ class Inputs:
         await self._check_other_urls(messages, parts, context.owner)
         limits = context.limits
         sizes = await asyncio.to_thread(_inline_sizes, parts, limits) if parts else {}
-        media = ModelMedia(context.body)
-        local = [await self._local_content(part, sizes, context.owner, media) for part in parts]
+        media = ModelMedia(context.reservation)
+        local_contents = [
+            await self._local_content(part, sizes, context.owner, media) for part in parts
+        ]
         if not any(isinstance(part.source, RemoteFile) for part in parts):
-            return await self._place_files(messages, parts, local, context)
+            return await self._replace_files_by_paths(messages, parts, local_contents, context)
         bytes_left = (limits.max_total_mib << 20) - sum(sizes.values())
-        budget = ByteBudget(bytes_left, context.owner, context.body)
-        download = partial(self._download, messages, parts, local, budget, media, context)
-        return PendingInput(messages_with_files, context.present, download)
+        budget = ByteBudget(bytes_left, context.owner, context.reservation)
+        download = partial(self._download, messages, parts, local_contents, budget, media, context)
+        return PendingInput(messages_with_files, context.container_files, download)
 
     async def _check_other_urls(
         self, messages: Sequence[Message], parts: Sequence[FilePart], owner: str
@@ -168,13 +170,13 @@ class Inputs:
         fetched = {part.source.url for part in parts if isinstance(part.source, RemoteFile)}
         others = dict.fromkeys(url for url in remote_urls(messages) if is_url(url))
         if urls := [url for url in others if url not in fetched]:
-            await self.refuse_private(urls, owner)
+            await self.check_backend_urls(urls, owner)
 
     async def _download(
         self,
         messages: Sequence[Message],
         parts: Sequence[FilePart],
-        local: Sequence[_FileContent],
+        local_contents: Sequence[_FileContent],
         budget: ByteBudget,
         media: "ModelMedia",
         context: InputContext,
@@ -182,14 +184,14 @@ class Inputs:
         """Download the files, and return the messages and all files."""
         fetched = await self._fetch_all(parts, budget, context.limits)
         contents = [
-            await self._with_shown(part, fetched[part.source.url], media)
+            await self._with_content_part(part, fetched[part.source.url], media)
             if isinstance(part.source, RemoteFile)
             else content
-            for part, content in zip(parts, local, strict=True)
+            for part, content in zip(parts, local_contents, strict=True)
         ]
-        return await self._place_files(messages, parts, contents, context)
+        return await self._replace_files_by_paths(messages, parts, contents, context)
 
-    async def _place_files(
+    async def _replace_files_by_paths(
         self,
         messages: Sequence[Message],
         parts: Sequence[FilePart],
@@ -202,25 +204,27 @@ class Inputs:
             for part, content in zip(parts, contents, strict=True)
         ]
         over = await self._text_limit(messages, context)
-        near = texts_to_count(messages, over) if self._lengths else ()
+        near = texts_to_count(messages, over) if self._token_counter else ()
         counted: Mapping[str, int] = {}
-        if self._lengths and near:
-            counted = await self._lengths.counted(context.model, near, context.credentials)
+        if self._token_counter and near:
+            counted = await self._token_counter.token_counts(
+                context.model, near, context.credentials
+            )
         work = partial(
             plan_workspace,
             messages,
             files,
             over_tokens=over,
             counted=counted,
-            without_notes=last_user_index(messages) if context.notes_follow else None,
+            without_notes=last_user_index(messages) if context.style_adds_notes else None,
         )
         workspace = await asyncio.to_thread(work) if is_slow_to_plan(messages) else work()
-        inputs = [_input_file(placed, parts, contents) for placed in workspace.files]
+        inputs = [_input_file(file, parts, contents) for file in workspace.files]
         if inputs:
             inputs = await asyncio.to_thread(_with_digests, inputs)
         return AgentInput(
             messages=workspace.messages,
-            files=[*context.present, *inputs],
+            files=[*context.container_files, *inputs],
             notes=workspace.notes,
             documents_tokens=workspace.tokens_saved,
         )
@@ -229,9 +233,9 @@ class Inputs:
         """Return the number of tokens above which a text is moved to files, or None for no limit.
         The model's context window is looked up only if a text is long."""
         limit = context.limits.offload_text_over_tokens
-        if limit is None or self._window is None or not has_long_text(messages):
+        if limit is None or self._find_window is None or not has_long_text(messages):
             return limit
-        window = await self._window(context.model, context.owner, context.credentials)
+        window = await self._find_window(context.model, context.owner, context.credentials)
         return offload_threshold(limit, window)
 
     async def missing_uploads(self, owner: str, file_ids: Iterable[str]) -> set[str]:
@@ -246,20 +250,20 @@ class Inputs:
             case InlineData() as data:
                 pieces = partial(_inline_pieces, data)
                 size = sizes[part.identity]
-                return _FileContent(part.mime_type, size, pieces, shown=part.part)
+                return _FileContent(part.mime_type, size, pieces, content_part=part.content_part)
             case UploadedFile(file_id=file_id):
-                return await self._uploaded(part, owner, file_id, media)
+                return await self._upload_content(part, owner, file_id, media)
         return _FileContent()
 
     def _received_file(self, part: FilePart, content: _FileContent) -> ReceivedFile:
         return ReceivedFile(
-            position=part.at,
+            position=part.position,
             kind=part.kind,
             identity=part.identity,
             filename=part.filename or content.filename,
             mime_type=content.mime_type,
             bytes=content.bytes,
-            content_part=content.shown if part.kind in self._modalities else None,
+            content_part=content.content_part if part.kind in self._modalities else None,
             error=content.fault,
         )
 
@@ -270,27 +274,29 @@ class Inputs:
 
     # Files on the web
 
-    async def refuse_private(self, urls: Sequence[str], owner: str) -> None:
+    async def check_backend_urls(self, urls: Sequence[str], owner: str) -> None:
         """Raise BadRequestError for a `file:` URL or a path and, unless the backend may download
         any URL, for the URLs that `refuse_private_urls` refuses."""
         for url in urls:
             if not url.lower().startswith(("http:", "https:")):
                 raise local_file_error(url)
-        if self.backend_fetches:
+        if self.backend_fetches_urls:
             return
         await refuse_private_urls(self._fetcher or Fetcher(), urls, owner)
 
-    async def _with_shown(
-        self, part: FilePart, fetched: _FileContent, media: "ModelMedia"
+    async def _with_content_part(
+        self, part: FilePart, content: _FileContent, media: "ModelMedia"
     ) -> _FileContent:
         """Return a downloaded file with its content part for the model. The part has the bytes and
         not the URL, which the backend would download from inside its network."""
-        if self.backend_fetches:
-            return replace(fetched, shown=part.part)
-        if fetched.fetched is None or part.kind not in self._modalities:
-            return fetched
-        data = fetched.fetched.data
-        return replace(fetched, shown=await media.downloaded(part, fetched.mime_type, data))
+        if self.backend_fetches_urls:
+            return replace(content, content_part=part.content_part)
+        if content.fetched_file is None or part.kind not in self._modalities:
+            return content
+        data = content.fetched_file.data
+        return replace(
+            content, content_part=await media.downloaded_part(part, content.mime_type, data)
+        )
 
     async def _fetch_all(
         self, parts: Sequence[FilePart], budget: ByteBudget, limits: InputLimits
@@ -325,11 +331,11 @@ class Inputs:
             return _FileContent(fault=f"{url[:200]} was not fetched: {error}")
         read = partial(_pieces, file.data)
         mime_type = normalize_mime_type(file.mime_type)
-        return _FileContent(mime_type, len(file.data), read, fetched=file)
+        return _FileContent(mime_type, len(file.data), read, fetched_file=file)
 
     # Uploads
 
-    async def _uploaded(
+    async def _upload_content(
         self, part: FilePart, owner: str, file_id: str, media: "ModelMedia"
     ) -> _FileContent:
         upload = await self._uploads.find(owner, file_id)
@@ -342,20 +348,22 @@ class Inputs:
         mime_type = normalize_mime_type(upload.mime_type)
         picture = None
         if part.kind == "image" and "image" in self._modalities:
-            picture = await media.uploaded(part, upload, mime_type)
+            picture = await media.uploaded_image_part(part, upload, mime_type)
         read = partial(_file_pieces, upload.path)
-        return _FileContent(mime_type, upload.bytes, read, filename=upload.filename, shown=picture)
+        return _FileContent(
+            mime_type, upload.bytes, read, filename=upload.filename, content_part=picture
+        )
 
 
 def _input_file(
-    placed: FileToWrite, parts: Sequence[FilePart], contents: Sequence[_FileContent]
+    file: FileToWrite, parts: Sequence[FilePart], contents: Sequence[_FileContent]
 ) -> InputFile:
-    if isinstance(placed.source, str):
-        text = placed.source.encode(errors="replace")  # UTF-8 cannot encode a lone surrogate
-        return InputFile(placed.path, placed.source, partial(_pieces, text))
-    read = contents[placed.source].read
+    if isinstance(file.source, str):
+        text = file.source.encode(errors="replace")  # UTF-8 cannot encode a lone surrogate
+        return InputFile(file.path, file.source, partial(_pieces, text))
+    read = contents[file.source].read
     assert read is not None
-    return InputFile(placed.path, parts[placed.source].identity, read)
+    return InputFile(file.path, parts[file.source].identity, read)
 
 
 def _with_digests(files: Sequence[InputFile]) -> list[InputFile]:
@@ -400,7 +408,7 @@ def _inline_sizes(parts: Sequence[FilePart], limits: InputLimits) -> dict[str, i
         try:
             size = sizes[part.identity] = part.source.measure()
         except ValueError as error:
-            raise malformed_data(part.param, error) from error
+            raise malformed_data_error(part.param, error) from error
         bytes_left -= size
         if size > limits.max_file_mib << 20 or bytes_left < 0:
             raise FileTooLargeError(
@@ -416,13 +424,13 @@ class ModelMedia:
     file is encoded once. Its size counts for each part that names it, because the backend's request
     repeats the file for each part."""
 
-    def __init__(self, body: BodyReservation | None) -> None:
-        """`body` reserves the memory of the files."""
-        self._body = body
+    def __init__(self, reservation: BodyReservation | None) -> None:
+        """`reservation` reserves the memory of the files."""
+        self._reservation = reservation
         self._bytes_left = MAX_ALL_SHOWN_BYTES
         self._urls: dict[tuple[str, str], str] = {}
 
-    async def downloaded(
+    async def downloaded_part(
         self, part: FilePart, mime_type: str, data: bytes
     ) -> dict[str, Any] | None:
         """Return an image, audio or video part with a data URL in place of its URL. Return None if
@@ -433,7 +441,7 @@ class ModelMedia:
         url = await self._data_url(part, known_type, len(data), lambda: data)
         return None if url is None else replace_url(part, url)
 
-    async def uploaded(self, part: FilePart, upload: Upload, mime_type: str) -> Any:
+    async def uploaded_image_part(self, part: FilePart, upload: Upload, mime_type: str) -> Any:
         """Return an uploaded image as an `image_url` part, or None if it is too large or cannot be
         read. Raises BodyTooLargeError, BusyError."""
         try:
@@ -442,7 +450,7 @@ class ModelMedia:
             return None  # the upload has just expired: the copy to the sandbox reports it
         if url is None:
             return None
-        written = part.part or {}
+        written = part.content_part or {}
         detail = {"detail": written["detail"]} if written.get("detail") else {}
         return {"type": "image_url", "image_url": {"url": url, **detail}}
 
@@ -454,19 +462,19 @@ class ModelMedia:
         self._bytes_left -= size
         head = f"data:{mime_type};base64,"
         key = (part.identity, mime_type)
-        if self._body:
+        if self._reservation:
             copies = 1 if key in self._urls else 2  # in the backend's request, and in `_urls`
-            self._body.take(copies * (len(head) + (size + 2) // 3 * 4))
+            self._reservation.take(copies * (len(head) + (size + 2) // 3 * 4))
         if key not in self._urls:
-            self._urls[key] = await asyncio.to_thread(_encoded, head, read)
+            self._urls[key] = await asyncio.to_thread(_encode_data_url, head, read)
         return self._urls[key]
 
 
-def _encoded(head: str, read: Callable[[], bytes]) -> str:
+def _encode_data_url(head: str, read: Callable[[], bytes]) -> str:
     return head + base64.b64encode(read()).decode()
 
 
-class TextLengths:
+class TextTokenCounter:
     """Counts the tokens of texts with the model's tokenizer, if the backend has an endpoint for it.
     Counts are cached, because each request of a conversation contains the texts again."""
 
@@ -475,7 +483,7 @@ class TextLengths:
         self._timeout_s = timeout_s
         self._cache: dict[tuple[str, bytes], int] = {}
 
-    async def counted(
+    async def token_counts(
         self, model: str, texts: Iterable[str], credentials: Credentials | None = None
     ) -> dict[str, int]:
         """Return the token counts of the texts that are cached or counted before the timeout.
@@ -491,15 +499,15 @@ class TextLengths:
                 found[text] = count
         try:
             async with asyncio.timeout(self._timeout_s):
-                for text in list(unknown)[:MAX_COUNTED]:
+                for text in list(unknown)[:MAX_COUNTED_TEXTS]:
                     count = await backend.count_tokens(model, text)
                     if count is not None:
-                        found[text] = self._store(unknown[text], count)
+                        found[text] = self._cache_count(unknown[text], count)
         except TimeoutError:
             pass  # the caller uses estimates for the others
         return found
 
-    def _store(self, key: tuple[str, bytes], count: int) -> int:
+    def _cache_count(self, key: tuple[str, bytes], count: int) -> int:
         while len(self._cache) >= _MAX_CACHED_COUNTS:
             del self._cache[next(iter(self._cache))]
         self._cache[key] = count

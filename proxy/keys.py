@@ -30,15 +30,15 @@ MAX_KEY_CHARS = 4096
 CHECK_S = 10.0
 """Timeout for the verification of a key, including its time in the queue."""
 _MAX_ERROR_BYTES = 64 * 1024
-_JSON = {"content-type": "application/json"}
-_REFUSED = frozenset({400, 401})
-_UNDECIDED = frozenset({403, 404, 405})
+_JSON_HEADERS = {"content-type": "application/json"}
+_REFUSED_STATUSES = frozenset({400, 401})
+_UNDECIDED_STATUSES = frozenset({403, 404, 405})
 """Statuses of a model list that leave the key undecided: it may be valid for completions only, or
 the server lists no models."""
-_NOT_ALLOWED = frozenset({401, 403})
-_INVALID_BODY = frozenset({400, 422})
+_NOT_ALLOWED_STATUSES = frozenset({401, 403})
+_INVALID_BODY_STATUSES = frozenset({400, 422})
 """Statuses with which a backend that has accepted the key rejects an invalid request."""
-_ANY_KEY = (
+_ANY_KEY_MESSAGE = (
     "The backend accepts any key, so it cannot tell clients apart: configure keys on the backend,"
     " or set backend.forward_client_key to false."
 )
@@ -57,7 +57,7 @@ class Key:
     """Settings that restrict the profile."""
 
 
-_ANYONE = Key()
+_SHARED_KEY = Key()
 
 
 class Keyring:
@@ -68,14 +68,14 @@ class Keyring:
         keys: Iterable[tuple[str, Key]] = (),
         *,
         is_closed: bool = False,
-        operator: str | None = None,
+        operator_secret: str | None = None,
     ) -> None:
         """`keys` are pairs of a secret and its Key. `is_closed` is True if the backend verifies the
-        clients' keys: the server is then not open, although it has no keys. `operator` is the
-        operator's secret."""
+        clients' keys: the server is then not open, although it has no keys. `operator_secret` is
+        the operator's secret."""
         self._is_closed = is_closed
         self._keys = {_digest(secret): key for secret, key in keys}
-        self._operator = None if operator is None else _digest(operator)
+        self._operator_digest = None if operator_secret is None else _digest(operator_secret)
 
     @property
     def is_open(self) -> bool:
@@ -83,21 +83,21 @@ class Keyring:
         return not self._keys and not self._is_closed
 
     @property
-    def has_many(self) -> bool:
+    def has_many_keys(self) -> bool:
         """True if clients may have different keys."""
         return self._is_closed or len(self._keys) > 1
 
-    def find(self, sent: str) -> Key | None:
+    def find(self, secret: str) -> Key | None:
         """Return the key of a secret, or None."""
         # Looked up by digest, so that the time of a comparison reveals nothing about a key.
-        return _ANYONE if self.is_open else self._keys.get(_digest(sent))
+        return _SHARED_KEY if self.is_open else self._keys.get(_digest(secret))
 
-    def is_operator(self, sent: str) -> bool:
+    def is_operator(self, secret: str) -> bool:
         """Return True for the operator's secret. If the operator has no secret, return True for the
         only key of a server with one key, and for any key on an open server."""
-        if self._operator is not None:
-            return _digest(sent) == self._operator
-        return self.is_open or (len(self._keys) == 1 and self.find(sent) is not None)
+        if self._operator_digest is not None:
+            return _digest(secret) == self._operator_digest
+        return self.is_open or (len(self._keys) == 1 and self.find(secret) is not None)
 
 
 class ClientKeys:
@@ -117,10 +117,10 @@ class ClientKeys:
         """True if the backend lists its models only to clients whose key it accepts."""
         self._lists_until = -1.0
         """Expiry of `_lists_for_keys`."""
-        self._checking = asyncio.Semaphore(MAX_CHECKS)
-        self._known: dict[bytes, tuple[bool, float]] = {}
+        self._check_slots = asyncio.Semaphore(MAX_CHECKS)
+        self._results: dict[bytes, tuple[bool, float]] = {}
         """By digest, oldest first: True if the key was accepted, and the expiry of the result."""
-        self._checks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
     async def require_accepted(self, credentials: Credentials) -> None:
         """Raise UnauthorizedError if the key is malformed or too long, or the backend refuses it.
@@ -129,37 +129,37 @@ class ClientKeys:
         """
         key = credentials.key
         if len(key) > MAX_KEY_CHARS or not (key.isascii() and key.isprintable()):
-            raise _refusal()  # not a valid header value
+            raise _key_refused_error()  # not a valid header value
         sent_with_key = sorted(credentials.headers.items())  # the organization and the project
         digest = _digest(json.dumps([key, sent_with_key]))
-        accepted = self._cached(digest)
+        accepted = self._cached_result(digest)
         if accepted is None:
-            async with self._checks.setdefault(digest, asyncio.Lock()):
-                accepted = self._cached(digest)
+            async with self._locks.setdefault(digest, asyncio.Lock()):
+                accepted = self._cached_result(digest)
                 if accepted is None:
-                    accepted = await self._check(credentials)
-                    self._cache(digest, accepted)
+                    accepted = await self._is_accepted(credentials)
+                    self._cache_result(digest, accepted)
         if not accepted:
-            raise _refusal()
+            raise _key_refused_error()
 
-    def _cached(self, digest: bytes) -> bool | None:
-        accepted, until = self._known.get(digest, (False, -1.0))
+    def _cached_result(self, digest: bytes) -> bool | None:
+        accepted, until = self._results.get(digest, (False, -1.0))
         return accepted if self._now() < until else None
 
-    def _cache(self, digest: bytes, accepted: bool) -> None:
-        self._known.pop(digest, None)
-        while len(self._known) >= self._max_cached:
-            del self._known[next(iter(self._known))]
-        self._known[digest] = accepted, self._now() + CACHE_S
+    def _cache_result(self, digest: bytes, is_accepted: bool) -> None:
+        self._results.pop(digest, None)
+        while len(self._results) >= self._max_cached:
+            del self._results[next(iter(self._results))]
+        self._results[digest] = is_accepted, self._now() + CACHE_S
 
-    async def _check(self, credentials: Credentials) -> bool:
+    async def _is_accepted(self, credentials: Credentials) -> bool:
         try:
-            async with asyncio.timeout(CHECK_S), self._checking:
+            async with asyncio.timeout(CHECK_S), self._check_slots:
                 if await self._model_list_decides():
                     status = await self._listing_status(credentials)
-                    if status not in _UNDECIDED:
-                        return status not in _REFUSED
-                return await self._may_complete(credentials)
+                    if status not in _UNDECIDED_STATUSES:
+                        return status not in _REFUSED_STATUSES
+                return await self._may_request_completion(credentials)
         except TimeoutError as error:
             raise timed_out("it does not say whether it accepts the key") from error
 
@@ -168,52 +168,56 @@ class ClientKeys:
         Raises BackendError if the backend accepts any key."""
         if self._now() >= self._lists_until:
             random_key = Credentials(f"sk-{secrets.token_hex(24)}")
-            self._lists_for_keys = await self._listing_status(random_key) in _REFUSED
-            if not self._lists_for_keys and await self._may_complete(random_key):
-                raise BackendError(_ANY_KEY, status=502, code="backend_bad_response")
+            self._lists_for_keys = await self._listing_status(random_key) in _REFUSED_STATUSES
+            if not self._lists_for_keys and await self._may_request_completion(random_key):
+                raise BackendError(_ANY_KEY_MESSAGE, status=502, code="backend_bad_response")
             self._lists_until = self._now() + CACHE_S
         return self._lists_for_keys
 
     async def _listing_status(self, credentials: Credentials) -> int:
         model = self._model.with_credentials(credentials)
-        return await _status(model, UpstreamRequest("GET", "/v1/models", {}, None))
+        return await _response_status(model, UpstreamRequest("GET", "/v1/models", {}, None))
 
-    async def _may_complete(self, credentials: Credentials) -> bool:
+    async def _may_request_completion(self, credentials: Credentials) -> bool:
         """Return True if the backend accepts the key. The key is sent with an invalid completion
         request, because backends verify the key before the request."""
         model = self._model.with_credentials(credentials)
-        sent_request = UpstreamRequest("POST", "/v1/chat/completions", _JSON, b"{}")
-        return await _status(model, sent_request) not in _NOT_ALLOWED
+        sent_request = UpstreamRequest("POST", "/v1/chat/completions", _JSON_HEADERS, b"{}")
+        return await _response_status(model, sent_request) not in _NOT_ALLOWED_STATUSES
 
 
-async def _status(model: Model, sent_request: UpstreamRequest) -> int:
+async def _response_status(model: Model, sent_request: UpstreamRequest) -> int:
     """Return the status of the response. Raises BackendError for a status that does not depend on
     the key."""
     upstream = model.upstream
     assert upstream, "only a backend that is a server has client keys"
-    relayed = await upstream.send(sent_request)
-    async with aclosing(relayed.body):
-        if 200 <= relayed.status < 300:
-            return relayed.status
+    response = await upstream.send(sent_request)
+    async with aclosing(response.body):
+        if 200 <= response.status < 300:
+            return response.status
         is_listing = sent_request.body is None
-        expected = _REFUSED | _UNDECIDED if is_listing else _NOT_ALLOWED | _INVALID_BODY
-        if relayed.status in expected:
-            return relayed.status
-        raise await _error(relayed)
+        expected = (
+            _REFUSED_STATUSES | _UNDECIDED_STATUSES
+            if is_listing
+            else _NOT_ALLOWED_STATUSES | _INVALID_BODY_STATUSES
+        )
+        if response.status in expected:
+            return response.status
+        raise await _backend_error(response)
 
 
-async def _error(relayed: UpstreamResponse) -> BackendError:
+async def _backend_error(response: UpstreamResponse) -> BackendError:
     body = bytearray()
-    async for piece in relayed.body:
+    async for piece in response.body:
         body += piece
         if len(body) >= _MAX_ERROR_BYTES:
             break
     return backend_error_from_response(
-        relayed.status, relayed.headers, bytes(body[:_MAX_ERROR_BYTES]), now=datetime.now(UTC)
+        response.status, response.headers, bytes(body[:_MAX_ERROR_BYTES]), now=datetime.now(UTC)
     )
 
 
-def _refusal() -> UnauthorizedError:
+def _key_refused_error() -> UnauthorizedError:
     return UnauthorizedError("Incorrect API key provided: the model backend does not accept it.")
 
 

@@ -54,8 +54,8 @@ COMMAND_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30
 POOL_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
 CLIENT_LEFT, FAILED = "client_left", "failed"
-ENDINGS = (*(str(reason) for reason in StopReason), CLIENT_LEFT, FAILED)
-SPENT = {
+END_REASONS = (*(str(reason) for reason in StopReason), CLIENT_LEFT, FAILED)
+STATS_COUNTERS = {
     "turns": "Turns of the agent loop.",
     "llm_calls": "Model calls.",
     "tool_calls": "Calls of the sandbox's tools.",
@@ -67,7 +67,7 @@ SPENT = {
     "trajectory_tokens": "Tokens sent and written, each counted once.",
 }
 """Fields of RunStats. Each has a counter."""
-SECONDS = ("model", "sandbox", "own")
+TIME_KINDS = ("model", "sandbox", "own")
 POOL_COUNTS = {
     "hits": "Leases that found a sandbox ready.",
     "misses": "Leases that found no sandbox ready.",
@@ -77,7 +77,7 @@ POOL_COUNTS = {
     "failed": "Sandbox starts that failed.",
 }
 """Fields of PoolStats. Each has a counter."""
-PIECES = (ReasoningDelta, TextDelta, ToolCallDelta)
+OUTPUT_DELTAS = (ReasoningDelta, TextDelta, ToolCallDelta)
 
 Complete = Callable[[Mapping[str, Any], OnDelta | None], Awaitable[Completion]]
 
@@ -105,7 +105,7 @@ class Metrics(Collector):
             family.samples = [each for each in family.samples if not each.name.endswith("_created")]
             yield family
             if family.type != "histogram":
-                yield _under_old_name(family)
+                yield _with_old_name(family)
 
     def start_run(self, task: AgentTask) -> "_RunMetrics":
         """Count a run as in flight. Return the observer that counts its end."""
@@ -123,15 +123,15 @@ class Metrics(Collector):
         model, began = str(body.get("model")), time.monotonic()
         first: float | None = None
 
-        def timed(delta: ModelDelta) -> Awaitable[None]:
+        def record_first_delta(delta: ModelDelta) -> Awaitable[None]:
             nonlocal first
-            if first is None and isinstance(delta, PIECES):
+            if first is None and isinstance(delta, OUTPUT_DELTAS):
                 first = time.monotonic()
             assert on_delta
             return on_delta(delta)
 
         try:
-            reply = await complete(body, timed if on_delta else None)
+            reply = await complete(body, record_first_delta if on_delta else None)
             self.models.add(model)
             return reply
         finally:
@@ -142,26 +142,26 @@ class Metrics(Collector):
 
     # Values that are read at each scrape
 
-    def follow_pool(self, pool: Pool) -> None:
+    def observe_pool(self, pool: Pool) -> None:
         """Observe the leases of a pool, and read its counts."""
-        self.read_pool(pool.stats)
-        pool.when_acquired(self._acquired)
+        self.register_pool_stats(pool.stats)
+        pool.when_acquired(self._on_acquired)
 
-    def read_pool(self, stats: Callable[[], PoolStats]) -> None:
-        """Read the counts of a pool by calling `stats`."""
-        self._readings.pool_stats = stats
+    def register_pool_stats(self, get_stats: Callable[[], PoolStats]) -> None:
+        """Read the counts of a pool by calling `get_stats`."""
+        self._readings.pool_stats = get_stats
 
     def pool_stats(self) -> PoolStats | None:
-        """Return the counts of the pool, or None before `follow_pool`."""
+        """Return the counts of the pool, or None before `observe_pool`."""
         return self._readings.pool_stats() if self._readings.pool_stats else None
 
-    def _acquired(self, queued_s: float, acquired_s: float) -> None:
+    def _on_acquired(self, queued_s: float, acquired_s: float) -> None:
         self.durations.queue_wait.observe(queued_s)
         self.durations.acquire.observe(acquired_s)
 
-    def read_audit_failures(self, failures: Callable[[], int]) -> None:
-        """Read the number of failed audit logs by calling `failures`."""
-        self._readings.audit_failures = failures
+    def register_audit_failures(self, count_failures: Callable[[], int]) -> None:
+        """Read the number of failed audit logs by calling `count_failures`."""
+        self._readings.audit_failures = count_failures
 
 
 class _RunMetrics:
@@ -174,8 +174,8 @@ class _RunMetrics:
         self._model = task.model
         # Unlike the model's label, this one cannot change during the run.
         self._profile = metrics.profiles.label(task.profile.name)
-        self._began = time.monotonic()
-        self._turns: dict[int, float] = {}
+        self._began_at = time.monotonic()
+        self._turn_starts: dict[int, float] = {}
         """The start of the current turn of each choice, by the choice's index."""
 
     async def on_event(self, event: Event) -> None:
@@ -186,11 +186,11 @@ class _RunMetrics:
         match event:
             case TurnStarted() | RunFinished():
                 now = time.monotonic()
-                if index in self._turns:
+                if index in self._turn_starts:
                     turn = metrics.durations.turn(metrics.models.label(self._model), self._profile)
-                    turn.observe(now - self._turns.pop(index))
+                    turn.observe(now - self._turn_starts.pop(index))
                 if isinstance(event, TurnStarted):
-                    self._turns[index] = now
+                    self._turn_starts[index] = now
             case ToolCallFinished(name=name, duration_s=duration_s):
                 tool = metrics.tools.label(name)
                 metrics.durations.command(tool, self._profile).observe(duration_s)
@@ -210,20 +210,20 @@ class _RunMetrics:
         metrics.counts.runs_in_flight.dec()
         metrics.counts.runs.labels(reason).inc()
         duration = metrics.durations.run(metrics.models.label(self._model), self._profile)
-        duration.observe(time.monotonic() - self._began)
+        duration.observe(time.monotonic() - self._began_at)
 
 
 class _LabelValues:
     """The values that a label may have. All other values become `other`."""
 
-    def __init__(self, room: int, known: Iterable[str] = ()) -> None:
-        """`room` is the number of values that may be added to `known`."""
+    def __init__(self, max_added: int, known: Iterable[str] = ()) -> None:
+        """`max_added` is the number of values that may be added to `known`."""
         self._known = set(known)
-        self._most = room + len(self._known)
+        self._max_values = max_added + len(self._known)
 
     def add(self, value: str) -> None:
         """Add a value if there is room for it and it is printable."""
-        has_room = len(self._known) < self._most
+        has_room = len(self._known) < self._max_values
         if has_room and 0 < len(value) <= MAX_LABEL_CHARS and value.isprintable():
             self._known.add(value)
 
@@ -240,28 +240,40 @@ class _Durations:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.histograms: list[Histogram] = []
 
-        def histogram(name: str, words: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        def histogram(
+            name: str, help_text: str, buckets: Sequence[float], *labels: str
+        ) -> Histogram:
             made = Histogram(
-                name, words, labels, NAMESPACE, unit="seconds", registry=registry, buckets=buckets
+                name,
+                help_text,
+                labels,
+                NAMESPACE,
+                unit="seconds",
+                registry=registry,
+                buckets=buckets,
             )
             self.histograms.append(made)
             return made
 
-        def labelled(
-            name: str, words: str, buckets: Sequence[float], *labels: str
+        def labelled_histogram(
+            name: str, help_text: str, buckets: Sequence[float], *labels: str
         ) -> Callable[..., Histogram]:
-            return cache(histogram(name, words, buckets, *labels).labels)
+            return cache(histogram(name, help_text, buckets, *labels).labels)
 
         words = "Time from the start of a run to its end, however it ended."
-        self.run = labelled("run_duration", words, RUN_BUCKETS_S, "model", "profile")
+        self.run = labelled_histogram("run_duration", words, RUN_BUCKETS_S, "model", "profile")
         words = "Time from the start of a turn to the next turn's, or to the end of the run."
-        self.turn = labelled("turn_duration", words, TURN_BUCKETS_S, "model", "profile")
+        self.turn = labelled_histogram("turn_duration", words, TURN_BUCKETS_S, "model", "profile")
         words = "Time of a run's model call, retries and the client's reading of a stream included."
-        self.model_call = labelled("model_call_duration", words, TURN_BUCKETS_S, "model")
+        self.model_call = labelled_histogram("model_call_duration", words, TURN_BUCKETS_S, "model")
         words = "Time from a run's streamed model call to the first piece of the reply."
-        self.first_token = labelled("time_to_first_token", words, FIRST_TOKEN_BUCKETS_S, "model")
+        self.first_token = labelled_histogram(
+            "time_to_first_token", words, FIRST_TOKEN_BUCKETS_S, "model"
+        )
         words = "Time of a tool call, the wait for its sandbox included."
-        self.command = labelled("command_duration", words, COMMAND_BUCKETS_S, "tool", "profile")
+        self.command = labelled_histogram(
+            "command_duration", words, COMMAND_BUCKETS_S, "tool", "profile"
+        )
         words = "Time until a lease was assigned its sandbox, of leases that got one."
         self.queue_wait = histogram("pool_queue_wait", words, POOL_BUCKETS_S)
         words = "Time until a lease's sandbox could be used, the wait in the queue included."
@@ -272,15 +284,15 @@ class _Counts:
     """Counters of runs, from the start of the process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, words: str, *labels: str) -> Counter:
-            return Counter(name, words, labels, NAMESPACE, registry=registry)
+        def counter(name: str, help_text: str, *labels: str) -> Counter:
+            return Counter(name, help_text, labels, NAMESPACE, registry=registry)
 
         self.runs_in_flight = Gauge(
             "runs_in_flight", "Runs under way.", namespace=NAMESPACE, registry=registry
         )
         self.runs = counter("runs", "Runs that have ended, by stop reason.", "stop_reason")
         self.rules_met = counter("rules_met", "Rule matches.", "rule", "action")
-        for value in ENDINGS:  # a series that begins at 0 has a rate from its first event on
+        for value in END_REASONS:  # a series that begins at 0 has a rate from its first event on
             self.runs.labels(value)
 
 
@@ -288,22 +300,22 @@ class _RunTotals(Collector):
     """The sums of the statistics of all runs, read at each scrape."""
 
     def __init__(self) -> None:
-        self._spent = Totals[str](dict.fromkeys(SPENT, 0))
-        self._ms = Totals[str](dict.fromkeys(SECONDS, 0))
+        self._spent = Totals[str](dict.fromkeys(STATS_COUNTERS, 0))
+        self._milliseconds = Totals[str](dict.fromkeys(TIME_KINDS, 0))
         self._capability_turns = Totals[str]({str(each): 0 for each in Capability})
 
     def add(self, stats: RunStats) -> None:
         """Add the statistics of one choice of a run that has a result: its expenses, times and
         capability turns."""
-        for name in SPENT:
-            self._spent[name] += _clamped(getattr(stats, name))
-        for name in SECONDS:
-            self._ms[name] += _clamped(getattr(stats, f"{name}_ms"))
+        for name in STATS_COUNTERS:
+            self._spent[name] += _clamp(getattr(stats, name))
+        for name in TIME_KINDS:
+            self._milliseconds[name] += _clamp(getattr(stats, f"{name}_ms"))
         for capability, turns in stats.capability_turns.items():
-            self._capability_turns[str(capability)] += _clamped(turns)
+            self._capability_turns[str(capability)] += _clamp(turns)
 
     def collect(self) -> Iterator[Metric]:
-        for name, words in SPENT.items():
+        for name, words in STATS_COUNTERS.items():
             yield CounterMetricFamily(f"{NAMESPACE}_{name}", words, self._spent[name])
         seconds = CounterMetricFamily(
             f"{NAMESPACE}_run_seconds",
@@ -311,7 +323,7 @@ class _RunTotals(Collector):
             labels=["spent"],
             unit="seconds",
         )
-        for name, ms in self._ms.items():
+        for name, ms in self._milliseconds.items():
             seconds.add_metric([name], ms / 1000)
         yield seconds
         turns = CounterMetricFamily(
@@ -324,7 +336,7 @@ class _RunTotals(Collector):
         yield turns
 
 
-def _clamped(number: int) -> int:
+def _clamp(number: int) -> int:
     if number < 0:
         return 0
     return number if number < MAX_AMOUNT else MAX_AMOUNT
@@ -364,11 +376,11 @@ def _pool_metrics(stats: PoolStats) -> Iterator[Metric]:
         yield CounterMetricFamily(f"{NAMESPACE}_pool_{name}", words, getattr(stats, name))
 
 
-_OLD_VALUES = {("state", "in_use"): "lent", ("action", "log"): "flag"}
+_OLD_LABEL_VALUES = {("state", "in_use"): "lent", ("action", "log"): "flag"}
 """Values of labels in the last release, by label and present value."""
 
 
-def _under_old_name(family: Metric) -> Metric:
+def _with_old_name(family: Metric) -> Metric:
     """Return a metric as the last release named it."""
     new = f"{family.name}_total" if family.type == "counter" else family.name
     old = Metric(
@@ -376,7 +388,8 @@ def _under_old_name(family: Metric) -> Metric:
     )
     for sample in family.samples:
         labels = {
-            name: _OLD_VALUES.get((name, value), value) for name, value in sample.labels.items()
+            name: _OLD_LABEL_VALUES.get((name, value), value)
+            for name, value in sample.labels.items()
         }
         old.add_sample(sample.name.removeprefix(NEW_PREFIX), labels, sample.value)
     return old

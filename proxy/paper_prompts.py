@@ -81,7 +81,7 @@ class _PromptFile(BaseModel):
 def read_prompt_file(path: Path) -> ReferencePrompts:
     """Read the prompts of the reference style from a file in the reference's own format. Raises
     ConfigError."""
-    return _read(path, {})
+    return _parse_prompt_file(path, {})
 
 
 def read_reference_prompts() -> Mapping[Domain, ReferencePrompts]:
@@ -98,13 +98,19 @@ def read_reference_prompts() -> Mapping[Domain, ReferencePrompts]:
         )
     package = Path(spec.submodule_search_locations[0])
     try:
-        in_code = {"continue_message": _continue_message(package), "tools": _tools(package)}
+        code_fields = {
+            "continue_message": _continue_message(package),
+            "tools": _tool_descriptions(package),
+        }
     except Exception as error:  # the package's module is executed, so any error may occur
         problem = " ".join(str(error).split())
         raise ConfigError(
             f"paper.prompts: {package} is not the {REFERENCE} that is known here (0.2.0): {problem}"
         ) from error
-    return {domain: _read(package / name, in_code) for domain, name in REFERENCE_FILES.items()}
+    return {
+        domain: _parse_prompt_file(package / name, code_fields)
+        for domain, name in REFERENCE_FILES.items()
+    }
 
 
 def _continue_message(package: Path) -> str:
@@ -115,19 +121,19 @@ def _continue_message(package: Path) -> str:
     raise LookupError("observation.py has no CONTINUE_MSG")
 
 
-def _tools(package: Path) -> list[Any]:
+def _tool_descriptions(package: Path) -> list[Any]:
     """Return the descriptions of the tools, from a module that imports nothing."""
     names = runpy.run_path(str(package / "tools.py"))
     return [names[f"{name}_tool"] for name in TOOL_NAMES]
 
 
-def _read(path: Path, in_code: Mapping[str, Any]) -> ReferencePrompts:
-    """Read a prompt file. `in_code` has fields that the file does not have."""
+def _parse_prompt_file(path: Path, code_fields: Mapping[str, Any]) -> ReferencePrompts:
+    """Read a prompt file. `code_fields` has fields that the file does not have."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ConfigError(f"{path}: it is not a YAML object")
-        file = _PromptFile.model_validate({**content, **in_code})
+        file = _PromptFile.model_validate({**content, **code_fields})
         prompts = ReferencePrompts(
             system=file.system_prompt,
             instance=file.instance_prompt,

@@ -1,7 +1,7 @@
 """The profiles of this server: built from the configuration, selected for each request, printed.
 
 `build_profiles` reads the shipped profiles and the operator's, `Profiles` selects the profile of a
-request, `overlaid` applies settings to a profile, and `profile_table` shows all profiles as
+request, `with_settings` applies settings to a profile, and `profile_table` shows all profiles as
 Markdown."""
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ from policies.profile import (
     get_setting,
     setting_paths,
 )
-from proxy.config import NOT_FINITE, Config, ConfigError, invalid_amounts
+from proxy.config import INVALID_AMOUNT, Config, ConfigError, invalid_amounts
 from proxy.errors import BadRequestError, ForbiddenError
 from proxy.keys import Key
 from proxy.paper_prompts import read_prompts
@@ -57,14 +57,14 @@ class Profiles:
 
     def __init__(
         self,
-        named: Mapping[str, Profile],
+        by_name: Mapping[str, Profile],
         default: str = "default",
         models: Sequence[ModelPolicy] = (),
     ) -> None:
-        self.named = named
+        self.by_name = by_name
         self._default = default
         self._models = models
-        self._known: dict[tuple[str, str | None, str], EffectivePolicy] = {}
+        self._cached_policies: dict[tuple[str, str | None, str], EffectivePolicy] = {}
 
     @classmethod
     def only(cls, profile: Profile) -> "Profiles":
@@ -75,84 +75,98 @@ class Profiles:
     def default(self) -> Profile:
         """The profile of requests for which neither the request, the model nor the key names
         one."""
-        return self.named[self._default]
+        return self.by_name[self._default]
 
-    def of(self, key: Key, model: str, name: str | None, tree: Tree) -> Profile:
+    def select(self, key: Key, model: str, name: str | None, tree: Tree) -> Profile:
         """Return the profile of a request that asks for the profile `name`. The settings in `tree`
         may only restrict this profile.
 
         Raises BadRequestError, ForbiddenError.
         """
-        allowed = self._allowed(key, model, name)
+        allowed = self._effective_policy(key, model, name)
         if not tree:
             return allowed.profile
         try:
-            requested = overlaid(allowed.profile, tree)
+            requested = with_settings(allowed.profile, tree)
         except SettingError as error:
             raise BadRequestError(
-                f"Invalid value for 'sandbox.{error.path}': {error.why}.",
+                f"Invalid value for 'sandbox.{error.path}': {error.reason}.",
                 param=f"sandbox.{error.path}",
                 code="invalid_value",
             ) from error
-        if refusal := allowed.refusal(requested, _setting_paths(tree)):
+        if refusal := allowed.refusal(requested, _override_paths(tree)):
             raise ForbiddenError(refusal.message(), param=f"sandbox.{refusal.path}")
         return requested
 
-    def names_for(self, key: Key) -> list[str]:
+    def selectable_names(self, key: Key) -> list[str]:
         """Return the names of the profiles that requests with a key may select."""
-        return [name for name in self.named if self._may_name(key, name)]
+        return [name for name in self.by_name if self._may_select(key, name)]
 
-    def _may_name(self, key: Key, name: str) -> bool:
+    def _may_select(self, key: Key, name: str) -> bool:
         try:
-            self._allowed(key, "", name)
+            self._effective_policy(key, "", name)
         except ForbiddenError:
             return False
         return True
 
-    def _allowed(self, key: Key, model: str, name: str | None) -> EffectivePolicy:
+    def _effective_policy(self, key: Key, model: str, name: str | None) -> EffectivePolicy:
         policy = next((each for each in self._models if fnmatchcase(model, each.pattern)), None)
-        usual = self._default_for(key, policy)
+        usual = self._default_name(key, policy)
         if name is None or name == usual:
-            return self._restricted(key, policy, usual)
-        if name not in self.named:
-            names = ", ".join(map(repr, self.names_for(key)))
+            return self._cached_policy(key, policy, usual)
+        if name not in self.by_name:
+            names = ", ".join(map(repr, self.selectable_names(key)))
             raise BadRequestError(
                 f"There is no profile {name!r}: one of {names}.",
                 param="sandbox.profile",
                 code="invalid_value",
             )
-        allowed = self._restricted(key, policy, name)
+        allowed = self._cached_policy(key, policy, name)
         if name not in key.profiles:
-            self._require_at_least_as_strict(self._restricted(key, policy, usual), allowed.profile)
+            self._require_at_least_as_strict(
+                self._cached_policy(key, policy, usual), allowed.profile
+            )
         return allowed
 
-    def _require_at_least_as_strict(self, usual: EffectivePolicy, requested: Profile) -> None:
+    def _require_at_least_as_strict(
+        self, default_policy: EffectivePolicy, requested: Profile
+    ) -> None:
         """Raise ForbiddenError if the requested profile, which the key does not list, allows more
-        than `usual`, the default profile of the key and the model."""
-        if refusal := usual.refusal(requested, setting_paths(requested)):
+        than `default_policy`, the default profile of the key and the model."""
+        if refusal := default_policy.refusal(requested, setting_paths(requested)):
             raise ForbiddenError(
                 f"Profile {requested.name!r} needs a key that lists it, because it allows more than"
-                f" {usual.profile.name!r}: {refusal.message()}",
+                f" {default_policy.profile.name!r}: {refusal.message()}",
                 param="sandbox.profile",
             )
 
-    def _default_for(self, key: Key, model: ModelPolicy | None) -> str:
-        if model and model.profile and (not key.profiles or model.profile in key.profiles):
-            return model.profile
+    def _default_name(self, key: Key, model_policy: ModelPolicy | None) -> str:
+        if (
+            model_policy
+            and model_policy.profile
+            and (not key.profiles or model_policy.profile in key.profiles)
+        ):
+            return model_policy.profile
         return key.profiles[0] if key.profiles else self._default
 
-    def _restricted(self, key: Key, model: ModelPolicy | None, name: str) -> EffectivePolicy:
-        known = key.name, model.pattern if model else None, name
-        if known not in self._known:
-            allowed = EffectivePolicy(self.named[name])
-            if model:
-                allowed = _restricted(allowed, model.policy, f"model {model.pattern!r}")
-            self._known[known] = _restricted(allowed, key.policy, f"key {key.name!r}")
-        return self._known[known]
+    def _cached_policy(
+        self, key: Key, model_policy: ModelPolicy | None, name: str
+    ) -> EffectivePolicy:
+        known = key.name, model_policy.pattern if model_policy else None, name
+        if known not in self._cached_policies:
+            allowed = EffectivePolicy(self.by_name[name])
+            if model_policy:
+                allowed = _restrict_policy(
+                    allowed, model_policy.policy, f"model {model_policy.pattern!r}"
+                )
+            self._cached_policies[known] = _restrict_policy(
+                allowed, key.policy, f"key {key.name!r}"
+            )
+        return self._cached_policies[known]
 
 
-def _restricted(allowed: EffectivePolicy, tree: Tree, by: str) -> EffectivePolicy:
-    return allowed.restricted(overlaid(allowed.profile, tree), _setting_paths(tree), by)
+def _restrict_policy(policy: EffectivePolicy, tree: Tree, source: str) -> EffectivePolicy:
+    return policy.restricted(with_settings(policy.profile, tree), _override_paths(tree), source)
 
 
 def build_profiles(config: Config) -> Profiles:
@@ -174,14 +188,14 @@ def build_profiles(config: Config) -> Profiles:
         redaction=config.redaction,
     )
     named: dict[str, Profile] = {}
-    for name, tree in shipped().items():
+    for name, tree in shipped_profiles().items():
         extended = named[tree["extends"]] if "extends" in tree else base
-        named[name] = _extended(extended, name, tree, prompts)
+        named[name] = _extend_profile(extended, name, tree, prompts)
     for name, tree in config.profiles.items():
         extends = tree.get("extends", "default")
         if extends not in named:
             raise ConfigError(f"profiles.{name}.extends: {_unknown_profile(extends)}")
-        named[name] = _extended(named[extends], name, {**tree, "extends": extends}, prompts)
+        named[name] = _extend_profile(named[extends], name, {**tree, "extends": extends}, prompts)
     models = [
         ModelPolicy(pattern, model.profile, model.policy)
         for pattern, model in config.models.items()
@@ -190,7 +204,7 @@ def build_profiles(config: Config) -> Profiles:
     return Profiles(named, config.profile, models)
 
 
-def _check_references(config: Config, named: Mapping[str, Profile]) -> None:
+def _check_references(config: Config, profiles: Mapping[str, Profile]) -> None:
     """Check each setting that names a profile or restricts one. Raises ConfigError."""
     names = {"profile": [config.profile]}
     policies: dict[str, Tree] = {}
@@ -201,10 +215,10 @@ def _check_references(config: Config, named: Mapping[str, Profile]) -> None:
         names[f"keys.{index}.profiles"] = list(key.profiles)
         policies[f"keys.{index}.policy"] = key.policy
     for place, listed in names.items():
-        if unknown := [name for name in listed if name not in named]:
+        if unknown := [name for name in listed if name not in profiles]:
             raise ConfigError(f"{place}: {_unknown_profile(unknown[0])}")
     for place, tree in policies.items():
-        _check_policy(place, tree, named)
+        _check_policy(place, tree, profiles)
 
 
 def _unknown_profile(name: str) -> str:
@@ -213,24 +227,24 @@ def _unknown_profile(name: str) -> str:
     return f"there is no profile {name!r}; define it in profiles, above those that extend it"
 
 
-def _check_policy(place: str, tree: Tree, named: Mapping[str, Profile]) -> None:
+def _check_policy(path: str, tree: Tree, profiles: Mapping[str, Profile]) -> None:
     """Check the settings of a policy, which may restrict any of the profiles. Raises
     ConfigError."""
-    for profile in named.values():
+    for profile in profiles.values():
         try:
-            overlaid(profile, tree)
+            with_settings(profile, tree)
         except SettingError as error:
-            raise ConfigError(f"{place}.{error.path}: {error.why}") from error
+            raise ConfigError(f"{path}.{error.path}: {error.reason}") from error
     if fixed := FIXED_FIELDS & tree.keys():
-        raise ConfigError(f"{place}.{min(fixed)}: this can only be set in profiles")
+        raise ConfigError(f"{path}.{min(fixed)}: this can only be set in profiles")
 
 
-def _extended(base: Profile, name: str, tree: Tree, prompts: Prompts) -> Profile:
+def _extend_profile(base: Profile, name: str, tree: Tree, prompts: Prompts) -> Profile:
     own = _with_prompts(_with_inherited_entries(base, tree), prompts)
     try:
-        return overlaid(base, {**own, "name": name})
+        return with_settings(base, {**own, "name": name})
     except SettingError as error:
-        raise ConfigError(f"profiles.{name}.{error.path}: {error.why}") from error
+        raise ConfigError(f"profiles.{name}.{error.path}: {error.reason}") from error
 
 
 def _with_inherited_entries(base: Profile, tree: Tree) -> Tree:
@@ -255,11 +269,11 @@ def _with_prompts(tree: Tree, prompts: Prompts) -> Tree:
     if not isinstance(agent, Mapping) or agent.get("domain") not in prompts:
         return tree
     found = asdict(prompts[agent["domain"]])
-    return {**tree, "agent": {**agent, "prompts": _merged(found, agent.get("prompts", {}))}}
+    return {**tree, "agent": {**agent, "prompts": _merge_settings(found, agent.get("prompts", {}))}}
 
 
 @cache
-def shipped() -> Mapping[str, Any]:
+def shipped_profiles() -> Mapping[str, Any]:
     """Return the settings of the profiles that are shipped with the proxy, `default` first."""
     files = resources.files("policies") / "profiles"
     found = {
@@ -276,10 +290,10 @@ def shipped() -> Mapping[str, Any]:
 class SettingError(Exception):
     """There is no such setting, or its value is invalid."""
 
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"{path}: {why}")
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
         self.path = path
-        self.why = why
+        self.reason = reason
 
 
 class _ProfileModel(BaseModel):
@@ -287,11 +301,11 @@ class _ProfileModel(BaseModel):
     profile: Profile
 
 
-def overlaid(base: Profile, tree: Tree) -> Profile:
+def with_settings(base: Profile, tree: Tree) -> Profile:
     """Return the profile with the settings of a tree. Raises SettingError."""
-    if long := next(_too_long(tree), None):
+    if long := next(_too_long_lists(tree), None):
         raise SettingError(long, f"has more than {MAX_ENTRIES} entries")
-    merged = _merged(asdict(base), tree)
+    merged = _merge_settings(asdict(base), tree)
     try:
         profile = _ProfileModel.model_validate({"profile": merged}).profile
     except ValidationError as error:
@@ -299,7 +313,7 @@ def overlaid(base: Profile, tree: Tree) -> Profile:
         path = ".".join(str(step) for step in first["loc"][1:])
         raise SettingError(path, first["msg"]) from error
     if below := next(invalid_amounts(asdict(profile)), None):
-        raise SettingError(below, NOT_FINITE)
+        raise SettingError(below, INVALID_AMOUNT)
     for name, minimum in MIN_LIMITS.items():
         value = getattr(profile.isolation, name)
         if value is not None and value < minimum:
@@ -307,27 +321,27 @@ def overlaid(base: Profile, tree: Tree) -> Profile:
     return profile
 
 
-def _too_long(tree: Tree, above: str = "") -> Iterator[str]:
+def _too_long_lists(tree: Tree, prefix: str = "") -> Iterator[str]:
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _too_long(value, f"{above}{key}.")
+            yield from _too_long_lists(value, f"{prefix}{key}.")
         elif isinstance(value, list | tuple) and len(value) > MAX_ENTRIES:
-            yield above + key
+            yield prefix + key
 
 
-def _merged(base: Mapping[str, Any], tree: Any) -> Any:
+def _merge_settings(base: Mapping[str, Any], tree: Any) -> Any:
     if not isinstance(tree, Mapping):
         return tree
     merged = {**base}
     for key, value in tree.items():
         below = base.get(key)
-        merged[key] = _merged(below, value) if isinstance(below, Mapping) else value
+        merged[key] = _merge_settings(below, value) if isinstance(below, Mapping) else value
     if "allowed_hosts" in base and "mode" in base:
-        merged |= _settings_with_mode(tree, merged["mode"])
+        merged |= _settings_reset_by_mode(tree, merged["mode"])
     return merged
 
 
-def _settings_with_mode(network: Tree, mode: object) -> dict[str, Any]:
+def _settings_reset_by_mode(network: Tree, mode: object) -> dict[str, Any]:
     """Return the network settings that the mode resets. If `network` sets the mode, the hosts that
     were allowed in the previous mode are dropped. Without a network, hosts have no meaning."""
     if "mode" not in network:
@@ -336,14 +350,14 @@ def _settings_with_mode(network: Tree, mode: object) -> dict[str, Any]:
     return {**kept, "headers": (), "allowed_cidrs": ()} if mode == "none" else kept
 
 
-def _setting_paths(tree: Tree, above: str = "") -> list[str]:
+def _override_paths(tree: Tree, prefix: str = "") -> list[str]:
     """Return the paths of the settings that a tree of overrides has. `isolation.network` counts as
     one setting."""
     paths = []
     for key, value in tree.items():
-        path = above + key
+        path = prefix + key
         if isinstance(value, Mapping) and path != "isolation.network":
-            paths += _setting_paths(value, f"{path}.")
+            paths += _override_paths(value, f"{path}.")
         else:
             paths.append(path)
     return paths
@@ -354,27 +368,27 @@ def _setting_paths(tree: Tree, above: str = "") -> list[str]:
 _TABLE_HEAD = ("| setting | default | elsewhere | narrower |", "|---|---|---|---|")
 
 
-def profile_table(profiles: Mapping[str, Profile], usual: Profile) -> Iterator[str]:
+def profile_table(profiles: Mapping[str, Profile], default: Profile) -> Iterator[str]:
     """Yield the lines of a Markdown table with a row for each setting: its value in the profile
-    `usual`, the profiles whose value differs from that of the profile they extend, and the values
+    `default`, the profiles whose value differs from that of the profile they extend, and the values
     to which a model, a key or a request may restrict the setting."""
     yield from _TABLE_HEAD
-    for path in setting_paths(usual):
-        value = get_setting(usual, path)
+    for path in setting_paths(default):
+        value = get_setting(default, path)
         extended = {
-            name: get_setting(usual if each.extends == name else profiles[each.extends], path)
+            name: get_setting(default if each.extends == name else profiles[each.extends], path)
             for name, each in profiles.items()
         }
         others = [
-            f"{name} {_shown(get_setting(each, path))}"
+            f"{name} {_format_value(get_setting(each, path))}"
             for name, each in profiles.items()
-            if each is not usual and get_setting(each, path) != extended[name]
+            if each is not default and get_setting(each, path) != extended[name]
         ]
         narrower = describe_stricter(path, value)
-        yield f"| `{path}` | {_shown(value)} | {', '.join(others)} | {narrower} |"
+        yield f"| `{path}` | {_format_value(value)} | {', '.join(others)} | {narrower} |"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, Egress):
         value = [value.mode, *value.allowed_hosts]
     elif isinstance(value, tuple):

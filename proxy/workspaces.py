@@ -45,13 +45,13 @@ class SnapshotStore(Protocol):
     async def save(self, state: SessionState, write: Callable[[Sink], Awaitable[int]]) -> None:
         """Store the bytes that `write` sends, all or none of them. Raises the errors of `write`."""
 
-    async def alias(self, state: SessionState, of: SessionState) -> None:
-        """Make `state` an alias of the state `of`, if `of` is stored."""
+    async def alias(self, state: SessionState, target: SessionState) -> None:
+        """Make `state` an alias of the state `target`, if `target` is stored."""
 
-    async def newest(self, session: Session) -> str | None:
+    async def newest_state_name(self, session: Session) -> str | None:
         """Return the name of the state that was saved last, or None."""
 
-    async def known(self, session: Session, names: Sequence[str]) -> set[str]:
+    async def stored_names(self, session: Session, names: Sequence[str]) -> set[str]:
         """Return the names of the states that are stored."""
 
     def read(self, state: SessionState) -> AsyncIterable[bytes]:
@@ -83,7 +83,7 @@ class WorkspaceLease:
         self._sandboxes = sandboxes
         self._lease: Lease | None = None
         self._exit_stack = AsyncExitStack()
-        self._preparation = asyncio.Lock()
+        self._preparation_lock = asyncio.Lock()
 
     @property
     def has_earlier_files(self) -> bool:
@@ -92,7 +92,7 @@ class WorkspaceLease:
 
     async def sandbox(self) -> Sandbox:
         """Return the sandbox; see `Lease`."""
-        async with self._preparation:
+        async with self._preparation_lock:
             lease = await self.request_sandbox()
             sandbox = await lease.sandbox()
             if sandbox is not self.current_sandbox:
@@ -157,8 +157,8 @@ class Workspaces:
         self._keep_s = keep_s
         self._max_kept = max_kept
         self._clock = clock or SystemClock()
-        self._idle: dict[SessionState, _IdleWorkspace] = {}
-        self._saving: dict[SessionState, asyncio.Task[None]] = {}
+        self._idle_workspaces: dict[SessionState, _IdleWorkspace] = {}
+        self._save_tasks: dict[SessionState, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._eviction: asyncio.Task[None] | None = None
         self._is_wanted: Callable[[], bool] | None = None
@@ -175,7 +175,7 @@ class Workspaces:
     ) -> AsyncIterator[WorkspaceLease]:
         """Lease a workspace for the duration of the block. After a block that did not fail, save
         the workspace in the background if the `save_as` of the lease is set."""
-        parent = await self._parent(resume_from) if resume_from else None
+        parent = await self._find_start_state(resume_from) if resume_from else None
         lease = self._take_idle(parent, isolation) or WorkspaceLease(self._sandboxes, isolation)
         try:
             lease.confirm_target = confirm_target
@@ -195,10 +195,10 @@ class Workspaces:
     async def discard(self, session: Session) -> bool:
         """Delete the idle sandboxes and all states of a session. Return True if there were any."""
         await self._wait_until_saved(session)
-        known = await self._snapshots.newest(session) is not None
-        for state in [state for state in self._idle if state.session == session]:
+        known = await self._snapshots.newest_state_name(session) is not None
+        for state in [state for state in self._idle_workspaces if state.session == session]:
             known = True
-            await self._end(state)
+            await self._end_idle(state)
         await self._snapshots.discard(session)
         return known
 
@@ -211,41 +211,43 @@ class Workspaces:
         if self._eviction is None:
             self._eviction = asyncio.create_task(self._evict_one(is_wanted))
             self._tasks.add(self._eviction)
-            self._eviction.add_done_callback(self._eviction_done)
+            self._eviction.add_done_callback(self._on_eviction_done)
 
     async def aclose(self) -> None:
         """Wait until all states are saved, then end all idle sandboxes."""
         while self._tasks:
             await asyncio.wait(self._tasks)
-        for state in list(self._idle):
-            await self._end(state)
+        for state in list(self._idle_workspaces):
+            await self._end_idle(state)
 
-    async def _parent(self, resume_from: ResumePoint) -> SessionState | None:
+    async def _find_start_state(self, resume_from: ResumePoint) -> SessionState | None:
         """Return the state to start from: the first known parent, else the newest state."""
         session = resume_from.session
         states = [SessionState(session, name) for name in resume_from.parents]
         for state in states:
-            if saving := self._saving.get(state):
+            if saving := self._save_tasks.get(state):
                 await asyncio.wait([saving])
-        known = await self._snapshots.known(session, resume_from.parents)
-        available = (state for state in states if state.name in known or state in self._idle)
+        known = await self._snapshots.stored_names(session, resume_from.parents)
+        available = (
+            state for state in states if state.name in known or state in self._idle_workspaces
+        )
         if found := next(available, None):
             return found
         if resume_from.starts_empty:
             return None
         await self._wait_until_saved(session)
-        newest = await self._snapshots.newest(session)
+        newest = await self._snapshots.newest_state_name(session)
         return SessionState(session, newest) if newest else None
 
     async def _wait_until_saved(self, session: Session) -> None:
-        if saving := self._saving_of(session):
+        if saving := self._save_tasks_of(session):
             await asyncio.wait(saving)
 
-    def _saving_of(self, session: Session) -> list[asyncio.Task[None]]:
-        return [task for state, task in self._saving.items() if state.session == session]
+    def _save_tasks_of(self, session: Session) -> list[asyncio.Task[None]]:
+        return [task for state, task in self._save_tasks.items() if state.session == session]
 
     def _take_idle(self, state: SessionState | None, isolation: Isolation) -> WorkspaceLease | None:
-        idle = self._idle.get(state) if state else None
+        idle = self._idle_workspaces.get(state) if state else None
         if state is None or idle is None or idle.lease.isolation != isolation:
             return None
         return self._take(state)
@@ -255,44 +257,44 @@ class Workspaces:
         if lease.current_sandbox:
             lease.origin = "kept"
         lease.restore = None
-        if parent and await self._snapshots.known(parent.session, [parent.name]):
+        if parent and await self._snapshots.stored_names(parent.session, [parent.name]):
             # Also for an idle sandbox: if it is lost, the next sandbox gets the files.
             lease.restore = lambda sandbox: sandbox.restore(self._snapshots.read(parent))
 
     def _take(self, state: SessionState) -> WorkspaceLease:
-        idle = self._idle.pop(state)
+        idle = self._idle_workspaces.pop(state)
         idle.expiration.cancel()
         return idle.lease
 
-    async def _end(self, state: SessionState) -> None:
+    async def _end_idle(self, state: SessionState) -> None:
         """End an idle sandbox, unless it was taken or ended meanwhile."""
-        if state in self._idle:
+        if state in self._idle_workspaces:
             await self._take(state).release()
 
     def _save_in_background(
         self, parent: SessionState | None, state: SessionState, lease: WorkspaceLease
     ) -> None:
-        before = self._saving_of(state.session)
-        saving = asyncio.create_task(self._save(parent, state, lease, before))
-        self._saving[state] = saving
+        earlier_saves = self._save_tasks_of(state.session)
+        saving = asyncio.create_task(self._save(parent, state, lease, earlier_saves))
+        self._save_tasks[state] = saving
         self._tasks.add(saving)
         saving.add_done_callback(self._tasks.discard)
-        saving.add_done_callback(partial(self._forget_saving, state))
+        saving.add_done_callback(partial(self._forget_save_task, state))
 
-    def _forget_saving(self, state: SessionState, saving: "asyncio.Task[None]") -> None:
-        if self._saving.get(state) is saving:  # another run may save the same state meanwhile
-            del self._saving[state]
+    def _forget_save_task(self, state: SessionState, task: "asyncio.Task[None]") -> None:
+        if self._save_tasks.get(state) is task:  # another run may save the same state meanwhile
+            del self._save_tasks[state]
 
     async def _save(
         self,
         parent: SessionState | None,
         state: SessionState,
         lease: WorkspaceLease,
-        before: Collection[asyncio.Task[None]],
+        earlier_saves: Collection[asyncio.Task[None]],
     ) -> None:
         """Save the state of a workspace, then keep its sandbox idle for a while."""
-        if before:  # in order, so that the newest state is that of the last run
-            await asyncio.wait(before)
+        if earlier_saves:  # in order, so that the newest state is that of the last run
+            await asyncio.wait(earlier_saves)
         is_lost = False
         try:
             if lease.is_used:
@@ -320,33 +322,37 @@ class Workspaces:
         return True
 
     async def _keep_idle(self, state: SessionState, lease: WorkspaceLease) -> None:
-        while state in self._idle:  # a loop, for another run may save the same state meanwhile
-            await self._end(state)
-        self._idle[state] = _IdleWorkspace(lease, asyncio.create_task(self._expire(state)))
-        while len(self._idle) > self._max_kept:
-            await self._end(next(iter(self._idle)))
+        while (
+            state in self._idle_workspaces
+        ):  # a loop, for another run may save the same state meanwhile
+            await self._end_idle(state)
+        self._idle_workspaces[state] = _IdleWorkspace(
+            lease, asyncio.create_task(self._expire(state))
+        )
+        while len(self._idle_workspaces) > self._max_kept:
+            await self._end_idle(next(iter(self._idle_workspaces)))
         is_wanted, self._is_wanted = self._is_wanted, None
         if is_wanted and is_wanted():
             self.evict_idle(is_wanted)
 
     async def _evict_one(self, is_wanted: Callable[[], bool]) -> None:
-        for state in list(self._idle):
+        for state in list(self._idle_workspaces):
             # A sandbox without a snapshot has the only copy of its files, so it is not evicted.
-            known = await self._snapshots.known(state.session, [state.name])
+            known = await self._snapshots.stored_names(state.session, [state.name])
             if not is_wanted():
                 return
-            if known and state in self._idle:
-                await self._end(state)
+            if known and state in self._idle_workspaces:
+                await self._end_idle(state)
                 return
         self._is_wanted = is_wanted
 
-    def _eviction_done(self, eviction: "asyncio.Task[None]") -> None:
+    def _on_eviction_done(self, eviction: "asyncio.Task[None]") -> None:
         self._eviction = None
         self._tasks.discard(eviction)
 
     async def _expire(self, state: SessionState) -> None:
         await self._clock.sleep(self._keep_s)
-        await self._idle.pop(state).lease.release()
+        await self._idle_workspaces.pop(state).lease.release()
 
 
 def _snapshot_of(sandbox: Sandbox) -> Callable[[Sink], Awaitable[int]]:

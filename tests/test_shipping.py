@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from proxy.config import Config, setting_paths
-from proxy.metrics import ENDINGS, Metrics
+from proxy.metrics import END_REASONS, Metrics
 from sandbox_runtime.pool.pool import PoolStats
 
 ROOT = Path(__file__).parents[1]
@@ -46,7 +46,7 @@ def expressions(name: str) -> Iterator[str]:
 def metric_names() -> set[str]:
     """Return the names of all series that the proxy serves, those of the pool included."""
     metrics = Metrics()
-    metrics.read_pool(lambda: PoolStats(*[0] * len(fields(PoolStats))))
+    metrics.register_pool_stats(lambda: PoolStats(*[0] * len(fields(PoolStats))))
     families = metrics.collect()
     return {f"{family.name}{end}" for family in families for end in SUFFIXES[family.type]}
 
@@ -61,7 +61,7 @@ def test_alert_and_dashboard_expressions_name_only_metrics_that_exist(name: str)
 @pytest.mark.parametrize("name", ["alerts.yaml", "grafana-dashboard.json"])
 def test_alert_and_dashboard_expressions_name_only_stop_reasons_that_exist(name: str) -> None:
     named = [re.findall(r'stop_reason="(\w+)"', text) for text in expressions(name)]
-    assert {reason for reasons in named for reason in reasons} <= set(ENDINGS)
+    assert {reason for reasons in named for reason in reasons} <= set(END_REASONS)
 
 
 def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:

@@ -125,7 +125,7 @@ def metrics() -> str:
         "|---|---|---|---|",
     ]
     shown = Metrics()
-    shown.read_pool(lambda: PoolStats(*[0] * len(fields(PoolStats))))
+    shown.register_pool_stats(lambda: PoolStats(*[0] * len(fields(PoolStats))))
     labels_of = _label_names(shown)
     for family in shown.collect():
         if family.documentation.startswith("Deprecated"):
@@ -155,7 +155,7 @@ def profiles() -> str:
         "`sandbox-proxy profiles --config config.yaml` prints this table with your own profiles.",
         "",
     ]
-    return "\n".join([*lines, *profile_table(built.named, built.default), ""])
+    return "\n".join([*lines, *profile_table(built.by_name, built.default), ""])
 
 
 def commands() -> str:

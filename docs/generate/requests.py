@@ -141,7 +141,7 @@ def _chat_rows() -> Iterator[str]:
     for name in (*OPENAI, "sandbox"):
         parameter = PARAMETERS[name]
         kind = schema_words(schemas.get(name, {}))
-        yield row(f"`{name}`", kind, _sent_with(parameter.scope), parameter.effect)
+        yield row(f"`{name}`", kind, _sent_with(parameter.scope), parameter.description)
 
 
 def _sent_with(scope: str) -> str:
@@ -172,7 +172,7 @@ def _responses_rows() -> Iterator[str]:
 def _messages_rows() -> Iterator[str]:
     schemas = _schema("MessageRequest")
     for name, field in messages_request.FIELDS.items():
-        yield row(f"`{name}`", schema_words(schemas.get(name, {})), field.effect)
+        yield row(f"`{name}`", schema_words(schemas.get(name, {})), field.description)
 
 
 @cache

@@ -41,7 +41,7 @@ from proxy.agent.model import (
 from proxy.agent.result import Result, RunStats, Stopwatch, run_times, token_counts, usage_count
 from proxy.agent.task import AgentInput, AgentTask, PendingInput, RunClock, out_of_time
 from proxy.agent.turn_stream import FirstCallProgress, emit_reasoning
-from proxy.errors import BackendError, may_refuse_files, unreadable_files_error
+from proxy.errors import BackendError, may_be_file_refusal, unreadable_files_error
 from proxy.workspaces import Workspaces
 from sandbox_runtime.tools.base import Tool
 
@@ -237,7 +237,7 @@ async def _complete(
             completion = await model.complete(body, on_delta)
     except BackendError as error:
         error.renumber(lambda _: None)  # the message indexes are not those of the client's request
-        if task.files_verdict.reason and may_refuse_files(error):
+        if task.files_verdict.reason and may_be_file_refusal(error):
             raise unreadable_files_error(task.files_verdict, refusal=error.message) from error
         raise
     if not task.request.stream:

@@ -31,7 +31,7 @@ from proxy.api.files import (
 )
 from proxy.api.parameters import (
     BODY_ERRORS,
-    FORM,
+    FORM_MEDIA_TYPE,
     Owner,
     ServicesDep,
     body_of,
@@ -40,7 +40,7 @@ from proxy.api.parameters import (
     json_body,
 )
 from proxy.errors import BadRequestError, NotFoundError, ProxyError, UnauthorizedError
-from proxy.files import ARCHIVE
+from proxy.files import ARCHIVE_FILE_ID
 from proxy.schemas.resources import (
     ArchiveQuery,
     ContainerCreate,
@@ -56,7 +56,7 @@ from proxy.schemas.resources import (
     container_object,
     parse,
 )
-from proxy.schemas.validation import missing
+from proxy.schemas.validation import missing_error
 from proxy.store.records import Container, ContainerFile
 
 router = APIRouter(
@@ -64,10 +64,10 @@ router = APIRouter(
     default_response_class=JSONResponse,
 )
 
-FILES = "/v1/containers/{container_id}/files"
-FILE = FILES + "/{file_id}"
+FILES_PATH = "/v1/containers/{container_id}/files"
+FILE_PATH = FILES_PATH + "/{file_id}"
 READ_BYTES = 1 << 20
-_FILE_BODY = body_of(ContainerFileCreate, "application/json", FORM)
+_FILE_BODY = body_of(ContainerFileCreate, "application/json", FORM_MEDIA_TYPE)
 
 
 async def _container(services: ServicesDep, owner: Owner, container_id: str) -> Container:
@@ -120,7 +120,7 @@ async def list_containers(
     """List the containers."""
     found = await services.store.containers.page(owner, query.page_request, query.name)
     objects = [_container_object(request, services, container) for container in found.items]
-    return ListObject.of(objects, found.has_more)
+    return ListObject.from_page(objects, found.has_more)
 
 
 @router.get(
@@ -147,24 +147,24 @@ def _container_object(
     request: Request, services: Services, container: Container
 ) -> ContainerObject:
     files = services.files
-    zip_url = files.url(base_url(request), container.id, ARCHIVE, files.link_expiry())
+    zip_url = files.url(base_url(request), container.id, ARCHIVE_FILE_ID, files.link_expiry())
     return container_object(container, zip_url)
 
 
-@router.post(FILES, responses=errors(*BODY_ERRORS, 404, 408), openapi_extra=_FILE_BODY)
+@router.post(FILES_PATH, responses=errors(*BODY_ERRORS, 404, 408), openapi_extra=_FILE_BODY)
 async def create_container_file(
     request: Request, services: ServicesDep, owner: Owner, container: OwnedContainer
 ) -> ContainerFileObject:
     """Add a file to a container: a copy of an upload, or the file of a form."""
     if request.headers.get("content-type", "").lower().startswith("application/json"):
         body = parse(ContainerFileCreate, await read_json_object(request))
-        file = await _from_upload(services, owner, container.id, body.file_id)
+        file = await _file_from_upload(services, owner, container.id, body.file_id)
     else:
-        file = await _from_form(request, services, owner, container.id)
+        file = await _file_from_form(request, services, owner, container.id)
     return _file_object(request, services, file)
 
 
-@router.get(FILES, responses=errors(400, 404))
+@router.get(FILES_PATH, responses=errors(400, 404))
 async def list_container_files(
     request: Request,
     services: ServicesDep,
@@ -177,11 +177,11 @@ async def list_container_files(
         owner, container.id, query.page_request, query.path
     )
     objects = [_file_object(request, services, file) for file in found.items]
-    return ListObject.of(objects, found.has_more)
+    return ListObject.from_page(objects, found.has_more)
 
 
 @router.get(
-    f"{FILES}/content",
+    f"{FILES_PATH}/content",
     response_class=Response,
     responses=content("application/zip") | errors(400, 401, 404),
 )
@@ -193,16 +193,16 @@ async def zip_of_files(
 ) -> Response:
     """Return a zip archive of all files of a container, or of the files under `path`. A request
     with a signed link needs no key."""
-    reader = _reader(request, services, container_id, ARCHIVE, query)
+    owner = _authorized_owner(request, services, container_id, ARCHIVE_FILE_ID, query)
     store = services.store
-    files = await store.container_files.all(container_id, reader, query.path)
+    files = await store.container_files.all(container_id, owner, query.path)
     if files is None:
         raise _no_such_container(container_id)
     pieces = _zip_pieces((file, store.blobs.path(file.blob)) for file in files)
     return zip_response(pieces, f"{container_id}.zip")
 
 
-@router.get(FILE, responses=errors(404))
+@router.get(FILE_PATH, responses=errors(404))
 async def retrieve_container_file(
     request: Request, services: ServicesDep, owner: Owner, container: OwnedContainer, file_id: str
 ) -> ContainerFileObject:
@@ -213,7 +213,7 @@ async def retrieve_container_file(
     return _file_object(request, services, file)
 
 
-@router.delete(FILE, responses=errors(404))
+@router.delete(FILE_PATH, responses=errors(404))
 async def delete_container_file(
     services: ServicesDep, owner: Owner, container: OwnedContainer, file_id: str
 ) -> Deleted:
@@ -223,8 +223,8 @@ async def delete_container_file(
     return Deleted(id=file_id, object="container.file.deleted")
 
 
-@router.get(f"{FILE}/content", response_class=Response, responses=content() | errors(401, 404))
-@router.head(f"{FILE}/content", include_in_schema=False)
+@router.get(f"{FILE_PATH}/content", response_class=Response, responses=content() | errors(401, 404))
+@router.head(f"{FILE_PATH}/content", include_in_schema=False)
 async def file_content(
     request: Request,
     services: ServicesDep,
@@ -233,31 +233,31 @@ async def file_content(
     query: Annotated[LinkQuery, Query()],
 ) -> Response:
     """Return the content of a container's file. A request with a signed link needs no key."""
-    reader = _reader(request, services, container_id, file_id, query)
-    stored = await services.files.find(container_id, file_id, reader)
+    owner = _authorized_owner(request, services, container_id, file_id, query)
+    stored = await services.files.find(container_id, file_id, owner)
     if stored is None:
         raise _no_such_file(container_id, file_id)
     return file_response(stored)
 
 
-async def _from_upload(
+async def _file_from_upload(
     services: Services, owner: str, container_id: str, file_id: str | None
 ) -> ContainerFile:
     if file_id is None:
-        raise missing("file")
+        raise missing_error("file")
     upload = await owned_upload(services, owner, file_id, "file_id")
     return await put_upload(services, owner, container_id, upload)
 
 
-async def _from_form(
+async def _file_from_form(
     request: Request, services: Services, owner: str, container_id: str
 ) -> ContainerFile:
     store, limits = services.store, services.file_limits
-    async with store.blobs.new() as writer:
+    async with store.blobs.open_writer() as writer:
         form = await read_upload(request, services, owner, writer)
         file_id = form.fields.get("file_id")
         if form.filename is None:
-            return await _from_upload(services, owner, container_id, file_id)
+            return await _file_from_upload(services, owner, container_id, file_id)
         if file_id is not None:
             raise BadRequestError("Send either 'file' or 'file_id', not both.", param="file_id")
         return await store.container_files.put(
@@ -270,7 +270,7 @@ async def _from_form(
         )
 
 
-def _reader(
+def _authorized_owner(
     request: Request, services: Services, container_id: str, file_id: str, link: LinkQuery
 ) -> str | None:
     """Return the owner whose files the request may read, or None if a valid signed link authorizes

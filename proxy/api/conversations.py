@@ -43,9 +43,9 @@ router = APIRouter(
     dependencies=[REQUIRES_KEY],
 )
 PATH = "/v1/conversations"
-CONVERSATION = PATH + "/{conversation_id}"
-ITEMS = CONVERSATION + "/items"
-ITEM = ITEMS + "/{item_id}"
+CONVERSATION_PATH = PATH + "/{conversation_id}"
+ITEMS_PATH = CONVERSATION_PATH + "/items"
+ITEM_PATH = ITEMS_PATH + "/{item_id}"
 
 
 async def _repository(services: ServicesDep) -> ConversationRepository:
@@ -81,14 +81,14 @@ async def create_conversation(
     return conversation_object(await repository.create(owner, body.metadata or {}, items))
 
 
-@router.get(CONVERSATION, responses=errors(404))
+@router.get(CONVERSATION_PATH, responses=errors(404))
 async def retrieve_conversation(conversation: OwnedConversation) -> ConversationObject:
     """Return a conversation without its items."""
     return conversation_object(conversation)
 
 
 @router.post(
-    CONVERSATION,
+    CONVERSATION_PATH,
     responses=errors(*BODY_ERRORS, 404),
     openapi_extra=body_of(ConversationUpdate),
 )
@@ -105,7 +105,7 @@ async def update_conversation(
     return conversation_object(found)
 
 
-@router.delete(CONVERSATION, responses=errors(404))
+@router.delete(CONVERSATION_PATH, responses=errors(404))
 async def delete_conversation(
     repository: RepositoryDep, owner: Owner, conversation_id: str
 ) -> Deleted:
@@ -116,7 +116,7 @@ async def delete_conversation(
 
 
 @router.post(
-    ITEMS,
+    ITEMS_PATH,
     response_model=ListObject[ItemObject],
     responses=errors(*BODY_ERRORS, 404),
     openapi_extra=body_of(ItemsCreate),
@@ -135,7 +135,7 @@ async def create_items(
     return JSONResponse(items_list(items, has_more=False))
 
 
-@router.get(ITEMS, response_model=ListObject[ItemObject], responses=errors(400, 404))
+@router.get(ITEMS_PATH, response_model=ListObject[ItemObject], responses=errors(400, 404))
 async def list_items(
     repository: RepositoryDep,
     owner: Owner,
@@ -147,7 +147,7 @@ async def list_items(
     return JSONResponse(items_list(found.items, found.has_more))
 
 
-@router.get(ITEM, response_model=ItemObject, responses=errors(404))
+@router.get(ITEM_PATH, response_model=ItemObject, responses=errors(404))
 async def retrieve_item(
     repository: RepositoryDep, owner: Owner, conversation_id: str, item_id: str
 ) -> Response:
@@ -158,7 +158,7 @@ async def retrieve_item(
     return JSONResponse(found)
 
 
-@router.delete(ITEM, responses=errors(404))
+@router.delete(ITEM_PATH, responses=errors(404))
 async def delete_item(
     repository: RepositoryDep, owner: Owner, conversation: OwnedConversation, item_id: str
 ) -> ConversationObject:

@@ -40,7 +40,7 @@ from proxy.errors import (
     ForbiddenError,
     ProxyError,
     UnauthorizedError,
-    error_body,
+    anthropic_error_body,
     request_id,
 )
 from proxy.inputs import Inputs
@@ -169,7 +169,7 @@ class ClientRequest:
 class ModelRequest(ClientRequest):
     """A client's request that names a model."""
 
-    raw: bytes
+    raw_body: bytes
     """The body as received."""
     body: dict[str, Any]
 
@@ -200,7 +200,7 @@ def error_response(request: Request, error: ProxyError) -> Response:
         return JSONResponse(error.body(), error.status, headers)
     name = server_request_id(request.scope)
     headers = {**headers, ResponseHeader.MESSAGES_REQUEST_ID: name}
-    return JSONResponse(error_body(error, name), error.status, headers)
+    return JSONResponse(anthropic_error_body(error, name), error.status, headers)
 
 
 def has_valid_key(request: Request) -> bool:
@@ -346,19 +346,19 @@ async def read_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
             raise BodyTooLargeError(f"{max_bytes >> 20} MiB")
         if bounds is not None:
             body_reservation(request).take(len(piece))
-            _check(bounds, piece)
+            _check_bounds(bounds, piece)
         elif len(received) > SMALL_BYTES:
             body_reservation(request).take(len(received))
-            _check(bounds := JSONBounds(), bytes(received))
+            _check_bounds(bounds := JSONBounds(), bytes(received))
     if bounds is None and not is_small(received):
-        _check(JSONBounds(), bytes(received))
+        _check_bounds(JSONBounds(), bytes(received))
     raw = bytes(received)
     if len(raw) > SLOW_BYTES:
         await asyncio.sleep(YIELD_S)
     return raw
 
 
-def _check(bounds: JSONBounds, piece: bytes) -> None:
+def _check_bounds(bounds: JSONBounds, piece: bytes) -> None:
     try:
         bounds.check(piece)
     except TooMuchJSONError as error:
@@ -383,14 +383,14 @@ async def read_model_request(request: Request) -> ModelRequest:
     Raises UnauthorizedError, BodyTooLargeError, BusyError, BadRequestError.
     """
     key, services = authorize(request), get_services(request)
-    raw = await read_body(request, services.inputs.max_body_bytes)
-    body = request_body(await decode_body(request, raw), model=text)
+    raw_body = await read_body(request, services.inputs.max_body_bytes)
+    body = request_body(await decode_body(request, raw_body), model=text)
     return ModelRequest(
         http=request,
         services=services,
         key=key,
         credentials=request.scope.get(_CREDENTIALS),
-        raw=raw,
+        raw_body=raw_body,
         body=body,
     )
 
@@ -401,22 +401,24 @@ async def read_json_object(request: Request) -> dict[str, Any]:
     return request_body(await decode_body(request, await read_body(request)))
 
 
-async def decode_body(request: Request, raw: bytes) -> Any:
+async def decode_body(request: Request, raw_body: bytes) -> Any:
     """Return the decoded JSON, and reserve memory for it. Raises BadRequestError, BusyError,
     BodyTooLargeError."""
     try:
-        if len(raw) <= LARGE_BYTES or has_non_finite(value := decode_json(raw)):
-            value = _DECODER.decode(raw.decode(json.detect_encoding(raw), "surrogatepass"))
+        if len(raw_body) <= LARGE_BYTES or has_non_finite(value := decode_json(raw_body)):
+            value = _DECODER.decode(
+                raw_body.decode(json.detect_encoding(raw_body), "surrogatepass")
+            )
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"The request body is not valid JSON: {error}.") from error
-    if len(raw) > SMALL_BYTES:
-        body_reservation(request).take(size_of_copies(raw, value))
-    if len(raw) > SLOW_BYTES:
+    if len(raw_body) > SMALL_BYTES:
+        body_reservation(request).take(size_of_copies(raw_body, value))
+    if len(raw_body) > SLOW_BYTES:
         await asyncio.sleep(YIELD_S)
     return value
 
 
-def _finite(number: str) -> float:
+def _parse_finite(number: str) -> float:
     value = float(number)
     return value if math.isfinite(value) else _raise_invalid_number(number)
 
@@ -425,7 +427,7 @@ def _raise_invalid_number(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not valid in JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_raise_invalid_number, parse_float=_finite)
+_DECODER = json.JSONDecoder(parse_constant=_raise_invalid_number, parse_float=_parse_finite)
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:

@@ -54,11 +54,11 @@ async def openapi(request: Request) -> Response:
     """Return the OpenAPI description."""
     state = request.app.state
     if not hasattr(state, "openapi"):
-        state.openapi = await asyncio.to_thread(_encode, request.app.routes)
+        state.openapi = await asyncio.to_thread(_encode_description, request.app.routes)
     return Response(state.openapi, media_type="application/json")
 
 
-def _encode(routes: list[Any]) -> bytes:
+def _encode_description(routes: list[Any]) -> bytes:
     return json.dumps(describe(routes)).encode()
 
 
@@ -91,7 +91,7 @@ async def docs_asset(asset: str) -> Response:
 
 # The description
 
-BODIES = (
+BODY_MODELS = (
     UploadForm,
     ContainerCreate,
     ContainerFileCreate,
@@ -102,8 +102,8 @@ BODIES = (
     ErrorResponse,
 )
 """Models that FastAPI does not find, because they are not parameters of a route."""
-_REF = "#/components/schemas/{model}"
-_UNSAFE = ("post", "delete")
+_REF_TEMPLATE = "#/components/schemas/{model}"
+_UNSAFE_METHODS = ("post", "delete")
 _FASTAPI_ERRORS = ("HTTPValidationError", "ValidationError")
 """Names of the schemas of FastAPI's error response 422, which this server replaces by 400."""
 
@@ -118,7 +118,9 @@ def describe(routes: list[Any]) -> Tree:
         routes=routes,
     )
     schemas = tree["components"]["schemas"]
-    _, found = models_json_schema([(model, "validation") for model in BODIES], ref_template=_REF)
+    _, found = models_json_schema(
+        [(model, "validation") for model in BODY_MODELS], ref_template=_REF_TEMPLATE
+    )
     schemas.update(found["$defs"] | _SCHEMAS)
     for name in _FASTAPI_ERRORS:
         schemas.pop(name, None)
@@ -143,7 +145,7 @@ def _add_common_errors(method: str, operation: Tree) -> None:
     statuses: list[int | str] = [500, 503]
     if "security" in operation or "401" in responses:
         statuses += [401, 429, "5XX"]
-    if method in _UNSAFE:
+    if method in _UNSAFE_METHODS:
         statuses.append(403)
     for status, response in errors(*statuses).items():
         responses.setdefault(str(status), response)
@@ -156,27 +158,31 @@ def _object(*required: str, **properties: Any) -> Tree:
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
-def _list(of: Tree, **more: Any) -> Tree:
-    return {"type": "array", "items": of, **more}
+def _array(items: Tree, **keywords: Any) -> Tree:
+    return {"type": "array", "items": items, **keywords}
 
 
 def _enum(*words: str) -> Tree:
     return {"type": "string", "enum": list(words)}
 
 
-def _number(least: float, most: float) -> Tree:
-    return {"type": "number", "minimum": least, "maximum": most}
+def _number(minimum: float, maximum: float) -> Tree:
+    return {"type": "number", "minimum": minimum, "maximum": maximum}
 
 
-def _integer(least: int, most: int | None = None) -> Tree:
-    return {"type": "integer", "minimum": least, **({} if most is None else {"maximum": most})}
+def _integer(minimum: int, maximum: int | None = None) -> Tree:
+    return {
+        "type": "integer",
+        "minimum": minimum,
+        **({} if maximum is None else {"maximum": maximum}),
+    }
 
 
 def _ref(name: str) -> Tree:
-    return {"$ref": _REF.format(model=name)}
+    return {"$ref": _REF_TEMPLATE.format(model=name)}
 
 
-def _nullable(properties: Mapping[str, Tree], *required: str) -> Tree:
+def _nullable_object(properties: Mapping[str, Tree], *required: str) -> Tree:
     """Return an object schema in which the fields that are not required may be null. Fields that
     `properties` does not name are allowed."""
     optional = {
@@ -189,7 +195,7 @@ def _nullable(properties: Mapping[str, Tree], *required: str) -> Tree:
 _TEXT: Tree = {"type": "string"}
 _FLAG: Tree = {"type": "boolean"}
 _ANY_OBJECT: Tree = {"type": "object"}
-_TEXT_OR_PARTS: Tree = {"anyOf": [_TEXT, _list(_ANY_OBJECT)]}
+_TEXT_OR_PARTS: Tree = {"anyOf": [_TEXT, _array(_ANY_OBJECT)]}
 _TEXT_OR_OBJECT: Tree = {"anyOf": [_TEXT, _ANY_OBJECT]}
 _MODEL: Tree = {
     "type": "string",
@@ -198,12 +204,12 @@ _MODEL: Tree = {
 _CHAT_MESSAGE = _object(
     "role",
     role={"type": "string", "examples": ["system", "user", "assistant", "tool"]},
-    content={"anyOf": [_TEXT, _list({"anyOf": [_TEXT, _ANY_OBJECT]}), {"type": "null"}]},
+    content={"anyOf": [_TEXT, _array({"anyOf": [_TEXT, _ANY_OBJECT]}), {"type": "null"}]},
     name={"anyOf": [_TEXT, {"type": "null"}]},
     tool_call_id={"anyOf": [_TEXT, {"type": "null"}]},
-    tool_calls={"anyOf": [_list(_ANY_OBJECT), {"type": "null"}]},
+    tool_calls={"anyOf": [_array(_ANY_OBJECT), {"type": "null"}]},
 )
-_SHARED = {
+_SHARED_FIELDS = {
     "stream": _FLAG,
     "temperature": _number(0, 2),
     "top_p": _number(0, 1),
@@ -221,24 +227,24 @@ _SHARED = {
     "sandbox": _ref("SandboxOptions"),
 }
 """The fields that chat completions and responses have in common."""
-_CHAT = _nullable(
+_CHAT_REQUEST = _nullable_object(
     {
         "model": _MODEL,
-        "messages": _list(_CHAT_MESSAGE, minItems=1),
+        "messages": _array(_CHAT_MESSAGE, minItems=1),
         "n": _integer(1, 128),
         "stream_options": _object(include_usage=_FLAG, include_obfuscation=_FLAG),
-        "tools": _list(_ANY_OBJECT),
+        "tools": _array(_ANY_OBJECT),
         "tool_choice": {"anyOf": [_enum("none", "auto", "required"), _ANY_OBJECT]},
-        "functions": _list(_ANY_OBJECT),
+        "functions": _array(_ANY_OBJECT),
         "function_call": {"anyOf": [_enum("none", "auto"), _ANY_OBJECT]},
         "max_tokens": _integer(1),
         "max_completion_tokens": _integer(1),
         "response_format": _object("type", type=_TEXT, json_schema=_ANY_OBJECT),
-        "stop": {"anyOf": [_TEXT, _list(_TEXT)]},
+        "stop": {"anyOf": [_TEXT, _array(_TEXT)]},
         "logprobs": _FLAG,
         "logit_bias": {"type": "object", "additionalProperties": _number(-100, 100)},
         "prediction": _ANY_OBJECT,
-        "modalities": _list(_TEXT),
+        "modalities": _array(_TEXT),
         "audio": _ANY_OBJECT,
         "frequency_penalty": _number(-2, 2),
         "presence_penalty": _number(-2, 2),
@@ -246,23 +252,23 @@ _CHAT = _nullable(
         "reasoning_effort": {"anyOf": [_TEXT, _number(0, 1)]},
         "verbosity": _enum("low", "medium", "high"),
         "web_search_options": _ANY_OBJECT,
-        **_SHARED,
+        **_SHARED_FIELDS,
     },
     "model",
     "messages",
 )
-_RESPONSE = _nullable(
+_RESPONSES_REQUEST = _nullable_object(
     {
         "model": _MODEL,
         "input": _TEXT_OR_PARTS,
         "instructions": _TEXT,
-        "tools": _list(_object("type", type=_TEXT)),
+        "tools": _array(_object("type", type=_TEXT)),
         "tool_choice": {"anyOf": [_enum("none", "auto", "required"), _ANY_OBJECT]},
         "max_tool_calls": _integer(1),
         "text": _object(format=_ANY_OBJECT, verbosity=_enum("low", "medium", "high")),
         "reasoning": _ANY_OBJECT,
         "max_output_tokens": _integer(1),
-        "include": _list(_TEXT),
+        "include": _array(_TEXT),
         "stream_options": _object(include_obfuscation=_FLAG),
         "truncation": _enum("auto", "disabled"),
         "background": _FLAG,
@@ -271,14 +277,14 @@ _RESPONSE = _nullable(
         "access_programs": {},
         "background_options": {},
         "image": {},
-        **_SHARED,
+        **_SHARED_FIELDS,
     },
     "model",
     "input",
 )
 _MESSAGE_FIELDS: Tree = {
     "model": _MODEL,
-    "messages": _list(
+    "messages": _array(
         _object(
             *("role", "content"),
             role=_enum("user", "assistant", "system"),
@@ -288,7 +294,7 @@ _MESSAGE_FIELDS: Tree = {
     ),
     "max_tokens": _integer(1),
     "system": _TEXT_OR_PARTS,
-    "stop_sequences": _list(_TEXT),
+    "stop_sequences": _array(_TEXT),
     "stream": _FLAG,
     "temperature": _number(0, 1),
     "top_p": _number(0, 1),
@@ -297,14 +303,14 @@ _MESSAGE_FIELDS: Tree = {
     "service_tier": _enum("auto", "standard_only"),
     "thinking": _object("type", type=_TEXT, budget_tokens=_integer(1)),
     "tool_choice": _object("type", type=_enum("auto", "any", "tool", "none"), name=_TEXT),
-    "tools": _list(_ANY_OBJECT),
+    "tools": _array(_ANY_OBJECT),
     "output_config": _ANY_OBJECT,
     "output_format": _ANY_OBJECT,
     "container": _TEXT_OR_OBJECT,
     "thread": _object("type", type=_enum("create", "continue"), previous_message_id=_TEXT),
     "sandbox": _ref("SandboxOptions"),
 }
-_SANDBOX = _nullable(
+_SANDBOX_OPTIONS = _nullable_object(
     {
         "profile": _TEXT,
         "enabled": _enum("always", "auto", "never"),
@@ -318,36 +324,36 @@ _SANDBOX = _nullable(
         "upstream": {"type": "string", "format": "uri"},
         "session": _TEXT,
         "container_id": _TEXT,
-        "file_ids": _list(_TEXT),
+        "file_ids": _array(_TEXT),
         **dict.fromkeys(("limits", "isolation", "inputs", "observation", "artifacts"), _ANY_OBJECT),
     }
 )
-_SANDBOX |= {
+_SANDBOX_OPTIONS |= {
     "additionalProperties": False,
     "description": "Settings of the request's sandbox, within the limits of its profile.",
 }
 _SCHEMAS: Tree = {
-    "ChatCompletionRequest": _CHAT,
+    "ChatCompletionRequest": _CHAT_REQUEST,
     "ChatCompletion": _object(
         *("id", "object", "created", "model", "choices"),
         id=_TEXT,
         object=_enum("chat.completion"),
         created=_integer(0),
         model=_TEXT,
-        choices=_list(_ANY_OBJECT),
+        choices=_array(_ANY_OBJECT),
         usage=_ANY_OBJECT,
         sandbox=_ANY_OBJECT,
     ),
-    "ResponseRequest": _RESPONSE,
-    "MessageRequest": _nullable(_MESSAGE_FIELDS, "model", "messages", "max_tokens"),
-    "TokenCountRequest": _nullable(_MESSAGE_FIELDS, "model", "messages"),
+    "ResponseRequest": _RESPONSES_REQUEST,
+    "MessageRequest": _nullable_object(_MESSAGE_FIELDS, "model", "messages", "max_tokens"),
+    "TokenCountRequest": _nullable_object(_MESSAGE_FIELDS, "model", "messages"),
     "Message": _object(
         *("id", "type", "role", "model", "content", "stop_reason", "usage"),
         id=_TEXT,
         type=_enum("message"),
         role=_enum("assistant"),
         model=_TEXT,
-        content=_list(_ANY_OBJECT),
+        content=_array(_ANY_OBJECT),
         stop_reason={"anyOf": [_TEXT, {"type": "null"}]},
         usage=_ANY_OBJECT,
     ),
@@ -361,16 +367,18 @@ _SCHEMAS: Tree = {
             request_id=_TEXT,
         ),
     },
-    "SandboxOptions": _SANDBOX,
+    "SandboxOptions": _SANDBOX_OPTIONS,
 }
 _SECURITY: list[Tree] = [{"HTTPBearer": []}, {"APIKeyHeader": []}]
 _MODEL_ROUTE_ERRORS = (400, 401, 403, 404, 409, 413, 422, 429, 500, 503, "4XX", "5XX")
 
 
-def _model_route(summary: str, tag: str, body: str, answer: str, *, streams: bool = True) -> Tree:
+def _model_route(
+    summary: str, tag: str, body_schema: str, answer_schema: str, *, streams: bool = True
+) -> Tree:
     """Return the operation of a route that calls a model."""
     component = "MessagesErrorResponse" if tag == "Messages" else "ErrorResponse"
-    content: Tree = {"application/json": {"schema": _ref(answer)}}
+    content: Tree = {"application/json": {"schema": _ref(answer_schema)}}
     if streams:
         content["text/event-stream"] = {"schema": EVENT_SCHEMA}
     failed = errors(*_MODEL_ROUTE_ERRORS, component=component)
@@ -380,7 +388,7 @@ def _model_route(summary: str, tag: str, body: str, answer: str, *, streams: boo
         "operationId": summary.lower().replace(" ", "_"),
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": _ref(body)}},
+            "content": {"application/json": {"schema": _ref(body_schema)}},
         },
         "responses": {
             "200": {"description": "The answer, in one piece or as a stream.", "content": content},

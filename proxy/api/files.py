@@ -15,7 +15,15 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from policies.file_names import display_name, guess_mime_type
 from policies.headers import ResponseHeader
 from proxy.api.dependencies import JSONResponse, Services
-from proxy.api.parameters import BODY_ERRORS, FORM, Owner, ServicesDep, body_of, content, errors
+from proxy.api.parameters import (
+    BODY_ERRORS,
+    FORM_MEDIA_TYPE,
+    Owner,
+    ServicesDep,
+    body_of,
+    content,
+    errors,
+)
 from proxy.errors import BadRequestError, FileTooLargeError, NotFoundError, ProxyError
 from proxy.files import StoredFile
 from proxy.schemas.resources import (
@@ -27,7 +35,7 @@ from proxy.schemas.resources import (
     file_object,
     parse,
 )
-from proxy.schemas.validation import missing
+from proxy.schemas.validation import missing_error
 from proxy.store.blobs import Blob, BlobWriter
 from proxy.store.records import ContainerFile, StoredUpload
 
@@ -42,7 +50,7 @@ MAX_FORM_BYTES = 64 << 10
 Content-Length minus this number of bytes."""
 IDLE_TIMEOUT_S = 120
 """Maximum seconds without data from the client."""
-SHOWN_BY_BROWSERS = ("image/png", "image/jpeg", "image/gif", "image/webp", "text/plain")
+SHOWN_MIME_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp", "text/plain")
 """MIME types without active content. A browser may show files of these types on this server's
 origin; files of all other types, HTML and SVG too, are downloads."""
 DOWNLOAD_HEADERS: Mapping[str, str] = {
@@ -74,16 +82,16 @@ OwnedUpload = Annotated[StoredUpload, Depends(_upload)]
 @router.post(
     "/v1/files",
     responses=errors(*BODY_ERRORS, 408),
-    openapi_extra=body_of(UploadForm, FORM),
+    openapi_extra=body_of(UploadForm, FORM_MEDIA_TYPE),
 )
 async def create_file(request: Request, services: ServicesDep, owner: Owner) -> FileObject:
     """Upload a file as a multipart form."""
     store, limits = services.store, services.file_limits
-    async with store.blobs.new() as writer:
+    async with store.blobs.open_writer() as writer:
         form = await read_upload(request, services, owner, writer)
         fields = parse(UploadForm, form.fields)
         if form.filename is None:
-            raise missing(FILE_FIELD)
+            raise missing_error(FILE_FIELD)
         expires_after_s = fields.expires_after.seconds if fields.expires_after else None
         upload = await store.uploads.add(
             owner,
@@ -91,7 +99,7 @@ async def create_file(request: Request, services: ServicesDep, owner: Owner) -> 
             filename=form.filename or DEFAULT_FILENAME,
             purpose=fields.purpose,
             mime_type=guess_mime_type(form.filename),
-            expires_at=lambda created_at: limits.expiry(created_at, expires_after_s),
+            compute_expiry=lambda created_at: limits.expiry(created_at, expires_after_s),
             quota=limits.quota_mib << 20,
         )
     return file_object(upload)
@@ -103,7 +111,7 @@ async def list_files(
 ) -> ListObject[FileObject]:
     """List the uploads."""
     found = await services.store.uploads.page(owner, query.page_request, query.purpose)
-    return ListObject.of([file_object(upload) for upload in found.items], found.has_more)
+    return ListObject.from_page([file_object(upload) for upload in found.items], found.has_more)
 
 
 @router.get("/v1/files/{file_id}", responses=errors(404))
@@ -168,8 +176,8 @@ def upload_not_found(file_id: str, param: str = "id") -> NotFoundError:
 
 def file_response(file: StoredFile) -> FileResponse:
     """Return a response with a file. A browser shows the file if its type is in
-    `SHOWN_BY_BROWSERS`, else downloads it."""
-    is_shown = file.mime_type in SHOWN_BY_BROWSERS
+    `SHOWN_MIME_TYPES`, else downloads it."""
+    is_shown = file.mime_type in SHOWN_MIME_TYPES
     return FileResponse(
         file.path,
         media_type=file.mime_type,
@@ -209,12 +217,12 @@ async def _read_form(
     nothing for `IDLE_TIMEOUT_S`, and the errors of `check_quota`.
     """
     parts = _FormParts()
-    parser = _parser(request, parts)
+    parser = _form_parser(request, parts)
     stream = request.stream()
     bytes_left = max_mib << 20
     try:
         await check_quota(_min_file_bytes(request, bytes_left))
-        while piece := await _receive(stream):
+        while piece := await _receive_piece(stream):
             parser.write(piece)
             for data in parts.take():
                 bytes_left -= len(data)
@@ -225,11 +233,11 @@ async def _read_form(
                     )
                 await writer.write(data)
     except (ProxyError, FormParserError) as error:
-        await _discard(stream, max_mib << 20)
+        await _discard_body(stream, max_mib << 20)
         if isinstance(error, ProxyError):
             raise
         raise BadRequestError(f"The form cannot be read: {error}.") from error
-    if not parts.complete:
+    if not parts.is_complete:
         raise BadRequestError("The form cannot be read: it ends before its last part does.")
     return Form(parts.fields, parts.filename)
 
@@ -242,7 +250,7 @@ def _min_file_bytes(request: Request, limit: int) -> int:
     return max(0, length - MAX_FORM_BYTES) if length <= limit else 0
 
 
-def _parser(request: Request, parts: "_FormParts") -> MultipartParser:
+def _form_parser(request: Request, parts: "_FormParts") -> MultipartParser:
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data":
         raise BadRequestError(
@@ -267,7 +275,7 @@ def _parser(request: Request, parts: "_FormParts") -> MultipartParser:
         raise BadRequestError("The form cannot be read: its boundary is missing or bad.") from error
 
 
-async def _receive(stream: AsyncGenerator[bytes, None]) -> bytes:
+async def _receive_piece(stream: AsyncGenerator[bytes, None]) -> bytes:
     try:
         async with asyncio.timeout(IDLE_TIMEOUT_S):
             return await anext(stream, b"")
@@ -280,10 +288,10 @@ async def _receive(stream: AsyncGenerator[bytes, None]) -> bytes:
         ) from error
 
 
-async def _discard(stream: AsyncGenerator[bytes, None], max_bytes: int) -> None:
+async def _discard_body(stream: AsyncGenerator[bytes, None], max_bytes: int) -> None:
     """Read the rest of the body, up to `max_bytes`: a client reads the response only after sending
     the body."""
-    while max_bytes > 0 and (piece := await _receive(stream)):
+    while max_bytes > 0 and (piece := await _receive_piece(stream)):
         max_bytes -= len(piece)
 
 
@@ -293,10 +301,10 @@ class _FormParts:
 
     def __init__(self) -> None:
         self.filename: str | None = None
-        self.complete = False
+        self.is_complete = False
         self._fields: dict[str, bytearray] = {}
-        self._pending: list[bytes] = []
-        self._name = ""
+        self._pending_pieces: list[bytes] = []
+        self._part_name = ""
         self._is_file = False
         self._header = self._value = self._disposition = b""
 
@@ -320,34 +328,36 @@ class _FormParts:
 
     def headers_finished(self) -> None:
         _, options = parse_options_header(self._disposition)
-        self._name = options.get(b"name", b"").decode(errors="replace")
+        self._part_name = options.get(b"name", b"").decode(errors="replace")
         filename = options.get(b"filename")
         self._is_file = filename is not None
         if filename is None:
             if len(self._fields) >= MAX_FIELDS:
                 raise BadRequestError(f"The form has more than {MAX_FIELDS} fields.")
-            self._fields[self._name] = bytearray()
-        elif self._name != FILE_FIELD or self.filename is not None:
+            self._fields[self._part_name] = bytearray()
+        elif self._part_name != FILE_FIELD or self.filename is not None:
             raise BadRequestError(
-                f"Unexpected file {self._name!r}: send one file, in the field 'file'.",
-                param=self._name,
+                f"Unexpected file {self._part_name!r}: send one file, in the field 'file'.",
+                param=self._part_name,
             )
         else:
             self.filename = filename.decode(errors="replace")
 
     def data(self, data: bytes, start: int, end: int) -> None:
         if self._is_file:
-            self._pending.append(data[start:end])
+            self._pending_pieces.append(data[start:end])
             return
-        value = self._fields[self._name]
+        value = self._fields[self._part_name]
         value += data[start:end]
         if len(value) > MAX_FIELD_BYTES:
-            raise BadRequestError(f"The field {self._name!r} is too long.", param=self._name)
+            raise BadRequestError(
+                f"The field {self._part_name!r} is too long.", param=self._part_name
+            )
 
     def end(self) -> None:
-        self.complete = True
+        self.is_complete = True
 
     def take(self) -> list[bytes]:
         """Return the pieces of the file that arrived since the last call."""
-        pending, self._pending = self._pending, []
+        pending, self._pending_pieces = self._pending_pieces, []
         return pending

@@ -45,7 +45,7 @@ router = APIRouter()
 COUNT_PATH = "/v1/messages/count_tokens"
 _BODY_HEADERS = ("accept-encoding", "content-encoding", "content-length")
 """Headers of the client's request that are not sent to the backend with a new body."""
-_PROMPT_PARTS = ("text", "image_url")
+_PROMPT_PART_TYPES = ("text", "image_url")
 """Types of content parts that are in the model's prompt."""
 PING = ServerSentEvent('{"type": "ping"}', event="ping", sep="\n")
 """The keep-alive of a streamed message, sent as often as the comment of other streams. Anthropic's
@@ -59,21 +59,21 @@ async def create_message(http: Request) -> Response:
     if body["model"].endswith(PLAIN_SUFFIX):
         decision = resolve_route(request, body)
         return await forward_json(request, body, decision.profile.budgets.daily.for_model_calls)
-    translated = as_chat(body)
-    options = read_request_options(translated.chat, request.headers)
-    decision = resolve_route(request, translated.chat)
-    context = _message_context(request, translated, decision, options)
+    translation = as_chat(body)
+    options = read_request_options(translation.chat, request.headers)
+    decision = resolve_route(request, translation.chat)
+    context = _message_context(request, translation, decision, options)
     subscriber, hold = await start_or_join(
         RunRequest(
             model_request=request,
-            body=translated.chat,
+            body=translation.chat,
             decision=decision,
             options=options,
             is_translated=True,
-            forces_tool=translated.code_execution and translated.starts_with_tool,
+            forces_tool=translation.has_code_execution and translation.starts_with_tool,
             # A client with code execution receives the container's id, and names it later.
-            is_stored=translated.code_execution,
-            translate_error=translated.restore_param,
+            is_stored=translation.has_code_execution,
+            translate_error=translation.restore_param,
         ),
     )
     run_id = subscriber.run.id
@@ -93,22 +93,22 @@ async def create_message(http: Request) -> Response:
 
 def _message_context(
     request: ModelRequest,
-    translated: MessagesAsChat,
+    translation: MessagesAsChat,
     decision: RoutingDecision,
     options: RequestOptions,
 ) -> MessageContext:
     """Return the options of the request that the encoders of the message need."""
     steps = options.steps or default_mode_for_messages(
         request.services.steps,
-        code_execution=translated.code_execution,
-        thinking=translated.thinking,
+        code_execution=translation.has_code_execution,
+        thinking=translation.wants_thinking,
     )
-    has_container = translated.code_execution and not decision.is_passthrough
+    has_container = translation.has_code_execution and not decision.is_passthrough
     return MessageContext(
         model=request.body["model"],
         steps=steps,
-        thinking=translated.thinking or steps == "reasoning",
-        stop_sequences=translated.stop_sequences,
+        has_thinking=translation.wants_thinking or steps == "reasoning",
+        stop_sequences=translation.stop_sequences,
         container_expires=request.services.files.link_expiry() if has_container else None,
     )
 
@@ -120,34 +120,36 @@ async def count_tokens(http: Request) -> Response:
     body = request.body
     if body["model"].endswith(PLAIN_SUFFIX):
         return await forward_json(request, body)
-    translated = as_chat_to_count(body)
+    translation = as_chat_to_count(body)
     upstream = request.model.upstream
     if upstream is None:
         raise _no_token_count()
-    return await while_connected(http, _count(upstream, http, body, translated))
+    return await while_connected(http, _count_response(upstream, http, body, translation))
 
 
-async def _count(
+async def _count_response(
     upstream: Upstream,
     request: Request,
     body: Mapping[str, Any],
-    translated: MessagesAsChat,
+    translation: MessagesAsChat,
 ) -> Response:
     """Return the response of the backend's /v1/messages/count_tokens, or a count by /tokenize if
     the backend lacks that path. Raises NotFoundError, BackendError."""
-    counted = await _post(upstream, request, COUNT_PATH, count_tokens_body(body, translated))
+    counted = await _post_json(upstream, request, COUNT_PATH, count_tokens_body(body, translation))
     if counted.status_code not in NO_ENDPOINT_STATUSES:
         return counted
-    fields = {name: translated.chat[name] for name in ("model", "tools") if name in translated.chat}
-    fields["messages"] = [_without_files(message) for message in translated.chat["messages"]]
-    tokenized = await _post(upstream, request, TOKENIZE_PATH, fields)
+    fields = {
+        name: translation.chat[name] for name in ("model", "tools") if name in translation.chat
+    }
+    fields["messages"] = [_without_files(message) for message in translation.chat["messages"]]
+    tokenized = await _post_json(upstream, request, TOKENIZE_PATH, fields)
     count = parse_token_count(bytes(tokenized.body)) if tokenized.status_code == 200 else None
     if count is None:
         raise _no_token_count()
     return JSONResponse({"input_tokens": count})
 
 
-async def _post(
+async def _post_json(
     upstream: Upstream, request: Request, path: str, body: Mapping[str, Any]
 ) -> Response:
     headers = {name: value for name, value in request.headers.items() if name not in _BODY_HEADERS}
@@ -165,7 +167,7 @@ def _without_files(message: Mapping[str, Any]) -> Mapping[str, Any]:
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    return {**message, "content": [part for part in content if part["type"] in _PROMPT_PARTS]}
+    return {**message, "content": [part for part in content if part["type"] in _PROMPT_PART_TYPES]}
 
 
 def _no_token_count() -> NotFoundError:

@@ -32,7 +32,7 @@ LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _OPAQUE_ORIGIN = "null"
 """The origin of a page in a sandboxed frame or in a local file."""
-_ALL = ("*",)
+_WILDCARD = ("*",)
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 """Methods without side effects. Pages of all sites may use these methods: the browser hides the
 response from the page."""
@@ -151,13 +151,13 @@ class BrowserMiddleware:
         self._app = app
         self._needs_key = needs_key
         self._public_origin = _parse_origin(public_url) if public_url else None
-        self._with_cors = CORSMiddleware(
+        self._cors_app = CORSMiddleware(
             app,
-            allow_origins=_ALL if needs_key else (),
+            allow_origins=_WILDCARD if needs_key else (),
             allow_origin_regex=None if needs_key else LOCAL_ORIGINS,
-            allow_methods=_ALL,
-            allow_headers=_ALL,
-            expose_headers=_ALL,
+            allow_methods=_WILDCARD,
+            allow_headers=_WILDCARD,
+            expose_headers=_WILDCARD,
             allow_private_network=True,
         )
 
@@ -166,7 +166,7 @@ class BrowserMiddleware:
         if not _has_origin(scope):
             await self._app(scope, receive, send)
         elif self._needs_key or scope["method"] in _SAFE_METHODS or self._is_allowed_page(scope):
-            await self._with_cors(scope, receive, send)
+            await self._cors_app(scope, receive, send)
         else:
             error = ForbiddenError(
                 "This server needs no key, so only web pages of its own machine, and those of"

@@ -29,8 +29,8 @@ from proxy.schemas.validation import request_body
 
 M = TypeVar("M", bound=BaseModel)
 
-_BEARER = HTTPBearer(auto_error=False, description="A key of this server.")
-_HEADER = APIKeyHeader(
+_BEARER_SCHEME = HTTPBearer(auto_error=False, description="A key of this server.")
+_API_KEY_HEADER = APIKeyHeader(
     name="x-api-key", auto_error=False, description="The same key, as Anthropic's SDKs send it."
 )
 
@@ -41,7 +41,8 @@ async def _services(request: Request) -> Services:
 
 
 async def _schemes(
-    bearer: Annotated[object, Security(_BEARER)], header: Annotated[object, Security(_HEADER)]
+    bearer: Annotated[object, Security(_BEARER_SCHEME)],
+    header: Annotated[object, Security(_API_KEY_HEADER)],
 ) -> None:
     """Declare the headers with the key in the OpenAPI description. `authorize` reads the
     headers."""
@@ -106,7 +107,7 @@ Responses = dict[int | str, dict[str, Any]]
 """OpenAPI responses by status."""
 BODY_ERRORS = (400, 413, 503)
 """Statuses of the errors of a request body."""
-_ERRORS: dict[int | str, str] = {
+_ERROR_DESCRIPTIONS: dict[int | str, str] = {
     400: "The request is wrong; `param` names the field.",
     401: "The key is missing or wrong.",
     403: "A policy forbids the request.",
@@ -128,7 +129,10 @@ def errors(*statuses: int | str, component: str = ERROR_COMPONENT) -> Responses:
     """Return the OpenAPI error responses of a route."""
     schema = {"$ref": f"#/components/schemas/{component}"}
     content = {"application/json": {"schema": schema}}
-    return {status: {"description": _ERRORS[status], "content": content} for status in statuses}
+    return {
+        status: {"description": _ERROR_DESCRIPTIONS[status], "content": content}
+        for status in statuses
+    }
 
 
 def content(media_type: str = "*/*") -> Responses:
@@ -144,9 +148,9 @@ EVENT_SCHEMA = {
     "required": ["data"],
 }
 """The schema of a stream. Before OpenAPI 3.2, the schema of a stream describes one event."""
-EVENTS: Responses = {200: {"content": {"text/event-stream": {"schema": EVENT_SCHEMA}}}}
+EVENT_RESPONSES: Responses = {200: {"content": {"text/event-stream": {"schema": EVENT_SCHEMA}}}}
 """The OpenAPI response of a route that may stream server-sent events."""
-FORM = "multipart/form-data"
+FORM_MEDIA_TYPE = "multipart/form-data"
 
 
 def body_of(model: type[BaseModel], *media_types: str) -> dict[str, Any]:

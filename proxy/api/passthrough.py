@@ -41,11 +41,11 @@ from proxy.api.upstream_relay import (
 from proxy.errors import BadRequestError, ForbiddenError, NotFoundError, ProxyError
 from proxy.store.responses import ResponseRepository
 
-METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+RELAYED_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 """Methods that are relayed. TRACE is not: its response would reveal the backend's key."""
 MAX_SEARCHED_BYTES = 64 << 10
 """Number of leading bytes of a response that are searched for its id."""
-_ID = re.compile(rb'"id"\s*:\s*"(resp[\w.+/=-]{1,1000})"')
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp[\w.+/=-]{1,1000})"')
 """Matches a response's id. Proxies in front of a backend may extend the id, in base64."""
 
 Handler = Callable[[Request, str], Awaitable[Response]]
@@ -74,8 +74,8 @@ async def _relay(request: ClientRequest) -> Response:
     path_class = path_kind(raw_path(http))
     upstream = _upstream(request, path_class)
     stream = RequestBodyStream(http)
-    body = await _body(request, stream)
-    fields = _fields(body)
+    body = await _read_body(request, stream)
+    fields = _body_fields(body)
     plain = _plain_fields(fields)
     if path_class == "plain only" and plain is None:
         raise NotFoundError(
@@ -84,9 +84,9 @@ async def _relay(request: ClientRequest) -> Response:
             code="unknown_url",
         )
     _require_stateless(request)
-    await _require_owned(request, body, fields)
+    await _check_owned_state(request, body, fields)
     calls_model = http.method == "POST"
-    profile = services.profiles.of(request.key, _model(plain or fields), None, {})
+    profile = services.profiles.select(request.key, _model_name(plain or fields), None, {})
     if calls_model and profile.enabled == "always":
         raise ForbiddenError(
             f"enabled: always holds here (profile {profile.name!r}), and requests that are"
@@ -99,7 +99,7 @@ async def _relay(request: ClientRequest) -> Response:
     return await forward(request, upstream, sent, stream.wait_for_disconnect, budget)
 
 
-def _fields(body: bytes | RequestBodyStream | None) -> dict[str, Any]:
+def _body_fields(body: bytes | RequestBodyStream | None) -> dict[str, Any]:
     """Return the fields of a body that is a JSON object. For another body, or for a body that was
     not read, return an empty dict. Raises BadRequestError for invalid JSON, which a backend might
     parse differently."""
@@ -112,7 +112,7 @@ def _fields(body: bytes | RequestBodyStream | None) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def _model(fields: Mapping[str, Any]) -> str:
+def _model_name(fields: Mapping[str, Any]) -> str:
     """Return the model whose policy applies, or "" if the body names no model."""
     model = fields.get("model")
     return backend_model_name(model) if isinstance(model, str) else ""
@@ -122,8 +122,8 @@ def _upstream(request: ClientRequest, path_class: PathKind) -> Upstream:
     """Return the `Upstream` that sends the request to the backend. Raises ProxyError or
     HTTPException if the request may not be relayed."""
     endpoint = f"{request.http.method} {request.http.url.path}"
-    if request.http.method not in METHODS:
-        raise HTTPException(405, headers={ResponseHeader.ALLOW: ", ".join(METHODS)})
+    if request.http.method not in RELAYED_METHODS:
+        raise HTTPException(405, headers={ResponseHeader.ALLOW: ", ".join(RELAYED_METHODS)})
     if path_class == "unreadable":
         raise HTTPException(404, "Not Found, because servers interpret this path differently")
     if path_class == "closed":
@@ -154,7 +154,7 @@ def _require_stateless(request: ClientRequest) -> None:
     )
 
 
-async def _require_owned(
+async def _check_owned_state(
     request: ClientRequest, body: bytes | RequestBodyStream | None, fields: Mapping[str, Any]
 ) -> None:
     """Raise ProxyError if the request names state that the backend may store for another client, or
@@ -171,7 +171,7 @@ async def _require_owned(
     await require_owned_by_client(request, fields)
 
 
-async def _body(
+async def _read_body(
     request: ClientRequest, stream: RequestBodyStream
 ) -> bytes | RequestBodyStream | None:
     """Return the body: bytes if the body is JSON and short enough, else a stream; None if the
@@ -186,7 +186,10 @@ async def _body(
         if read is not None:
             return read
     # The fields of a form are never content parts, so the backend fetches no URL in them.
-    if not kind.startswith("multipart/form-data") and not request.services.inputs.backend_fetches:
+    if (
+        not kind.startswith("multipart/form-data")
+        and not request.services.inputs.backend_fetches_urls
+    ):
         if is_compressed:
             raise uncheckable_error("is compressed")
         stream.check_with(URLScanner().check)
@@ -207,7 +210,7 @@ async def forward_response(request: ModelRequest, budget: DailyBudget) -> Respon
     await require_owned_by_client(request, request.body)
     if request.body.get("store") is False:
         return await forward_json(request, request.body, budget)
-    record_id = partial(_record_id, request.services.store.responses, request.owner)
+    record_id = partial(_record_response_id, request.services.store.responses, request.owner)
     return await forward_json(request, request.body, budget, record_id)
 
 
@@ -225,7 +228,7 @@ async def require_owned_by_client(request: ClientRequest, body: Mapping[str, Any
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    if not services.keyring.has_many or services.passthrough == "all":
+    if not services.keyring.has_many_keys or services.passthrough == "all":
         return
     if param := _stored_state_reference(body):
         raise NotFoundError(
@@ -236,7 +239,7 @@ async def require_owned_by_client(request: ClientRequest, body: Mapping[str, Any
         )
 
 
-def or_upstream(handler: Handler) -> Handler:
+def with_upstream_fallback(handler: Handler) -> Handler:
     """Return a handler that calls `handler`, and relays the request to the backend if `handler`
     raises NotFoundError and the backend stores the response for the client."""
 
@@ -256,17 +259,18 @@ def or_upstream(handler: Handler) -> Handler:
     return handler_or_upstream
 
 
-def _record_id(
-    repository: ResponseRepository, owner: str, relayed: UpstreamResponse
+def _record_response_id(
+    repository: ResponseRepository, owner: str, response: UpstreamResponse
 ) -> UpstreamResponse:
-    if relayed.status >= 400:
-        return relayed
+    if response.status >= 400:
+        return response
     return replace(
-        relayed, body=_IdRecorder(relayed.body, partial(repository.add_backend_response, owner))
+        response,
+        body=_ResponseIdRecorder(response.body, partial(repository.add_backend_response, owner)),
     )
 
 
-class _IdRecorder:
+class _ResponseIdRecorder:
     """The body of a relayed response, which is searched for the response's id. The id is stored as
     the client's before the client receives the id."""
 
@@ -274,7 +278,7 @@ class _IdRecorder:
         self._body = body
         self._pieces: AsyncIterator[bytes] = aiter(body)
         self._store_id = store_id
-        self._searched = b""
+        self._searched_bytes = b""
         self._is_done = False
 
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -283,9 +287,9 @@ class _IdRecorder:
     async def __anext__(self) -> bytes:
         piece = await anext(self._pieces)
         if not self._is_done:
-            self._searched += piece
-            found = _ID.search(self._searched)
-            self._is_done = bool(found) or len(self._searched) > MAX_SEARCHED_BYTES
+            self._searched_bytes += piece
+            found = _RESPONSE_ID.search(self._searched_bytes)
+            self._is_done = bool(found) or len(self._searched_bytes) > MAX_SEARCHED_BYTES
             if found:
                 await self._store_id(found[1].decode())
         return piece

@@ -147,17 +147,17 @@ def identify(request: RunRequest) -> RequestIdentity:
     path, the session and `IDENTITY_HEADERS` must be equal too.
     """
     model_request, options = request.model_request, request.options
-    body, raw = model_request.body, model_request.raw
+    body, raw_body = model_request.body, model_request.raw_body
     if options.idempotency_key is not None:
         fields = {key: value for key, value in body.items() if key not in DELIVERY_FIELDS}
-        raw = json.dumps(fields, sort_keys=True).encode()
+        raw_body = json.dumps(fields, sort_keys=True).encode()
     headers = "\n".join(model_request.headers.get(name, "") for name in IDENTITY_HEADERS)
     session = named_session(model_request.headers, request.body)
     head = f"{model_request.http.url.path}\n{session}\n{headers}\n"
     on_disconnect = options.on_disconnect or model_request.services.on_disconnect
     return RequestIdentity(
         owner=model_request.owner,
-        fingerprint=hashlib.sha256(head.encode(errors="surrogatepass") + raw).hexdigest(),
+        fingerprint=hashlib.sha256(head.encode(errors="surrogatepass") + raw_body).hexdigest(),
         key=options.idempotency_key,
         retry_count=options.retry_count,
         stream=bool(body.get("stream")),
@@ -206,10 +206,10 @@ async def prepare_request(
             model=decision.route.model,
             credentials=model_request.credentials,
             limits=profile.inputs,
-            body=body_reservation(model_request.http),
-            present=await _files_in_container(services, session),
+            reservation=body_reservation(model_request.http),
+            container_files=await _files_in_container(services, session),
             # The reference style appends the notes on files after the user's last message.
-            notes_follow=profile.agent.style == "reference" and session.suspended_run is None,
+            style_adds_notes=profile.agent.style == "reference" and session.suspended_run is None,
         )
         messages = await services.files.replace_links(chat.messages, model_request.owner)
         agent_input = await services.inputs.load(messages, body, context)
@@ -263,7 +263,7 @@ async def _body_and_session(request: RunRequest, run_id: str) -> tuple[dict[str,
     model_request, owner = request.model_request, request.model_request.owner
     body = dict(request.body)
     if request.decision.is_passthrough:
-        await model_request.services.inputs.refuse_private(urls_in(body["messages"]), owner)
+        await model_request.services.inputs.check_backend_urls(urls_in(body["messages"]), owner)
         body["messages"], _ = extract_files(strip_links(body["messages"]))
         body |= {"tools": None, "tool_choice": None}
         return body, _new_session(owner, run_id)
@@ -389,7 +389,9 @@ async def _files_in_container(services: Services, session: SessionPlan) -> Seque
     owner, container = session.owner, session.container_id
     await services.files.ensure_container(container, owner)
     client_files = await services.files.client_files(container, owner)
-    if resume_from.starts_empty or await services.store.workspaces.newest(session.session):
+    if resume_from.starts_empty or await services.store.workspaces.newest_state_name(
+        session.session
+    ):
         return client_files
     return [*client_files, *await services.files.produced_files(container, owner)]
 

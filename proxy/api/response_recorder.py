@@ -17,8 +17,8 @@ from proxy.schemas.responses_response import ResponseContext, ResponseEncoder, R
 from proxy.store.responses import ResponseRepository
 
 log = logging.getLogger(__name__)
-OUTPUTS = "code_interpreter_call.outputs"
-MAX_CHARS = 8_000_000
+INCLUDE_OUTPUTS = "code_interpreter_call.outputs"
+MAX_LOG_CHARS = 8_000_000
 """Maximum number of characters in a log. Beyond it, the oldest frames are dropped."""
 
 
@@ -59,8 +59,8 @@ class ResponseRecorder:
         response = self._response_encoder.fail(error)[-1]["response"]
         await self._store(response, self._frame_encoder.fail(error) if self.frames else "")
 
-    async def _store(self, response: Mapping[str, Any], last: str) -> None:
-        storing = asyncio.ensure_future(self._write(response, _split_frames(last)))
+    async def _store(self, response: Mapping[str, Any], last_frames: str) -> None:
+        storing = asyncio.ensure_future(self._write(response, _split_frames(last_frames)))
         try:
             await asyncio.shield(storing)
         except asyncio.CancelledError:
@@ -72,11 +72,11 @@ class ResponseRecorder:
             # The last frames are sent after the response is stored: on receiving them, the client
             # may continue the response at once.
             if self.frames:
-                self.frames.add(_split_frames(last))
+                self.frames.add(_split_frames(last_frames))
                 self.frames.end()
 
-    async def _write(self, response: Mapping[str, Any], last: Sequence[str]) -> None:
-        frames = await asyncio.to_thread(self.frames.to_json, last) if self.frames else None
+    async def _write(self, response: Mapping[str, Any], last_frames: Sequence[str]) -> None:
+        frames = await asyncio.to_thread(self.frames.to_json, last_frames) if self.frames else None
         await self._repository.end(self._owner, response["id"], response, frames)
 
 
@@ -85,9 +85,9 @@ def _split_frames(frames: str) -> list[str]:
 
 
 def _with_all_outputs(context: ResponseContext) -> ResponseContext:
-    """Return the context with `OUTPUTS` in the request's `include`, because a later request may ask
-    for the outputs."""
-    include = {*(context.body.get("include") or []), OUTPUTS}
+    """Return the context with `INCLUDE_OUTPUTS` in the request's `include`, because a later request
+    may ask for the outputs."""
+    include = {*(context.body.get("include") or []), INCLUDE_OUTPUTS}
     return replace(context, body={**context.body, "include": sorted(include)})
 
 
@@ -95,14 +95,14 @@ class FrameLog:
     """The frames of one streamed answer, numbered from 0, for clients that subscribe late or resume
     the stream."""
 
-    def __init__(self, max_chars: int = MAX_CHARS) -> None:
-        self.first = 0
+    def __init__(self, max_chars: int = MAX_LOG_CHARS) -> None:
+        self.first_number = 0
         """The number of the oldest frame in the log."""
         self.chars = 0
         self._max_chars = max_chars
         self._frames = deque[str]()
         self._is_complete = False
-        self._changed = asyncio.Event()
+        self._change_event = asyncio.Event()
 
     def add(self, frames: Iterable[str]) -> None:
         """Append frames."""
@@ -111,7 +111,7 @@ class FrameLog:
             self.chars += len(frame)
         while self.chars > self._max_chars and len(self._frames) > 1:
             self.chars -= len(self._frames.popleft())
-            self.first += 1
+            self.first_number += 1
         self._wake()
 
     def end(self) -> None:
@@ -119,29 +119,30 @@ class FrameLog:
         self._is_complete = True
         self._wake()
 
-    def to_json(self, last: Sequence[str] = ()) -> str:
-        """Return the JSON that `from_json` reads: the frames of the log, then those of `last`."""
-        return json.dumps({"first": self.first, "frames": [*self._frames, *last]})
+    def to_json(self, last_frames: Sequence[str] = ()) -> str:
+        """Return the JSON that `from_json` reads: the frames of the log, then those of
+        `last_frames`."""
+        return json.dumps({"first": self.first_number, "frames": [*self._frames, *last_frames]})
 
     @classmethod
     def from_json(cls, text: str) -> "FrameLog":
         """Return the log of a complete stream from the JSON that `to_json` returned."""
         value = json.loads(text)
         log = cls()
-        log.first = value["first"]
+        log.first_number = value["first"]
         log.add(value["frames"])
         log.end()
         return log
 
-    async def since(self, number: int) -> Sequence[str]:
+    async def wait_for_frames(self, number: int) -> Sequence[str]:
         """Wait for frames from `number` on and return them. Frames that were dropped are left out.
         Return an empty list if the stream is complete and has no further frames."""
-        while number >= self.first + len(self._frames) and not self._is_complete:
-            await self._changed.wait()
+        while number >= self.first_number + len(self._frames) and not self._is_complete:
+            await self._change_event.wait()
         # Slice from the end: a reader that keeps up takes one frame of many thousands.
-        new = islice(reversed(self._frames), max(0, self.first + len(self._frames) - number))
+        new = islice(reversed(self._frames), max(0, self.first_number + len(self._frames) - number))
         return list(new)[::-1]
 
     def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._change_event.set()
+        self._change_event = asyncio.Event()

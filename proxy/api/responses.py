@@ -33,7 +33,7 @@ from proxy.schemas.responses_response import (
     ResponseContext,
     ResponseStreamEncoder,
 )
-from proxy.schemas.validation import unsupported
+from proxy.schemas.validation import unsupported_error
 from proxy.store.records import StoredResponse
 
 router = APIRouter()
@@ -49,18 +49,18 @@ async def create_response(http: Request) -> Response:
     previous = await previous_context(http, body)
     if isinstance(items := body.get("input"), list):
         body = {**body, "input": await resolve_references(http, items)}
-    translated = as_chat(body, previous.items)
-    decision = resolve_route(request, translated.chat)
-    _check_network(decision.profile, translated)
-    response = await _run(request, body, translated, previous, decision)
+    translation = as_chat(body, previous.items)
+    decision = resolve_route(request, translation.chat)
+    _check_network(decision.profile, translation)
+    response = await _run_response(request, body, translation, previous, decision)
     response.headers.update(decision.headers)
     return response
 
 
-async def _run(
+async def _run_response(
     request: ModelRequest,
     body: Mapping[str, Any],
-    translated: ResponsesAsChat,
+    translation: ResponsesAsChat,
     previous: PreviousContext,
     decision: RoutingDecision,
 ) -> Response:
@@ -68,48 +68,50 @@ async def _run(
     request's body with its item references resolved."""
     options = read_request_options(body, request.headers)
     steps = options.steps or default_mode_for_responses(
-        request.services.steps, shows_items=translated.tools.step_item_tool is not None
+        request.services.steps, shows_items=translation.tools.step_item_tool is not None
     )
     is_stored = _is_stored(body)
     is_background = bool(body.get("background"))
 
     async def start_recording(run_id: str, created: int, session: SessionPlan) -> RunObserver:
         context = ResponseContext(
-            body, run_id, created, session.container_id, steps, translated.tools
+            body, run_id, created, session.container_id, steps, translation.tools
         )
         return await _start_recording(request, context, session, previous)
 
     subscriber, hold = await start_or_join(
         RunRequest(
             model_request=request,
-            body=translated.chat,
+            body=translation.chat,
             decision=decision,
             options=options,
             is_translated=True,
-            forces_tool=translated.starts_with_tool,
+            forces_tool=translation.starts_with_tool,
             max_tool_calls=body.get("max_tool_calls"),
             resume_point=previous.resume_point,
             is_stored=is_stored,
             is_background=is_background,
             start_recording=start_recording if is_stored else None,
-            translate_error=translated.restore_param,
+            translate_error=translation.restore_param,
         ),
     )
     if is_background:
         return await background_response(request.http, subscriber, stream=bool(body.get("stream")))
     run = subscriber.run
-    context = ResponseContext(body, run.id, run.created, run.container_id, steps, translated.tools)
+    context = ResponseContext(body, run.id, run.created, run.container_id, steps, translation.tools)
     if hold is None:
         return await json_response(request, subscriber, ResponseBodyBuilder(context), options)
     return await stream_response(request, subscriber, ResponseStreamEncoder(context), options, hold)
 
 
-def _check_network(profile: Profile, translated: ResponsesAsChat) -> None:
+def _check_network(profile: Profile, translation: ResponsesAsChat) -> None:
     """Raise BadRequestError if a tool names another network policy than the profile has."""
     mode = profile.isolation.network.mode
-    for param, wanted in translated.tools.network_policies:
+    for param, wanted in translation.tools.network_policies:
         if (wanted == "disabled") != (mode == "none"):
-            raise unsupported(param, f"This server sets the network mode of sandboxes to {mode!r}.")
+            raise unsupported_error(
+                param, f"This server sets the network mode of sandboxes to {mode!r}."
+            )
 
 
 def _is_stored(body: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from proxy.errors import BadRequestError, ForbiddenError, no_tools_error
 from proxy.schemas.request_options import (
     PolicyOptions,
     SandboxOptions,
-    header,
+    read_header,
     with_new_spellings,
 )
 from proxy.schemas.validation import mapping, text
@@ -57,7 +57,7 @@ def resolve_route(request: ModelRequest, body: Mapping[str, Any]) -> RoutingDeci
     translation into a chat completion. Raises BadRequestError, ForbiddenError,
     ToolsRefusedError."""
     services, requested = request.services, _requested_policy(request, body)
-    profile = services.profiles.of(
+    profile = services.profiles.select(
         request.key, backend_model_name(body["model"]), requested.profile, requested.settings
     )
     decided = choose_route(body, request.headers, profile)
@@ -104,11 +104,11 @@ def _check_token_capture(route: Route, profile: Profile) -> None:
         )
 
 
-def _check_upstream(url: str, route: Route, allowed: Sequence[str]) -> None:
+def _check_upstream(url: str, route: Route, allowed_urls: Sequence[str]) -> None:
     """Raise an error if the server does not allow a request's `sandbox.upstream`, or if the request
     gets no sandbox."""
     param = "sandbox.upstream"
-    if not is_upstream(url, allowed):
+    if not is_upstream(url, allowed_urls):
         raise ForbiddenError(
             "The server does not allow this URL for model calls (backend.upstreams).", param=param
         )
@@ -129,7 +129,7 @@ class _RequestedPolicy:
     upstream: str | None = None
 
 
-_NONE_REQUESTED = _RequestedPolicy()
+_NO_POLICY = _RequestedPolicy()
 
 
 def _requested_policy(request: ModelRequest, body: Mapping[str, Any]) -> _RequestedPolicy:
@@ -138,7 +138,7 @@ def _requested_policy(request: ModelRequest, body: Mapping[str, Any]) -> _Reques
     if body.get("sandbox") is None and not any(
         name[:10] == b"x-sandbox-" for name, _ in request.headers.raw
     ):
-        return _NONE_REQUESTED
+        return _NO_POLICY
     sandbox, headers = body.get("sandbox") or {}, request.headers
     mapping(sandbox, "sandbox")
     sandbox = with_new_spellings(sandbox)
@@ -149,7 +149,7 @@ def _requested_policy(request: ModelRequest, body: Mapping[str, Any]) -> _Reques
             code="unknown_parameter",
         )
     by_header = {
-        "enabled": header(headers, RequestHeader.ENABLED),
+        "enabled": read_header(headers, RequestHeader.ENABLED),
         "prompt": headers.get(RequestHeader.PROMPT) or None,
     }
     settings = {

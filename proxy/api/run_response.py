@@ -98,7 +98,9 @@ async def json_response(
     if interval_s is not None:
         interval_s = _keep_alive_interval(interval_s, options)
     try:
-        if not await while_connected(request.http, _collect(subscriber, builder, interval_s)):
+        if not await while_connected(
+            request.http, _collect_events(subscriber, builder, interval_s)
+        ):
             return _KeepAliveJSONResponse(subscriber, builder, interval_s)
         content = builder.finish(subscriber.run.result())
     except BaseException:
@@ -144,7 +146,7 @@ async def _wait_for_status(subscriber: Subscriber, hold: StatusHold, wait_s: flo
         waiting.deadline = min(waiting.deadline, hold.until)
         while events := await subscriber.events():
             received += events
-            if any(map(_is_accepted, events)):
+            if any(map(_follows_accepted_call, events)):
                 return received
             if any(isinstance(_inner_event(event), ModelCallFailed) for event in events):
                 waiting.deadline = hold.until
@@ -152,7 +154,7 @@ async def _wait_for_status(subscriber: Subscriber, hold: StatusHold, wait_s: flo
     return received
 
 
-def _is_accepted(event: Event) -> bool:
+def _follows_accepted_call(event: Event) -> bool:
     """Return True if the event follows an accepted model call."""
     return not isinstance(_inner_event(event), RunStarted | TurnStarted | ModelCallFailed)
 
@@ -179,7 +181,7 @@ def _keep_alive_interval(interval_s: float, options: RequestOptions) -> float:
     return min(interval_s, max(MIN_KEEP_ALIVE_S, options.read_timeout_s / KEEP_ALIVES_PER_TIMEOUT))
 
 
-async def _collect(
+async def _collect_events(
     subscriber: Subscriber, builder: ResponseBuilder, timeout_s: float | None
 ) -> bool:
     """Pass the run's events to the builder for `timeout_s` seconds. Return True if the run has
@@ -218,7 +220,7 @@ async def _json_after_blanks(
     yield BLANK
     content: Mapping[str, Any]
     try:
-        while not await _collect(subscriber, builder, interval_s):
+        while not await _collect_events(subscriber, builder, interval_s):
             yield BLANK
         content = builder.finish(subscriber.run.result())
     except ProxyError as error:
@@ -256,13 +258,15 @@ class _StreamResponse(_EventStream):
     def __init__(
         self,
         subscriber: Subscriber,
-        received: Sequence[Event],
+        received_events: Sequence[Event],
         encoder: StreamEncoder,
         interval_s: float,
         keep_alive: ServerSentEvent,
     ) -> None:
         headers = run_headers(subscriber.run.id, subscriber.run.container_id)
-        super().__init__(_stream(subscriber, received, encoder), interval_s, headers, keep_alive)
+        super().__init__(
+            _stream_frames(subscriber, received_events, encoder), interval_s, headers, keep_alive
+        )
         self._subscriber = subscriber
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -270,7 +274,7 @@ class _StreamResponse(_EventStream):
             await super().__call__(scope, receive, send)
 
 
-async def _stream(
+async def _stream_frames(
     subscriber: Subscriber, events: Sequence[Event], encoder: StreamEncoder
 ) -> AsyncIterator[bytes]:
     """Yield the frames of the response. `events` are the events that the subscriber has received

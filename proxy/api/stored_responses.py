@@ -16,8 +16,8 @@ from starlette.types import Scope
 
 from policies.sessions import ResumePoint, Session, session_container_id
 from proxy.api.dependencies import JSONResponse, authorize, get_owner, get_services, set_run_id
-from proxy.api.parameters import EVENTS, REQUIRES_KEY, errors, query_of
-from proxy.api.passthrough import or_upstream
+from proxy.api.parameters import EVENT_RESPONSES, REQUIRES_KEY, errors, query_of
+from proxy.api.passthrough import with_upstream_fallback
 from proxy.api.response_recorder import FrameLog, ResponseRecorder
 from proxy.api.run_response import replay_response, run_headers
 from proxy.errors import BadRequestError, NotFoundError, RunElsewhereError, RunLostError
@@ -45,7 +45,7 @@ MISSING_FILE_TEXT = "[A file that was given here was deleted since, or has expir
 Item = Mapping[str, Any]
 
 
-class _Route(APIRoute):
+class _ResponseRoute(APIRoute):
     """A route that does not match POST /v1/responses/{name}: such requests, for example to
     /v1/responses/input_tokens, are relayed to the backend."""
 
@@ -56,7 +56,7 @@ class _Route(APIRoute):
 
 
 router = APIRouter(
-    route_class=_Route,
+    route_class=_ResponseRoute,
     tags=["Responses"],
     default_response_class=JSONResponse,
     dependencies=[REQUIRES_KEY],
@@ -68,27 +68,27 @@ router = APIRouter(
 @router.get(
     PATH,
     response_model=ResponseObject,
-    responses=EVENTS | errors(400, 404, 409, "4XX"),
+    responses=EVENT_RESPONSES | errors(400, 404, 409, "4XX"),
     openapi_extra=query_of(ResponseQuery),
 )
-@or_upstream
+@with_upstream_fallback
 async def retrieve_response(request: Request, response_id: str) -> Response:
     """Return a stored response, or its events as a stream."""
-    stored = await get_stored(request, response_id)
+    stored_response = await get_stored_response(request, response_id)
     _check_include(request)
     if request.query_params.get("stream") == "true":
-        return await replay_stream(request, stored)
-    return JSONResponse(await current_response(request, stored))
+        return await replay_stream(request, stored_response)
+    return JSONResponse(await current_response(request, stored_response))
 
 
 @router.delete(PATH, response_model=Deleted, responses=errors(404, "4XX"))
-@or_upstream
+@with_upstream_fallback
 async def delete_response(request: Request, response_id: str) -> Response:
     """Delete a response. Deleting a background response cancels its run."""
-    stored = await get_stored(request, response_id)
+    stored_response = await get_stored_response(request, response_id)
     await get_services(request).store.responses.delete(get_owner(request), response_id)
     run = run_of(request, response_id)
-    if run and stored.record["background"]:
+    if run and stored_response.record["background"]:
         run.cancel("the response was deleted")
         await run.wait_until_ended()
     await get_services(request).runs.forget(get_owner(request), run_id(response_id))
@@ -98,18 +98,20 @@ async def delete_response(request: Request, response_id: str) -> Response:
 @router.post(
     PATH + "/cancel", response_model=ResponseObject, responses=errors(400, 404, 409, "4XX")
 )
-@or_upstream
+@with_upstream_fallback
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Cancel a background response, and return it."""
-    stored = await get_stored(request, response_id)
-    if not stored.record["background"]:
+    stored_response = await get_stored_response(request, response_id)
+    if not stored_response.record["background"]:
         raise BadRequestError("Cannot cancel a synchronous response.", param="response_id")
     if run := run_of(request, response_id):
         run.cancel("a request cancelled it")
         await run.wait_until_ended()
-    elif await is_running(request, stored):
+    elif await is_running(request, stored_response):
         raise RunElsewhereError
-    return JSONResponse(await current_response(request, await get_stored(request, response_id)))
+    return JSONResponse(
+        await current_response(request, await get_stored_response(request, response_id))
+    )
 
 
 @router.get(
@@ -118,11 +120,11 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     responses=errors(400, 404, "4XX"),
     openapi_extra=query_of(ListQuery),
 )
-@or_upstream
+@with_upstream_fallback
 async def list_input_items(request: Request, response_id: str) -> Response:
     """List the items before the output of a response: the items of the responses or of the
     conversation that the response continues, and the response's own input items."""
-    await get_stored(request, response_id)
+    await get_stored_response(request, response_id)
     _check_include(request)
     chain = await get_services(request).store.responses.chain(get_owner(request), response_id)
     items = chain.inputs if chain else ()
@@ -137,22 +139,24 @@ def _check_include(request: Request) -> None:
         array(one_of(*INCLUDE_VALUES))(request.query_params.getlist(name), "include")
 
 
-async def get_stored(request: Request, response_id: str) -> StoredResponse:
+async def get_stored_response(request: Request, response_id: str) -> StoredResponse:
     """Return the client's response. Raises UnauthorizedError, NotFoundError."""
     authorize(request)
-    stored = await get_services(request).store.responses.get(get_owner(request), response_id)
-    if stored is None:
+    stored_response = await get_services(request).store.responses.get(
+        get_owner(request), response_id
+    )
+    if stored_response is None:
         raise NotFoundError(f"Response with id '{response_id}' not found.", param="response_id")
-    return stored
+    return stored_response
 
 
-async def current_response(request: Request, stored: StoredResponse) -> Mapping[str, Any]:
+async def current_response(request: Request, stored_response: StoredResponse) -> Mapping[str, Any]:
     """Return OpenAI's response object as stored, or as failed if the process of its run has
     ended."""
-    if stored.worker is None or await is_running(request, stored):
-        return stored.record
-    # The run may have ended since `stored` was read.
-    now = await get_stored(request, stored.id)
+    if stored_response.worker is None or await is_running(request, stored_response):
+        return stored_response.record
+    # The run may have ended since `stored_response` was read.
+    now = await get_stored_response(request, stored_response.id)
     return failed_response(now.record, RunLostError(), []) if now.worker else now.record
 
 
@@ -162,40 +166,42 @@ async def background_response(
     """Return the immediate answer to a background request, and unsubscribe from the run."""
     set_run_id(request, subscriber.run.id)
     with subscriber:
-        stored = await get_stored(request, response_id(subscriber.run.id))
+        stored_response = await get_stored_response(request, response_id(subscriber.run.id))
         # The client receives this response: a later request with the same body is not a retry.
         subscriber.run.is_fully_read |= not await request.is_disconnected()
     if stream:
-        return await replay_stream(request, stored)
-    response = await current_response(request, stored)
+        return await replay_stream(request, stored_response)
+    response = await current_response(request, stored_response)
     if response["status"] == "in_progress":
         response = {**response, "status": "queued"}
-    return JSONResponse(response, headers=run_headers(subscriber.run.id, stored.session))
+    return JSONResponse(response, headers=run_headers(subscriber.run.id, stored_response.session))
 
 
-async def replay_stream(request: Request, stored: StoredResponse) -> Response:
+async def replay_stream(request: Request, stored_response: StoredResponse) -> Response:
     """Return a response's events as a stream: the events after the number `starting_after` if the
     query has it, else all events."""
-    frames = await _frame_log(request, stored)
+    frames = await _frame_log(request, stored_response)
     after = parse(StreamQuery, dict(request.query_params)).starting_after
     first = 0 if after is None else after + 1
-    if first < frames.first:
+    if first < frames.first_number:
         raise BadRequestError(
-            f"Events before number {frames.first} are no longer stored.",
+            f"Events before number {frames.first_number} are no longer stored.",
             param="starting_after",
             code="integer_below_min_value",
         )
-    headers = run_headers(run_id(stored.id), stored.session)
+    headers = run_headers(run_id(stored_response.id), stored_response.session)
     return replay_response(request, headers, _frames_from(frames, first))
 
 
-async def _frame_log(request: Request, stored: StoredResponse) -> FrameLog:
-    run = run_of(request, stored.id)
+async def _frame_log(request: Request, stored_response: StoredResponse) -> FrameLog:
+    run = run_of(request, stored_response.id)
     if run and isinstance(run.observer, ResponseRecorder) and run.observer.frames:
         return run.observer.frames
-    if frames := await get_services(request).store.responses.frames(get_owner(request), stored.id):
+    if frames := await get_services(request).store.responses.frames(
+        get_owner(request), stored_response.id
+    ):
         return await asyncio.to_thread(FrameLog.from_json, frames)
-    if stored.record["background"] and await is_running(request, stored):
+    if stored_response.record["background"] and await is_running(request, stored_response):
         raise RunElsewhereError
     raise BadRequestError(
         "This response cannot be streamed: only a background response can be, if its run has ended"
@@ -207,8 +213,8 @@ async def _frame_log(request: Request, stored: StoredResponse) -> FrameLog:
 
 async def _frames_from(log: FrameLog, first: int) -> AsyncIterator[bytes]:
     """Yield the frames from number `first` on, until the response has ended."""
-    while frames := await log.since(first):
-        first = max(first, log.first) + len(frames)
+    while frames := await log.wait_for_frames(first):
+        first = max(first, log.first_number) + len(frames)
         yield "".join(frames).encode()
 
 
@@ -331,9 +337,11 @@ async def _without_missing_files(request: Request, items: Sequence[Item]) -> Seq
     the client cannot edit stored items."""
     if not (file_ids := _file_ids(items)):
         return items
-    lost = await get_services(request).inputs.missing_uploads(get_owner(request), file_ids)
+    missing_ids = await get_services(request).inputs.missing_uploads(get_owner(request), file_ids)
     return [
-        _with_placeholder(item, lost) if lost.intersection(_file_ids([item])) else item
+        _with_placeholders(item, missing_ids)
+        if missing_ids.intersection(_file_ids([item]))
+        else item
         for item in items
     ]
 
@@ -347,18 +355,18 @@ def is_reference(item: Any) -> bool:
 
 def _file_ids(items: Iterable[Item]) -> set[str]:
     """Return the ids of the uploads in the items."""
-    ids = (part.get("file_id") for item in items for part in _parts(item)[1])
+    ids = (part.get("file_id") for item in items for part in _content_parts(item)[1])
     return {file_id for file_id in ids if isinstance(file_id, str)}
 
 
-def _with_placeholder(item: Item, lost: Collection[str]) -> Item:
-    field, parts = _parts(item)
+def _with_placeholders(item: Item, missing_ids: Collection[str]) -> Item:
+    field, parts = _content_parts(item)
     placeholder = {"type": "input_text", "text": MISSING_FILE_TEXT}
-    parts = [placeholder if part.get("file_id") in lost else part for part in parts]
+    parts = [placeholder if part.get("file_id") in missing_ids else part for part in parts]
     return {**item, field: parts}
 
 
-def _parts(item: Item) -> tuple[str, Sequence[Item]]:
+def _content_parts(item: Item) -> tuple[str, Sequence[Item]]:
     """Return the name of the field with an item's content parts, and the parts."""
     field = "output" if str(item.get("type")).endswith("_output") else "content"
     parts = item.get(field)

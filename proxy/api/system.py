@@ -56,7 +56,7 @@ CHECK_EVERY_S = 5.0
 """Seconds for which the result of a check is cached. The front page needs no key, so requests to
 the backend must be rarer than views of the page."""
 TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
-ACCEPT = {
+ACCEPT_HEADERS = {
     TEXT: f"{TEXT}; version=0.0.4",
     OPENMETRICS: f"{OPENMETRICS}; version=1.0.0, {TEXT}; version=0.0.4; q=0.5",
 }
@@ -71,15 +71,15 @@ class BackendCheck:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._lock = asyncio.Lock()
-        self._expires = 0.0
+        self._expires_at = 0.0
         self._result = ""
 
     async def result(self) -> str:
         """Return one line about the backend: the number of its models, or why it lists none."""
         async with self._lock:
-            if time.monotonic() >= self._expires:
+            if time.monotonic() >= self._expires_at:
                 self._result = await self._check()
-                self._expires = time.monotonic() + CHECK_EVERY_S
+                self._expires_at = time.monotonic() + CHECK_EVERY_S
             return self._result
 
     async def _check(self) -> str:
@@ -118,7 +118,7 @@ async def front_page(request: Request, services: ServicesDep) -> Response:
     if "text/html" not in request.headers.get("accept", ""):
         text = "".join(f"{name}: {value}\n" for name, value in lines.items())
         return Response(f"{title}\n{text}", media_type="text/plain")
-    rows = "".join(_row(name, value) for name, value in lines.items())
+    rows = "".join(_html_row(name, value) for name, value in lines.items())
     page = _FRONT_PAGE.format(title=html.escape(title), rows=rows)
     return Response(page, media_type="text/html", headers=PAGE_HEADERS)
 
@@ -135,7 +135,7 @@ code {{ white-space: pre-wrap }}</style>
 """
 
 
-def _row(name: str, value: str) -> str:
+def _html_row(name: str, value: str) -> str:
     text = html.escape(value)
     if name == "API":
         text = f'<a href="{text}">{text}</a>'
@@ -159,7 +159,7 @@ async def health() -> Response:
 )
 async def list_models(request: Request) -> Response:
     """Return the backend's models, and each as `<model>:plain` too."""
-    return JSONResponse({"object": "list", "data": await _models(request)})
+    return JSONResponse({"object": "list", "data": await _listed_models(request)})
 
 
 @router.get(
@@ -170,13 +170,13 @@ async def list_models(request: Request) -> Response:
 )
 async def retrieve_model(request: Request, model: str) -> Response:
     """Return a model of the backend."""
-    for entry in await _models(request):
+    for entry in await _listed_models(request):
         if entry.get("id") == model:
             return JSONResponse(entry)
     raise NotFoundError(f"The model {model!r} does not exist.", code="model_not_found")
 
 
-async def _models(request: Request) -> list[dict[str, Any]]:
+async def _listed_models(request: Request) -> list[dict[str, Any]]:
     served = await get_model(request).models()
     return served + [{**entry, "id": f"{entry.get('id')}{PLAIN_SUFFIX}"} for entry in served]
 
@@ -185,7 +185,7 @@ async def _models(request: Request) -> list[dict[str, Any]]:
 async def capabilities(request: Request, services: ServicesDep, key: KeyOrOperator) -> Response:
     """Return the models, tools, limits and endpoints of this server. `models` is empty, and
     `backend_error` is set, if the backend does not list them."""
-    names = services.profiles.names_for(key) if key else list(services.profiles.named)
+    names = services.profiles.selectable_names(key) if key else list(services.profiles.by_name)
     served, failure = await while_connected(request, _models_or_error(get_model(request)))
     return JSONResponse(
         {
@@ -193,7 +193,7 @@ async def capabilities(request: Request, services: ServicesDep, key: KeyOrOperat
             "version": version(DISTRIBUTION),
             "models": [entry["id"] for entry in served],
             "backend_error": failure,
-            **_settings(services, names),
+            **_capability_fields(services, names),
             "endpoints": request.app.state.endpoints,
         }
     )
@@ -213,7 +213,7 @@ async def _models_or_error(model: Model) -> tuple[list[dict[str, Any]], str | No
         return [], error.message
 
 
-def _settings(services: Services, profiles: Sequence[str]) -> dict[str, Any]:
+def _capability_fields(services: Services, profiles: Sequence[str]) -> dict[str, Any]:
     profile = services.profiles.default
     isolation = asdict(profile.isolation)
     egress = isolation.pop("network")
@@ -225,7 +225,7 @@ def _settings(services: Services, profiles: Sequence[str]) -> dict[str, Any]:
         "egress": {"mode": egress["mode"]},
         "files": asdict(profile.artifacts),
         "responses": asdict(services.store.responses.settings),
-        "profiles": {name: services.profiles.named[name].about for name in profiles},
+        "profiles": {name: services.profiles.by_name[name].about for name in profiles},
         "profile": profile.name,
         "features": {
             "plain_suffix": PLAIN_SUFFIX,
@@ -261,35 +261,35 @@ def _wanted_format(accept: str) -> str:
     return OPENMETRICS if OPENMETRICS in named else TEXT
 
 
-async def _backend_metrics(upstream: Upstream | None, wanted: str) -> tuple[bytes, str]:
+async def _backend_metrics(upstream: Upstream | None, wanted_format: str) -> tuple[bytes, str]:
     """Return the backend's metrics in complete lines, and their format. The format is text if the
-    backend answers in it, else `wanted`. The metrics are empty if the backend has none, fails, or
-    is too slow."""
+    backend answers in it, else `wanted_format`. The metrics are empty if the backend has none,
+    fails, or is too slow."""
     if upstream is None:
-        return b"", wanted
+        return b"", wanted_format
     try:
         async with asyncio.timeout(BACKEND_TIMEOUT_S):
-            return await _read_metrics(upstream, wanted)
+            return await _read_metrics(upstream, wanted_format)
     except (ProxyError, TimeoutError):
-        return b"", wanted
+        return b"", wanted_format
 
 
-async def _read_metrics(upstream: Upstream, wanted: str) -> tuple[bytes, str]:
+async def _read_metrics(upstream: Upstream, wanted_format: str) -> tuple[bytes, str]:
     relayed = await upstream.send(
-        UpstreamRequest("GET", "/metrics", {"accept": ACCEPT[wanted]}, None)
+        UpstreamRequest("GET", "/metrics", {"accept": ACCEPT_HEADERS[wanted_format]}, None)
     )
     text = bytearray()
     async with aclosing(relayed.body):
         async for piece in relayed.body:
             text += piece
             if len(text) > MAX_BACKEND_BYTES:
-                return b"", wanted
+                return b"", wanted_format
     content_type = relayed.headers.get("content-type", "").partition(";")[0]
     if relayed.status == 200 and content_type == TEXT:
         return bytes(text if text.endswith(b"\n") else text + b"\n"), TEXT
-    if relayed.status == 200 and content_type == wanted and text.endswith(EOF):
-        return bytes(text.removesuffix(EOF)), wanted
-    return b"", wanted
+    if relayed.status == 200 and content_type == wanted_format and text.endswith(EOF):
+        return bytes(text.removesuffix(EOF)), wanted_format
+    return b"", wanted_format
 
 
 @router.get("/v1/pause", responses=errors(403), dependencies=[REQUIRES_OPERATOR])

@@ -41,8 +41,8 @@ from proxy.schemas.trajectory_exports import EXPORTS
 from proxy.store.records import PageRequest
 from proxy.store.trajectories import DeletionReason, StoredTrajectory
 
-JSON_LINES = "application/jsonl"
-EXPORT_PAGE = 100
+JSON_LINES_TYPE = "application/jsonl"
+EXPORT_PAGE_SIZE = 100
 """Number of trajectories that an export looks up at once."""
 _CONVERTERS = {"openai": to_openai, "reference": to_reference}
 
@@ -61,42 +61,42 @@ async def list_trajectories(
     await services.runs.write_trajectories(owner)
     found = await services.store.trajectories.page(owner, query.page_request, query.labels)
     items = [TrajectorySummaryObject(**asdict(each)) for each in found.items]
-    return ListObject.of(items, found.has_more)
+    return ListObject.from_page(items, found.has_more)
 
 
 @router.get(
     "/v1/trajectories/export",
     response_class=StreamingResponse,
-    responses={200: {"content": {JSON_LINES: {}}}, **errors(400)},
+    responses={200: {"content": {JSON_LINES_TYPE: {}}}, **errors(400)},
 )
 async def export_trajectories(
     services: ServicesDep, owner: Owner, query: Annotated[TrajectoryExportQuery, Query()]
 ) -> StreamingResponse:
     """Return the trajectories of ended runs, the oldest first, in a format for trainers. Each line
     is a JSON object."""
-    lines = _exported(services, owner, query.format, query.labels)
-    return StreamingResponse(lines, media_type=JSON_LINES)
+    lines = _stream_export(services, owner, query.format, query.labels)
+    return StreamingResponse(lines, media_type=JSON_LINES_TYPE)
 
 
-async def _exported(
+async def _stream_export(
     services: Services, owner: str, format: TrajectoryExportFormat, labels: TrajectoryLabels
 ) -> AsyncIterator[bytes]:
     await services.runs.write_trajectories(owner)
     repository = services.store.trajectories
-    request = PageRequest(EXPORT_PAGE, newest_first=False)
+    request = PageRequest(EXPORT_PAGE_SIZE, newest_first=False)
     while True:
         page = await repository.page(owner, request, labels)
         for summary in page.items:
-            stored = None
+            stored_trajectory = None
             if summary.ended_at is not None:
-                stored = await repository.find(owner, summary.id)
-            if stored and not stored.deletion_reason:
+                stored_trajectory = await repository.find(owner, summary.id)
+            if stored_trajectory and not stored_trajectory.deletion_reason:
                 async with services.trajectory_conversions:
-                    lines = await asyncio.to_thread(_export_lines, stored, format)
+                    lines = await asyncio.to_thread(_export_lines, stored_trajectory, format)
                 yield lines
         if not page.has_more:
             return
-        request = replace(request, after=page.items[-1].id)
+        request = replace(request, after_id=page.items[-1].id)
 
 
 @router.get(
@@ -109,19 +109,19 @@ async def retrieve_trajectory(
 ) -> Response:
     """Return the trajectory of a run whose request has `sandbox.capture`. The trajectory of a run
     in progress contains the run so far."""
-    stored = await services.runs.trajectory(owner, run_id)
-    if stored is None:
+    stored_trajectory = await services.runs.trajectory(owner, run_id)
+    if stored_trajectory is None:
         await find_run(services, owner, run_id)
         raise NotFoundError(
             f"No trajectory of the run {run_id!r} was stored. Only requests with sandbox.capture"
             " (messages or tokens) have one.",
             code="trajectory_not_captured",
         )
-    if stored.deletion_reason:
-        raise _deletion_error(run_id, stored.deletion_reason)
+    if stored_trajectory.deletion_reason:
+        raise _deletion_error(run_id, stored_trajectory.deletion_reason)
     async with services.trajectory_conversions:
         # In a thread: a trajectory may have megabytes.
-        body = await asyncio.to_thread(_trajectory_json, stored, query.format)
+        body = await asyncio.to_thread(_trajectory_json, stored_trajectory, query.format)
     return Response(body, media_type="application/json")
 
 
@@ -180,25 +180,27 @@ def _deletion_error(run_id: str, reason: DeletionReason) -> NotFoundError:
             )
 
 
-def _trajectory_json(stored: StoredTrajectory, format: TrajectoryFormat) -> bytes:
-    found, convert = _read(stored), _CONVERTERS.get(format)
+def _trajectory_json(stored_trajectory: StoredTrajectory, format: TrajectoryFormat) -> bytes:
+    found, convert = _native_trajectory(stored_trajectory), _CONVERTERS.get(format)
     pieces = json_pieces(convert(found) if convert else found)
     return b"".join(piece.encode() for piece in pieces)
 
 
-def _export_lines(stored: StoredTrajectory, format: TrajectoryExportFormat) -> bytes:
+def _export_lines(stored_trajectory: StoredTrajectory, format: TrajectoryExportFormat) -> bytes:
     pieces = (
-        piece for line in EXPORTS[format](_read(stored)) for piece in (*json_pieces(line), "\n")
+        piece
+        for line in EXPORTS[format](_native_trajectory(stored_trajectory))
+        for piece in (*json_pieces(line), "\n")
     )
     return b"".join(piece.encode() for piece in pieces)
 
 
-def _read(stored: StoredTrajectory) -> dict[str, Any]:
+def _native_trajectory(stored_trajectory: StoredTrajectory) -> dict[str, Any]:
     return read_trajectory(
-        stored.id,
-        stored.created_at,
-        stored_texts(stored),
-        labels=stored.labels,
-        rewards=[asdict(each) for each in stored.rewards],
-        is_lost=stored.is_lost,
+        stored_trajectory.id,
+        stored_trajectory.created_at,
+        stored_texts(stored_trajectory),
+        labels=stored_trajectory.labels,
+        rewards=[asdict(each) for each in stored_trajectory.rewards],
+        is_lost=stored_trajectory.is_lost,
     )

@@ -45,7 +45,7 @@ from proxy.errors import (
     BadRequestError,
     BudgetError,
     ProxyError,
-    may_refuse_files,
+    may_be_file_refusal,
     unreadable_files_error,
 )
 from proxy.models.backend_errors import backend_error_from_response
@@ -64,7 +64,7 @@ WATCH_AFTER_S = 0.1
 no watch, which would cost an eighth of its time (`bench/relay.py`)."""
 MAX_BUFFERED_BYTES = 256 << 10
 """Maximum size of a response that is buffered and sent in one piece, in bytes."""
-_SUSPECT = re.compile(b'"(?:%s)":' % "|".join(sorted(URL_FIELDS)).encode())
+_URL_FIELD = re.compile(b'"(?:%s)":' % "|".join(sorted(URL_FIELDS)).encode())
 """Matches the name of a field with a URL, in JSON without whitespace."""
 _ESCAPED_LETTER = re.compile(rb"(?<!\\)\\u00(?:[46][1-9a-f]|[57][0-9a]|5f)", re.IGNORECASE)
 """Matches the escape of an ASCII letter or of `_`. No JSON encoder escapes these, and the escape
@@ -72,8 +72,8 @@ could hide a field's name."""
 _ESCAPED_BLANK = re.compile(rb"\\(?:[bfnrt]|u00(?:[01][0-9a-f]|20))", re.IGNORECASE)
 _INCOMPLETE_ESCAPE = re.compile(rb"\\(?:u[0-9a-f]{0,3})?\Z", re.IGNORECASE)
 _TAIL_BYTES = max(map(len, URL_FIELDS)) + len('"":')
-"""The length of the longest match of `_SUSPECT`."""
-_IGNORED = b" \t\r\n\0"
+"""The length of the longest match of `_URL_FIELD`."""
+_IGNORED_BYTES = b" \t\r\n\0"
 """Whitespace, and the zero bytes of ASCII letters in UTF-16 and UTF-32."""
 ResponseHook = Callable[[UpstreamResponse], UpstreamResponse]
 """A function that wraps a backend's response, to read its body while the body is relayed."""
@@ -89,11 +89,11 @@ async def relay_chat(request: ModelRequest, decision: RoutingDecision) -> Respon
     has_files = await check_files(request, decision, request.body)
     fields = fields_for_backend(request.body, decision.route.model)
     disconnect = partial(wait_for_disconnect, request.http)
-    work = _relayed_chat(request, fields, decision, has_files, disconnect)
+    work = _chat_response(request, fields, decision, has_files, disconnect)
     return await cancel_on_disconnect(disconnect, work, watch_after_s=WATCH_AFTER_S)
 
 
-async def _relayed_chat(
+async def _chat_response(
     request: ModelRequest,
     fields: Mapping[str, Any],
     decision: RoutingDecision,
@@ -101,17 +101,17 @@ async def _relayed_chat(
     disconnect: Disconnect,
 ) -> Response:
     send = partial(request.model.relay, fields, request.headers)
-    relayed = await metered_relay(
+    response = await metered_relay(
         request, decision.profile.budgets.daily.for_model_calls, fields, send
     )
-    if has_files and relayed.status >= 400:
-        relayed = await _explain_refusal(relayed, decision)
+    if has_files and response.status >= 400:
+        response = await _explain_refusal(response, decision)
     # Added to the mapping: a header that is added to a Response later costs a search of its list.
-    headers = {**relayed.headers, **decision.headers}
-    relayed = UpstreamResponse(relayed.status, headers, relayed.body)
-    if is_stream(relayed):
-        return RelayResponse(relayed, disconnect)
-    return await buffer_response(relayed, disconnect)
+    headers = {**response.headers, **decision.headers}
+    response = UpstreamResponse(response.status, headers, response.body)
+    if is_stream(response):
+        return RelayResponse(response, disconnect)
+    return await buffer_response(response, disconnect)
 
 
 async def check_files(
@@ -137,16 +137,16 @@ async def check_files(
 
 
 async def _explain_refusal(
-    relayed: UpstreamResponse, decision: RoutingDecision
+    response: UpstreamResponse, decision: RoutingDecision
 ) -> UpstreamResponse:
     """Return the backend's error response to a request with files, or raise BadRequestError if the
     backend may have refused the files."""
-    content = await read_at_most(relayed.body, MAX_BUFFERED_BYTES) or b""
+    content = await read_at_most(response.body, MAX_BUFFERED_BYTES) or b""
     now = datetime.now(UTC)
-    error = backend_error_from_response(relayed.status, relayed.headers, content, now=now)
-    if may_refuse_files(error):
+    error = backend_error_from_response(response.status, response.headers, content, now=now)
+    if may_be_file_refusal(error):
         raise unreadable_files_error(decision.verdict, refusal=error.message) from error
-    return replace(relayed, body=BufferedBody([content]))
+    return replace(response, body=BufferedBody([content]))
 
 
 async def forward_json(
@@ -178,7 +178,7 @@ async def forward(
     Raises ClientDisconnect, BudgetError, BackendError.
     """
     sent = _upstream_request(request.http, body, reads_response=budget.is_set or hook is not None)
-    work = _forwarded(request, upstream, sent, disconnect, budget, hook)
+    work = _forwarded_response(request, upstream, sent, disconnect, budget, hook)
     return await cancel_on_disconnect(disconnect, work, watch_after_s=WATCH_AFTER_S)
 
 
@@ -212,77 +212,82 @@ def _upstream_request(
     # A re-encoded body has another length. If the request has Transfer-Encoding, its Content-Length
     # is dropped: the two servers could disagree on where the body ends (request smuggling).
     if not isinstance(body, RequestBodyStream) or "transfer-encoding" in headers:
-        headers = _without(headers, "content-length")
+        headers = _without_header(headers, "content-length")
     if reads_response:  # the relay must be able to read the response
-        headers = _without(headers, "accept-encoding")
+        headers = _without_header(headers, "accept-encoding")
     path = f"{raw_path(request)}?{query}" if query else raw_path(request)
     return UpstreamRequest(request.method, path, headers, body)
 
 
-def _without(headers: Headers, name: str) -> Headers:
+def _without_header(headers: Headers, name: str) -> Headers:
     return Headers(raw=[line for line in headers.raw if line[0] != name.encode()])
 
 
-async def _forwarded(
+async def _forwarded_response(
     request: ClientRequest,
     upstream: Upstream,
-    sent: UpstreamRequest,
+    upstream_request: UpstreamRequest,
     disconnect: Disconnect,
     budget: DailyBudget,
     hook: ResponseHook | None,
 ) -> Response:
-    body = sent.body if isinstance(sent.body, bytes) else None
+    body = upstream_request.body if isinstance(upstream_request.body, bytes) else None
     try:
-        relayed = await metered_relay(request, budget, body, partial(upstream.send, sent))
+        response = await metered_relay(
+            request, budget, body, partial(upstream.send, upstream_request)
+        )
     except BackendError as error:
-        if isinstance(sent.body, RequestBodyStream) and sent.body.rejected is not None:
-            raise sent.body.rejected from error
+        if (
+            isinstance(upstream_request.body, RequestBodyStream)
+            and upstream_request.body.rejection is not None
+        ):
+            raise upstream_request.body.rejection from error
         raise
     if hook:
-        relayed = hook(relayed)
-    length = relayed.headers.get("content-length", "")
+        response = hook(response)
+    length = response.headers.get("content-length", "")
     is_short = length.isdecimal() and int(length) <= MAX_BUFFERED_BYTES
-    if is_short and not is_stream(relayed):
-        return await buffer_response(relayed, disconnect)
-    return RelayResponse(relayed, disconnect)
+    if is_short and not is_stream(response):
+        return await buffer_response(response, disconnect)
+    return RelayResponse(response, disconnect)
 
 
-def is_stream(relayed: UpstreamResponse) -> bool:
+def is_stream(response: UpstreamResponse) -> bool:
     """Return True if the response is a stream of server-sent events."""
-    return relayed.headers.get("content-type", "").startswith("text/event-stream")
+    return response.headers.get("content-type", "").startswith("text/event-stream")
 
 
-async def buffer_response(relayed: UpstreamResponse, disconnect: Disconnect) -> Response:
+async def buffer_response(response: UpstreamResponse, disconnect: Disconnect) -> Response:
     """Return the response in one piece, or as a stream if it is longer than
     `MAX_BUFFERED_BYTES`. Streaming a short response would double the cost of the relay."""
     pieces: list[bytes] = []
     size = 0
     try:
-        async for piece in relayed.body:
+        async for piece in response.body:
             pieces.append(piece)
             size += len(piece)
             if size > MAX_BUFFERED_BYTES:
-                return RelayResponse(relayed, disconnect, pieces)
+                return RelayResponse(response, disconnect, pieces)
     except BaseException:
-        await relayed.body.aclose()
+        await response.body.aclose()
         raise
-    await relayed.body.aclose()
-    return Response(b"".join(pieces), relayed.status, relayed.headers)
+    await response.body.aclose()
+    return Response(b"".join(pieces), response.status, response.headers)
 
 
 class RelayResponse(Response):
     """A backend's response, relayed piece by piece. It is closed when the client disconnects."""
 
     def __init__(
-        self, relayed: UpstreamResponse, disconnect: Disconnect, read: Sequence[bytes] = ()
+        self, response: UpstreamResponse, disconnect: Disconnect, read_pieces: Sequence[bytes] = ()
     ) -> None:
-        """`read` are the pieces of the body that have been read already."""
-        self.status_code = relayed.status
+        """`read_pieces` are the pieces of the body that have been read already."""
+        self.status_code = response.status
         self.background = None
-        self._read = read
-        self._body = relayed.body
+        self._read_pieces = read_pieces
+        self._body = response.body
         self._disconnect = disconnect
-        self.init_headers(relayed.headers)
+        self.init_headers(response.headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._body):
@@ -300,9 +305,9 @@ class RelayResponse(Response):
     async def _send(self, send: Send) -> None:
         head = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **head})
-        for piece in self._read:
+        for piece in self._read_pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-        self._read = ()
+        self._read_pieces = ()
         async for piece in self._body:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -314,10 +319,10 @@ class RequestBodyStream:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._stream = request.stream()
-        self._buffered: list[bytes] = []
+        self._buffered_pieces: list[bytes] = []
         self._body_ended = asyncio.Event()
         self._check: Callable[[bytes], None] | None = None
-        self.rejected: ProxyError | None = None
+        self.rejection: ProxyError | None = None
         """The error with which the check rejected a piece, or None."""
 
     def check_with(self, check: Callable[[bytes], None]) -> None:
@@ -331,7 +336,7 @@ class RequestBodyStream:
         BodyTooLargeError."""
         size, counted, bounds = 0, 0, JSONBounds()
         async for piece in self._stream:
-            self._buffered.append(piece)
+            self._buffered_pieces.append(piece)
             size += len(piece)
             if size > SMALL_BYTES:
                 body_reservation(self._request).take(size - counted)
@@ -341,27 +346,27 @@ class RequestBodyStream:
         if counted:
             body_reservation(self._request).take(size)  # for the decoded copy
         self._body_ended.set()
-        body = b"".join(self._buffered)
-        self._buffered.clear()
+        body = b"".join(self._buffered_pieces)
+        self._buffered_pieces.clear()
         return body
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Yield the pieces that `read` has not returned. Raises ClientDisconnect, and the check's
         ProxyError."""
         try:
-            while self._buffered:
-                yield self._checked(self._buffered.pop(0))
+            while self._buffered_pieces:
+                yield self._check_piece(self._buffered_pieces.pop(0))
             async for piece in self._stream:
-                yield self._checked(piece)
+                yield self._check_piece(piece)
         finally:
             self._body_ended.set()
 
-    def _checked(self, piece: bytes) -> bytes:
+    def _check_piece(self, piece: bytes) -> bytes:
         if self._check is not None:
             try:
                 self._check(piece)
             except ProxyError as error:
-                self.rejected = error
+                self.rejection = error
                 raise
         return piece
 
@@ -376,7 +381,7 @@ async def refuse_private_urls(request: ClientRequest, body: Any) -> None:
     """Raise BadRequestError if the body names a private URL, which the backend would fetch from
     inside the operator's network. Raises ClientDisconnect."""
     if urls := urls_in(body):
-        check = request.services.inputs.refuse_private(urls, request.owner)
+        check = request.services.inputs.check_backend_urls(urls, request.owner)
         await while_connected(request.http, check)
 
 
@@ -391,15 +396,17 @@ class URLScanner:
 
     def __init__(self) -> None:
         self._tail = b""
-        self._incomplete = b""
+        self._incomplete_escape = b""
 
     def check(self, piece: bytes) -> None:
         """Search the next piece. Raises BadRequestError if it may name a URL."""
-        written = self._incomplete + piece.translate(None, _IGNORED)
+        written = self._incomplete_escape + piece.translate(None, _IGNORED_BYTES)
         incomplete = _INCOMPLETE_ESCAPE.search(written, max(0, len(written) - 5))
-        self._incomplete = incomplete[0] if incomplete else b""
-        text = self._tail + _ESCAPED_BLANK.sub(b"", written[: len(written) - len(self._incomplete)])
-        if _SUSPECT.search(text, 1 if self._tail else 0) or _ESCAPED_LETTER.search(text):
+        self._incomplete_escape = incomplete[0] if incomplete else b""
+        text = self._tail + _ESCAPED_BLANK.sub(
+            b"", written[: len(written) - len(self._incomplete_escape)]
+        )
+        if _URL_FIELD.search(text, 1 if self._tail else 0) or _ESCAPED_LETTER.search(text):
             raise uncheckable_error("may name URLs")
         self._tail = text[-_TAIL_BYTES:]
 
@@ -428,20 +435,20 @@ async def metered_relay(
     """
     if not budget.is_set:
         return await send()
-    fields = _read_fields(body) if isinstance(body, bytes) else body or {}
+    fields = _decode_fields(body) if isinstance(body, bytes) else body or {}
     model = str(fields.get("model", ""))
     tariff = await find_tariff(request.services, model, is_required=budget.cost_usd is not None)
     prompt = TokenUsage(prompt=estimate_prompt_tokens(fields))
     account, reservation = await charge(request, budget, _expense(prompt, tariff))
     try:
-        relayed = await send()
+        response = await send()
     except Exception:
         await account.settle(reservation, Expense())
         raise
-    if relayed.status >= 400:
+    if response.status >= 400:
         await account.settle(reservation, Expense())
-        return relayed
-    return replace(relayed, body=_MeteredBody(relayed, account, reservation, tariff))
+        return response
+    return replace(response, body=_MeteredBody(response, account, reservation, tariff))
 
 
 class _MeteredBody:
@@ -450,14 +457,14 @@ class _MeteredBody:
 
     def __init__(
         self,
-        relayed: UpstreamResponse,
+        response: UpstreamResponse,
         account: BudgetAccount,
         reservation: Reservation,
         tariff: Tariff | None,
     ) -> None:
-        self._body: UpstreamBody = relayed.body
-        self._pieces: AsyncIterator[bytes] = aiter(relayed.body)
-        self._reader = UsageReader(relayed.headers.get("content-type", ""))
+        self._body: UpstreamBody = response.body
+        self._pieces: AsyncIterator[bytes] = aiter(response.body)
+        self._reader = UsageReader(response.headers.get("content-type", ""))
         self._account = account
         self._reservation = reservation
         self._tariff = tariff
@@ -531,7 +538,7 @@ def _expense(tokens: TokenUsage, tariff: Tariff | None) -> Expense:
     return Expense(tokens=tokens.total, cost_usd=cost_usd(tariff, tokens) or 0.0)
 
 
-def _read_fields(body: bytes) -> Mapping[str, Any]:
+def _decode_fields(body: bytes) -> Mapping[str, Any]:
     try:
         fields = decode_json(body)
     except (ValueError, RecursionError):

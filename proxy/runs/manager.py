@@ -23,7 +23,7 @@ from proxy.agent.suspension import SuspendedRunStore
 from proxy.agent.task import AgentTask, RunObserver
 from proxy.audit.audit import AuditLogs, RunAuditLog
 from proxy.errors import (
-    RESTART_S,
+    BUSY_RETRY_AFTER_S,
     IdempotencyError,
     PausedError,
     ProxyError,
@@ -72,7 +72,7 @@ class RunManager:
         self.metrics = metrics or Metrics()
         self.audit_logs = audit_logs
         if audit_logs:
-            self.metrics.read_audit_failures(lambda: audit_logs.failures)
+            self.metrics.register_audit_failures(lambda: audit_logs.failures)
         self._tool_verdicts = tool_verdicts or ToolVerdicts()
         self._suspended_runs = suspended_runs
         self._trajectories = trajectories
@@ -493,7 +493,7 @@ def _failure_of(run: Run, error: BaseException) -> BaseException:
             log.info("run %s ended: %s", run.id, run.cancel_reason or SERVER_STOPS)
             if run.cancel_reason == SERVER_STOPS:
                 lost = RunLostError()
-                lost.headers[ResponseHeader.RETRY_AFTER] = str(RESTART_S)
+                lost.headers[ResponseHeader.RETRY_AFTER] = str(BUSY_RETRY_AFTER_S)
                 return lost
         case _:
             log.exception("run %s failed", run.id)

@@ -17,26 +17,26 @@ from proxy.schemas.validation import (
     anything,
     array,
     boolean,
+    combination_error,
     discriminated,
     integer,
-    invalid_combination,
     mapping,
     number,
+    object_of,
     object_with,
     one_of,
-    require,
+    require_field,
     text,
     text_or_object,
     text_or_parts,
     union,
-    values,
 )
 
 # Checks of messages, tools and answer formats. A value that at least one backend accepts passes.
 
 _URL = text_or_object(object_with(optional={"url": text}))
 _TEXT_PART = object_with({"type": one_of("text"), "text": text})
-_PARTS: dict[str, Check] = {
+_PART_CHECKS: dict[str, Check] = {
     "text": _TEXT_PART,
     "image_url": object_with({"image_url": _URL}),
     "input_audio": object_with({"input_audio": object_with({"data": text}, {"format": text})}),
@@ -56,7 +56,7 @@ def content_part(value: Any, param: str) -> None:
     kind = value.get("type")
     if kind is not None:
         text(kind, f"{param}.type")
-        _PARTS.get(kind, anything)(value, param)
+        _PART_CHECKS.get(kind, anything)(value, param)
 
 
 _CALL = object_with(
@@ -94,14 +94,14 @@ FUNCTION = object_with(
 GRAMMAR = object_with({"syntax": one_of("lark", "regex"), "definition": text})
 
 
-def custom_tool(grammar: Check) -> Check:
+def custom_tool(check_grammar: Check) -> Check:
     """Return a check for a custom tool, whose input is any text, or text that follows a grammar."""
 
     def check_format(value: Any, param: str) -> None:
         mapping(value, param)
         one_of("text", "grammar")(value.get("type", "text"), f"{param}.type")
         if value.get("type") == "grammar":
-            grammar(value, param)
+            check_grammar(value, param)
 
     return object_with({"name": tool_name}, {"description": text, "format": check_format})
 
@@ -120,24 +120,24 @@ def _tool(value: Any, param: str) -> None:
     _FUNCTION_TOOL(value, param)
 
 
-_NAMED = object_with({"name": text})
-_ALLOWED = object_with({"mode": one_of("auto", "required"), "tools": array(mapping)})
-_CHOICES: dict[str, Check] = {
-    "function": object_with({"function": _NAMED}),
-    "custom": object_with({"custom": _NAMED}),
-    "allowed_tools": object_with({"allowed_tools": _ALLOWED}),
+_NAMED_FUNCTION = object_with({"name": text})
+_ALLOWED_TOOLS = object_with({"mode": one_of("auto", "required"), "tools": array(mapping)})
+_TOOL_CHOICE_CHECKS: dict[str, Check] = {
+    "function": object_with({"function": _NAMED_FUNCTION}),
+    "custom": object_with({"custom": _NAMED_FUNCTION}),
+    "allowed_tools": object_with({"allowed_tools": _ALLOWED_TOOLS}),
 }
 
 
-def _choice(value: Any, param: str) -> None:
+def _tool_choice_object(value: Any, param: str) -> None:
     """Check a `tool_choice` that is an object. vLLM accepts a function without a type."""
     kind = "function" if value.get("type") is None else value["type"]
-    one_of(*_CHOICES)(kind, f"{param}.type")
-    _CHOICES[kind](value, param)
+    one_of(*_TOOL_CHOICE_CHECKS)(kind, f"{param}.type")
+    _TOOL_CHOICE_CHECKS[kind](value, param)
 
 
-_TOOL_CHOICE = text_or_object(_choice, one_of("none", "auto", "required"))
-_FUNCTION_CALL = text_or_object(_NAMED, one_of("none", "auto"))
+_TOOL_CHOICE = text_or_object(_tool_choice_object, one_of("none", "auto", "required"))
+_FUNCTION_CALL = text_or_object(_NAMED_FUNCTION, one_of("none", "auto"))
 _STOP = union("a string or array of strings", str, list, checks={list: array(text)})
 reasoning_effort = union(
     "a string or a decimal",
@@ -156,17 +156,20 @@ _NAMED_SCHEMA = object_with(
 )
 
 
-def check_json_schema(named: Mapping[str, Any], format_param: str, schema_param: str) -> None:
+def check_json_schema(
+    answer_format: Mapping[str, Any], format_param: str, schema_param: str
+) -> None:
     """Raise BadRequestError unless the `schema` of an answer format is a JSON Schema."""
-    schema = named.get("schema")
+    schema = answer_format.get("schema")
     if schema is not None and (fault := schema_error(schema)):
         raise BadRequestError(
-            f"Invalid schema for {format_param} '{named['name']}': {fault}", param=schema_param
+            f"Invalid schema for {format_param} '{answer_format['name']}': {fault}",
+            param=schema_param,
         )
 
 
 def _json_schema_format(value: Any, param: str) -> None:
-    require(value, "json_schema", f"{param}.json_schema")
+    require_field(value, "json_schema", f"{param}.json_schema")
     _NAMED_SCHEMA(value["json_schema"], f"{param}.json_schema")
     check_json_schema(value["json_schema"], param, param)
 
@@ -188,7 +191,7 @@ ParameterScope = Literal["every call", "visible answer", "loop", "proxy", "strai
 without tools. `loop`: the agent loop decides for each call. `proxy`: none. `straight`: the
 request is sent to the backend as it is, without `sandbox` and with the backend's name of the
 model."""
-_EMPTY: tuple[Any, ...] = (False, 0, "", [], {})
+_EMPTY_VALUES: tuple[Any, ...] = (False, 0, "", [], {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,18 +200,18 @@ class Parameter:
 
     scope: ParameterScope
     check: Check = anything
-    no_effect: Collection[Any] = _EMPTY
+    null_like_values: Collection[Any] = _EMPTY_VALUES
     """Values that mean the same as null."""
-    effect: str = ""
+    description: str = ""
     """The use of the field, if the scope does not describe it."""
 
 
 MAX_CHOICES = 128
 """OpenAI's largest `n`."""
 _INT64 = 2**63
-_TOKENS = integer(-1)
+_PROMPT_LOGPROBS = integer(-1)
 _TOKEN_IDS = array(integer(0))
-_SEARCH = object_with(
+_WEB_SEARCH_OPTIONS = object_with(
     optional={
         "user_location": object_with(
             optional={"type": one_of("approximate"), "approximate": mapping}
@@ -219,9 +222,9 @@ _SEARCH = object_with(
 _PREDICTION = object_with(
     {"type": one_of("content"), "content": text_or_parts(_TEXT_PART, minimum=1)}
 )
-_EVERY = Parameter("every call")
+_EVERY_CALL = Parameter("every call")
 _STRAIGHT = Parameter("straight")
-_WITH_LOGPROBS = ("top_logprobs", "logprob_token_ids")
+_LOGPROBS_FIELDS = ("top_logprobs", "logprob_token_ids")
 _FLAG = Parameter("visible answer", boolean)
 _TEXT = Parameter("visible answer", text)
 _LIMITS_ANSWER = (
@@ -230,45 +233,51 @@ _LIMITS_ANSWER = (
 
 OPENAI: Mapping[str, Parameter] = {
     "model": Parameter(
-        "proxy", text, effect="The suffix `:plain` is removed; such a request gets no sandbox."
+        "proxy", text, description="The suffix `:plain` is removed; such a request gets no sandbox."
     ),
     "messages": Parameter(
         "proxy",
         array(_MESSAGE, minimum=1),
-        effect="The loop adds its prompt, and puts files of the messages into the sandbox.",
+        description="The loop adds its prompt, and puts files of the messages into the sandbox.",
     ),
     "n": Parameter(
-        "proxy", integer(1, MAX_CHOICES), effect="Each answer is a run with a sandbox of its own."
+        "proxy",
+        integer(1, MAX_CHOICES),
+        description="Each answer is a run with a sandbox of its own.",
     ),
     "stream": Parameter(
-        "proxy", boolean, effect="The loop decides for each model call whether it streams."
+        "proxy", boolean, description="The loop decides for each model call whether it streams."
     ),
     "stream_options": Parameter(
         "proxy",
         object_with(optional={"include_usage": boolean, "include_obfuscation": boolean}),
-        effect="With `include_usage` the last chunk has the usage. Requires `stream`.",
+        description="With `include_usage` the last chunk has the usage. Requires `stream`.",
     ),
-    "tools": Parameter("loop", array(_tool), effect="The model sees the sandbox's tools as well."),
+    "tools": Parameter(
+        "loop", array(_tool), description="The model sees the sandbox's tools as well."
+    ),
     "tool_choice": Parameter(
         "loop",
         _TOOL_CHOICE,
-        effect="`none`: no sandbox. `required`: the run ends with a call of one of `tools`. A"
+        description="`none`: no sandbox. `required`: the run ends with a call of one of `tools`. A"
         " function: only the first model call must call it.",
     ),
-    "parallel_tool_calls": Parameter("loop", boolean, effect="Sent only if the request has tools."),
-    "functions": Parameter(
-        "loop", array(FUNCTION), effect="Sent as `tools`. Refused together with `tools`."
+    "parallel_tool_calls": Parameter(
+        "loop", boolean, description="Sent only if the request has tools."
     ),
-    "function_call": Parameter("loop", _FUNCTION_CALL, effect="Sent as `tool_choice`."),
-    "max_tokens": Parameter("loop", integer(1), effect=_LIMITS_ANSWER),
-    "max_completion_tokens": Parameter("loop", integer(1), effect=_LIMITS_ANSWER),
+    "functions": Parameter(
+        "loop", array(FUNCTION), description="Sent as `tools`. Refused together with `tools`."
+    ),
+    "function_call": Parameter("loop", _FUNCTION_CALL, description="Sent as `tool_choice`."),
+    "max_tokens": Parameter("loop", integer(1), description=_LIMITS_ANSWER),
+    "max_completion_tokens": Parameter("loop", integer(1), description=_LIMITS_ANSWER),
     "response_format": Parameter(
-        "visible answer", _RESPONSE_FORMAT, no_effect=(*_EMPTY, {"type": "text"})
+        "visible answer", _RESPONSE_FORMAT, null_like_values=(*_EMPTY_VALUES, {"type": "text"})
     ),
     "stop": Parameter("visible answer", _STOP),
     "logprobs": _FLAG,
     "top_logprobs": Parameter("visible answer", integer(0, 20)),
-    "logit_bias": Parameter("visible answer", values(number(-100, 100))),
+    "logit_bias": Parameter("visible answer", object_of(number(-100, 100))),
     "prediction": Parameter("visible answer", _PREDICTION),
     "modalities": Parameter("every call", array(text)),
     "audio": Parameter("every call", mapping),
@@ -282,15 +291,15 @@ OPENAI: Mapping[str, Parameter] = {
     "service_tier": Parameter(
         "every call", one_of("auto", "default", "flex", "scale", "priority", "fast")
     ),
-    "web_search_options": Parameter("every call", _SEARCH),
+    "web_search_options": Parameter("every call", _WEB_SEARCH_OPTIONS),
     "metadata": Parameter("every call", mapping),
     "store": Parameter("every call", boolean),
     "user": Parameter("every call", text),
     "safety_identifier": Parameter("every call", text),
     "prompt_cache_key": Parameter("every call", text),
     "prompt_cache_retention": Parameter("every call", text),
-    "prompt_cache_options": _EVERY,
-    "moderation": _EVERY,
+    "prompt_cache_options": _EVERY_CALL,
+    "moderation": _EVERY_CALL,
 }
 
 VLLM: Mapping[str, Parameter] = {
@@ -307,9 +316,9 @@ VLLM: Mapping[str, Parameter] = {
     "min_tokens": Parameter("visible answer", integer(0)),
     "bad_words": Parameter("visible answer", array(text)),
     "allowed_token_ids": Parameter("visible answer", _TOKEN_IDS),
-    "skip_special_tokens": Parameter("visible answer", boolean, no_effect=(True,)),
-    "spaces_between_special_tokens": Parameter("visible answer", boolean, no_effect=(True,)),
-    "prompt_logprobs": Parameter("visible answer", _TOKENS, no_effect=()),
+    "skip_special_tokens": Parameter("visible answer", boolean, null_like_values=(True,)),
+    "spaces_between_special_tokens": Parameter("visible answer", boolean, null_like_values=(True,)),
+    "prompt_logprobs": Parameter("visible answer", _PROMPT_LOGPROBS, null_like_values=()),
     "logprob_token_ids": Parameter("visible answer", _TOKEN_IDS),
     "return_tokens_as_token_ids": _FLAG,
     "return_token_ids": _FLAG,
@@ -329,7 +338,7 @@ VLLM: Mapping[str, Parameter] = {
             *("media_io_kwargs", "mm_processor_kwargs", "priority", "request_id", "session_id"),
             *("cache_salt", "vllm_xargs", "stream_interval"),
         ),
-        _EVERY,
+        _EVERY_CALL,
     ),
 }
 
@@ -356,17 +365,17 @@ SGLANG: Mapping[str, Parameter] = {
             *("custom_logit_processor", "custom_params", "rid", "extra_key", "ngram_corpus_id"),
             *("routed_dp_rank", "data_parallel_rank", "task"),
         ),
-        _EVERY,
+        _EVERY_CALL,
     ),
 }
 
 LLAMA_CPP: Mapping[str, Parameter] = {
-    "n_predict": Parameter("loop", integer(-2), effect=_LIMITS_ANSWER),
+    "n_predict": Parameter("loop", integer(-2), description=_LIMITS_ANSWER),
     "grammar": _TEXT,
     "grammar_lazy": _FLAG,
     "grammar_triggers": Parameter("visible answer", array(anything)),
     "preserved_tokens": Parameter("visible answer", array(anything)),
-    "json_schema": Parameter("visible answer", mapping, no_effect=()),
+    "json_schema": Parameter("visible answer", mapping, null_like_values=()),
 }
 """The fields of llama.cpp, which refuses a request with both a grammar and tools."""
 
@@ -378,7 +387,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "sandbox": Parameter(
         "proxy",
         object_with(optional={"session": text, "container_id": text}),
-        effect="The settings of the request's sandbox.",
+        description="The settings of the request's sandbox.",
     ),
 }
 GRAMMAR_PARAMS = frozenset(
@@ -393,27 +402,27 @@ def check_parameters(body: Mapping[str, Any]) -> None:
     for name, value in body.items():
         if value is not None and (known := PARAMETERS.get(name)):
             known.check(value, name)
-    for name in _WITH_LOGPROBS:
+    for name in _LOGPROBS_FIELDS:
         if body.get(name) and not body.get("logprobs"):
-            raise invalid_combination(f"'{name}' is only allowed where 'logprobs' is true.", name)
+            raise combination_error(f"'{name}' is only allowed where 'logprobs' is true.", name)
     if body.get("stream_options") and not body.get("stream"):
-        raise invalid_combination(
+        raise combination_error(
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
             "stream_options",
         )
     if body.get("prompt_logprobs") and body.get("stream"):
-        raise invalid_combination(
-            "'prompt_logprobs' is not allowed in a stream.", "prompt_logprobs"
-        )
+        raise combination_error("'prompt_logprobs' is not allowed in a stream.", "prompt_logprobs")
 
 
 def params_for(body: Mapping[str, Any], *scopes: ParameterScope) -> dict[str, Any]:
     """Return the fields of these scopes."""
     return {
-        name: value for name, value in body.items() if PARAMETERS.get(name, _EVERY).scope in scopes
+        name: value
+        for name, value in body.items()
+        if PARAMETERS.get(name, _EVERY_CALL).scope in scopes
     }
 
 
 def has_effect(name: str, value: Any) -> bool:
     """Return False for a value that means the same as null. Many clients send such values."""
-    return value not in PARAMETERS[name].no_effect
+    return value not in PARAMETERS[name].null_like_values

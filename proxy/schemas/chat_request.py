@@ -17,16 +17,16 @@ from proxy.schemas.chat_parameters import GRAMMAR_PARAMS, check_parameters, has_
 from proxy.schemas.validation import (
     MAX_MESSAGES,
     array,
+    combination_error,
     integer,
-    invalid_combination,
     mapping,
-    require,
+    require_field,
 )
 
 TOKEN_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
 """The fields that limit the tokens of an answer. `n_predict` is llama.cpp's, where a value below 1
 means no limit."""
-_GUIDED = {
+_GUIDED_NAMES = {
     "guided_json": "json",
     "guided_json_object": "json_object",
     "guided_regex": "regex",
@@ -41,7 +41,7 @@ _GRAMMAR_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structur
 
 def check_messages(body: Mapping[str, Any]) -> None:
     """Raise BadRequestError unless the request has messages."""
-    require(body, "messages", "messages")
+    require_field(body, "messages", "messages")
     array(mapping, minimum=1, maximum=MAX_MESSAGES)(body["messages"], "messages")
 
 
@@ -68,7 +68,7 @@ def parse_chat(
     """
     check_parameters(body)
     legacy_state = None
-    if _is_legacy(body):
+    if _uses_functions(body):
         legacy_state, _ = session_states(body["messages"])
         body = _functions_as_tools(body)
     tools = body.get("tools") or []
@@ -83,7 +83,7 @@ def parse_chat(
         has_client_indexes=has_client_indexes,
         client_tools=choice.tools,
         text_tools=text_tools,
-        tool_choice="required" if forces_tool else choice.first,
+        tool_choice="required" if forces_tool else choice.first_choice,
         must_call=choice.must_call,
         parallel_tool_calls=body.get("parallel_tool_calls") if choice.tools else None,
         max_tool_calls=max_tool_calls,
@@ -111,17 +111,21 @@ def includes_usage(body: Mapping[str, Any]) -> bool:
     return bool(options.get("include_usage"))
 
 
-def _with_structured_outputs(final: Mapping[str, Any]) -> dict[str, Any]:
+def _with_structured_outputs(final_params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields with `structured_outputs` in addition to vLLM's former fields, which older
     servers need. Raises BadRequestError."""
-    guided = {name: final[former] for former, name in _GUIDED.items() if final.get(former)}
-    outputs = final.get("structured_outputs") or guided
+    guided = {
+        name: final_params[former]
+        for former, name in _GUIDED_NAMES.items()
+        if final_params.get(former)
+    }
+    outputs = final_params.get("structured_outputs") or guided
     if sum(outputs.get(kind) not in (None, False) for kind in _GRAMMAR_KINDS) > 1:
-        raise invalid_combination(
+        raise combination_error(
             f"An answer can have only one kind of grammar: one of {', '.join(_GRAMMAR_KINDS)}.",
             "structured_outputs",
         )
-    return {**final, "structured_outputs": outputs} if outputs else dict(final)
+    return {**final_params, "structured_outputs": outputs} if outputs else dict(final_params)
 
 
 def _is_text(response_format: object) -> bool:
@@ -131,13 +135,13 @@ def _is_text(response_format: object) -> bool:
 # The deprecated functions
 
 
-def _is_legacy(body: Mapping[str, Any]) -> bool:
+def _uses_functions(body: Mapping[str, Any]) -> bool:
     """Return True if the request has the deprecated `functions`. Raises BadRequestError if the
     request has `tools` too."""
     if not body.get("functions"):
         return False
     if body.get("tools"):
-        raise invalid_combination(
+        raise combination_error(
             "'functions' is deprecated and cannot be used together with 'tools'.", "functions"
         )
     return True
@@ -203,23 +207,23 @@ def _custom_tools_as_functions(body: Mapping[str, Any]) -> dict[str, Any]:
         **body,
         "messages": [_with_function_calls(message) for message in body["messages"]],
         "tools": [
-            _as_function(tool["custom"]) if _is_custom(tool) else tool
+            _custom_tool_as_function(tool["custom"]) if _is_custom(tool) else tool
             for tool in body.get("tools") or []
         ],
         "tool_choice": _function_choice(body.get("tool_choice")),
     }
 
 
-def _as_function(custom: Mapping[str, Any]) -> dict[str, Any]:
+def _custom_tool_as_function(custom_tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return a custom tool as a function. A grammar becomes part of the description, because the
     proxy does not enforce the grammar."""
-    description = custom.get("description")
-    match custom.get("format"):
+    description = custom_tool.get("description")
+    match custom_tool.get("format"):
         case {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}:
             grammar = f"Its input must be as this grammar says ({syntax}):\n{definition}"
             description = f"{description or ''}\n\n{grammar}".strip()
     described = {} if description is None else {"description": description}
-    function = {"name": custom["name"], **described, "parameters": _CUSTOM_PARAMETERS}
+    function = {"name": custom_tool["name"], **described, "parameters": _CUSTOM_PARAMETERS}
     return {"type": "function", "function": function}
 
 
@@ -269,7 +273,7 @@ class _ToolChoice:
 
     tools: _Tools
     """The tools that the model sees."""
-    first: Any
+    first_choice: Any
     """The `tool_choice` of the first model call."""
     must_call: bool
     """True if the run must end with a call of one of the tools."""
@@ -282,17 +286,17 @@ def _resolve_tool_choice(tools: _Tools, choice: Any) -> _ToolChoice:
         return _ToolChoice(tools, None, must_call=True)
     match choice:
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(allowed)}}:
-            names = [_name(tool) for tool in allowed]
+            names = [_function_name(tool) for tool in allowed]
             _check_names(names, tools, "tool_choice.allowed_tools.tools")
-            remaining = [tool for tool in tools if _name(tool) in names]
+            remaining = [tool for tool in tools if _function_name(tool) in names]
             return _ToolChoice(remaining, None, must_call=mode == "required" and bool(remaining))
         case {"type": "function"}:
-            _check_names([_name(choice)], tools, "tool_choice.function.name")
+            _check_names([_function_name(choice)], tools, "tool_choice.function.name")
     return _ToolChoice(tools, choice, must_call=False)
 
 
 def _check_names(names: Sequence[str], tools: _Tools, param: str) -> None:
-    known = {_name(tool) for tool in tools}
+    known = {_function_name(tool) for tool in tools}
     for name in names:
         if name not in known:
             raise BadRequestError(
@@ -302,7 +306,7 @@ def _check_names(names: Sequence[str], tools: _Tools, param: str) -> None:
             )
 
 
-def _name(tool: Any) -> str:
+def _function_name(tool: Any) -> str:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     return str(function.get("name")) if isinstance(function, Mapping) else ""
 

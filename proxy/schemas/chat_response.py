@@ -38,7 +38,7 @@ from proxy.schemas.steps import (
     step_extension,
 )
 
-_OURS = frozenset({"id", "object", "created", "model", "choices", "usage"})
+_PROXY_FIELDS = frozenset({"id", "object", "created", "model", "choices", "usage"})
 """Fields that the proxy sets itself. The backend's values are dropped."""
 _DONE = "data: [DONE]\n\n"
 
@@ -82,7 +82,7 @@ class ChatEncoder:
         self._call_fields: dict[int, tuple[str, str]] = {}
         """The object of each call and the field of that object that receive the pieces of the call,
         by the call's index."""
-        self._opening: dict[str, Any] = {"role": "assistant"} if index else {}
+        self._opening_fields: dict[str, Any] = {"role": "assistant"} if index else {}
         """Fields to add to the next delta. The first choice's role is in a chunk of its own."""
 
     def begin(self) -> Chunk:
@@ -110,7 +110,7 @@ class ChatEncoder:
         if result.finish_reason == "function_call":
             chunks.append(self._chunk({"function_call": result.tool_calls[0]["function"]}))
         elif result.tool_calls:
-            calls = [self._unsent(call, n) for n, call in enumerate(result.tool_calls)]
+            calls = [self._unsent_fields(call, n) for n, call in enumerate(result.tool_calls)]
             if unsent := [call for call in calls if len(call) > 1]:
                 chunks.append(self._chunk({"tool_calls": unsent}))
         delta: dict[str, Any] = {}
@@ -134,12 +134,12 @@ class ChatEncoder:
             case AnswerDelta(text, logprobs):
                 chunk = self._chunk({"content": text})
                 if logprobs is not None:
-                    chunk.choice["logprobs"] = _logprobs(logprobs)
+                    chunk.choice["logprobs"] = _complete_logprobs(logprobs)
                 return [chunk]
             case Refused(text):
                 return [self._chunk({"refusal": text})]
             case ClientCallStarted() | ClientCallDelta():
-                return self._client_call(event)
+                return self._client_call_chunks(event)
         return self._reasoning(self._text.render(event), event)
 
     def _reasoning(self, text: str, event: Event | None = None) -> list[Chunk]:
@@ -149,7 +149,7 @@ class ChatEncoder:
         delta = MessageExtension(reasoning=text, reasoning_content=text)
         return [self._chunk(delta, sandbox=sandbox)]
 
-    def _client_call(self, event: ClientCallStarted | ClientCallDelta) -> list[Chunk]:
+    def _client_call_chunks(self, event: ClientCallStarted | ClientCallDelta) -> list[Chunk]:
         """Return the chunk of a piece of a call. With cards, return no chunk: Open WebUI would
         render the message again for each piece and move the cards, so it gets complete calls at the
         end."""
@@ -157,7 +157,7 @@ class ChatEncoder:
             return []
         if isinstance(event, ClientCallStarted):
             kind, field = ("custom", "input") if event.takes_text else ("function", "arguments")
-            self._state.sent_calls.add(event.call_id)
+            self._state.sent_call_ids.add(event.call_id)
             self._call_fields[event.index] = kind, field
             made: dict[str, Any] = {"name": event.name, field: ""}
             piece = {"id": event.call_id, "type": kind, kind: made}
@@ -166,10 +166,10 @@ class ChatEncoder:
             piece = {kind: {field: event.text}}
         return [self._chunk({"tool_calls": [{"index": event.index, **piece}]})]
 
-    def _unsent(self, call: Mapping[str, Any], index: int) -> dict[str, Any]:
+    def _unsent_fields(self, call: Mapping[str, Any], index: int) -> dict[str, Any]:
         """Return a client's call with its index. If the call was streamed, the fields that were
         sent are left out."""
-        if call["id"] not in self._state.sent_calls:
+        if call["id"] not in self._state.sent_call_ids:
             return {**call, "index": index}
         rest = {key: call[key] for key in call if key not in ("id", "type", "function", "custom")}
         return {"index": index, **rest}
@@ -182,8 +182,8 @@ class ChatEncoder:
         card: CardFields | None = None,
         step: Mapping[str, Any] | None = None,
     ) -> Chunk:
-        if self._opening:
-            delta, self._opening = {**self._opening, **delta}, {}
+        if self._opening_fields:
+            delta, self._opening_fields = {**self._opening_fields, **delta}, {}
         choice = {"index": self._index, "delta": delta, "finish_reason": None}
         return Chunk(choice, sandbox, card, step)
 
@@ -198,7 +198,7 @@ class CompletionStreamEncoder:
         self._include_usage = include_usage
         self._choices = {0: ChatEncoder(run_id, steps)}
         # Open WebUI shows cards for one choice only.
-        self._steps_of_others: StepsMode = "reasoning" if steps == "items" else steps
+        self._further_steps_mode: StepsMode = "reasoning" if steps == "items" else steps
         self._head = json.dumps(
             {
                 "id": head["response_id"],
@@ -236,7 +236,7 @@ class CompletionStreamEncoder:
 
     def _choice(self, index: int) -> ChatEncoder:
         if index not in self._choices:
-            self._choices[index] = ChatEncoder(self._run_id, self._steps_of_others, index)
+            self._choices[index] = ChatEncoder(self._run_id, self._further_steps_mode, index)
         return self._choices[index]
 
     def _frame(self, chunk: Chunk) -> str:
@@ -260,7 +260,7 @@ class ChatCompletionBuilder:
 
     def __init__(self, head: CompletionHead, run_id: str, steps: StepsMode) -> None:
         self._head = head
-        self._mode = steps
+        self._steps_mode = steps
         self._encoders = defaultdict[int, ChatEncoder](lambda: ChatEncoder(run_id, steps))
         self._reasoning = defaultdict[int, list[str]](list)
         self._steps = defaultdict[int, list[Mapping[str, Any]]](list)
@@ -288,7 +288,7 @@ class ChatCompletionBuilder:
             "model": self._head["model"],
             "choices": choices,
             "usage": usage(result),
-            **_without_nulls(result.response, _OURS),
+            **_without_nulls(result.response, _PROXY_FIELDS),
             "sandbox": self._sandbox(0, result),
         }
 
@@ -314,7 +314,7 @@ class ChatCompletionBuilder:
         return {
             "index": index,
             "message": message,
-            "logprobs": _logprobs(result.choice.get("logprobs")),
+            "logprobs": _complete_logprobs(result.choice.get("logprobs")),
             "finish_reason": result.finish_reason,
             **_backend_fields(result),
         }
@@ -322,8 +322,8 @@ class ChatCompletionBuilder:
     def _sandbox(self, index: int, result: Result) -> SandboxObject:
         """Return the `sandbox` object. The steps are in its field `items` or `events`."""
         sandbox = sandbox_object(result)
-        if self._mode == "items" or self._mode == "events":
-            sandbox[self._mode] = self._steps[index]
+        if self._steps_mode == "items" or self._steps_mode == "events":
+            sandbox[self._steps_mode] = self._steps[index]
         return sandbox
 
 
@@ -340,11 +340,15 @@ def _backend_fields(result: Result) -> dict[str, Any]:
     return _without_nulls(result.choice, {"index", "logprobs"})
 
 
-def _without_nulls(fields: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if key not in names and value is not None}
+def _without_nulls(fields: Mapping[str, Any], excluded_names: Collection[str]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in fields.items()
+        if key not in excluded_names and value is not None
+    }
 
 
-def _logprobs(logprobs: Any) -> Any:
+def _complete_logprobs(logprobs: Any) -> Any:
     """Return `logprobs` with both of OpenAI's lists, `content` and `refusal`. vLLM sends only one
     list."""
     if not isinstance(logprobs, dict):

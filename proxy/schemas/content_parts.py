@@ -12,7 +12,7 @@ from urllib.parse import unquote, unquote_to_bytes
 from policies.file_names import UNKNOWN_TYPE, guess_mime_type, normalize_mime_type
 from policies.workspace import Kind, Message
 from proxy.errors import BadRequestError
-from proxy.schemas.validation import array, missing, text
+from proxy.schemas.validation import array, missing_error, text
 
 # Inline data: data URLs and bare base64, decoded in pieces
 
@@ -78,7 +78,7 @@ class InlineData:
                 raise ValueError(_NOT_BASE64) from error
 
 
-def data_url(url: str) -> InlineData:
+def parse_data_url(url: str) -> InlineData:
     """Return the file in a data URL. Raises ValueError."""
     comma = url.find(",", 0, _MAX_HEAD_CHARS)
     if comma < 0:
@@ -97,12 +97,12 @@ _SVG = "image/svg+xml"
 """No model accepts SVG as an image, because SVG is text."""
 _URL = re.compile(r"https?://[^/\s]|(?!https?:)[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 """The beginning of a URL: http(s) with a host, or another scheme."""
-_FETCHED = ("http://", "https://")
+_FETCHED_SCHEMES = ("http://", "https://")
 """Prefixes of URLs that become a RemoteFile. A run downloads the file, or tells the model in a note
 why it did not."""
-_LOCAL = "file:"
+_LOCAL_SCHEME = "file:"
 MAX_SHOWN_URL_CHARS = 100
-_DETAILS = ("auto", "low", "high", "original")
+_DETAIL_VALUES = ("auto", "low", "high", "original")
 _FILE_TYPES = ("file", "input_file", "input_image")
 _FILE_FIELDS = ("file_data", "file_id", "file_url")
 
@@ -128,14 +128,14 @@ Source = InlineData | RemoteFile | UploadedFile
 class FilePart:
     """A file in a content part of a message, or in `sandbox.file_ids`."""
 
-    at: tuple[int, int] | None
+    position: tuple[int, int] | None
     """The indices of the message and of the part; None for `sandbox.file_ids`."""
     param: str
     """The field's path in the request, for errors."""
     kind: Kind
     source: Source
     filename: str = ""
-    part: Mapping[str, Any] | None = None
+    content_part: Mapping[str, Any] | None = None
     """The content part, or None if no model accepts files of this kind."""
 
     @property
@@ -215,26 +215,30 @@ def _as_chat_part(part: dict[str, Any]) -> dict[str, Any]:
     return part
 
 
-def _file_part(part: Any, at: tuple[int, int]) -> FilePart | None:
+def _file_part(part: Any, position: tuple[int, int]) -> FilePart | None:
     """Return the file in a part, or None."""
     if not isinstance(part, dict):
         return None
-    param = f"messages[{at[0]}].content[{at[1]}]"
+    param = f"messages[{position[0]}].content[{position[1]}]"
     match part.get("type"):
         case "file" | "input_file" as kind:
-            return _document(part, at, f"{param}.{kind}" if kind in part else param)
+            return _document_file(part, position, f"{param}.{kind}" if kind in part else param)
         case "input_image" if isinstance(part.get("file_id"), str):
             return FilePart(
-                at, f"{param}.file_id", "image", UploadedFile(part["file_id"]), part=part
+                position,
+                f"{param}.file_id",
+                "image",
+                UploadedFile(part["file_id"]),
+                content_part=part,
             )
         case "input_audio":
-            return _audio(part, at, f"{param}.input_audio")
+            return _audio_file(part, position, f"{param}.input_audio")
         case "image_url" | "video_url" | "audio_url" as kind:
-            return _by_url(part, at, kind, f"{param}.{kind}")
+            return _file_by_url(part, position, kind, f"{param}.{kind}")
     return None
 
 
-def _document(part: dict[str, Any], at: tuple[int, int], param: str) -> FilePart:
+def _document_file(part: dict[str, Any], position: tuple[int, int], param: str) -> FilePart:
     nested = part.get(part["type"])
     fields = nested if isinstance(nested, dict) else part
     filename = fields.get("filename")
@@ -242,24 +246,26 @@ def _document(part: dict[str, Any], at: tuple[int, int], param: str) -> FilePart
     for field in _FILE_FIELDS:
         if isinstance(value := fields.get(field), str) and value:
             path = f"{param}.{field}"
-            source = UploadedFile(value) if field == "file_id" else _source(value, path)
-            return FilePart(at, path, "file", source, name or _url_filename(source))
-    raise missing(f"{param}.file_id")
+            source = UploadedFile(value) if field == "file_id" else _parse_source(value, path)
+            return FilePart(position, path, "file", source, name or _url_filename(source))
+    raise missing_error(f"{param}.file_id")
 
 
-def _audio(part: dict[str, Any], at: tuple[int, int], param: str) -> FilePart | None:
+def _audio_file(part: dict[str, Any], position: tuple[int, int], param: str) -> FilePart | None:
     audio = part.get("input_audio")
     data = audio.get("data") if isinstance(audio, dict) else None
     if not isinstance(audio, dict) or not isinstance(data, str):
         return None
-    source = _source(data, f"{param}.data")
+    source = _parse_source(data, f"{param}.data")
     if isinstance(source, InlineData) and not source.mime_type:
         mime_type = guess_mime_type(f"audio.{audio.get('format')}")
         source = InlineData(data, 0, mime_type if mime_type != UNKNOWN_TYPE else "")
-    return FilePart(at, f"{param}.data", "audio", source, part=part)
+    return FilePart(position, f"{param}.data", "audio", source, content_part=part)
 
 
-def _by_url(part: dict[str, Any], at: tuple[int, int], kind: str, param: str) -> FilePart | None:
+def _file_by_url(
+    part: dict[str, Any], position: tuple[int, int], kind: str, param: str
+) -> FilePart | None:
     url = _url(part.get(kind))
     _check_detail(part.get(kind), param)
     if not _URL.match(url):
@@ -269,30 +275,30 @@ def _by_url(part: dict[str, Any], at: tuple[int, int], kind: str, param: str) ->
             param=param,
             code="invalid_value",
         )
-    if not url.lower().startswith(("data:", _LOCAL, *_FETCHED)):
+    if not url.lower().startswith(("data:", _LOCAL_SCHEME, *_FETCHED_SCHEMES)):
         return None  # a scheme that the backend may know, such as gs:
-    source = _source(url, param)
+    source = _parse_source(url, param)
     expected = _URL_PARTS[kind]
-    if isinstance(source, InlineData) and (found := _kind(source.mime_type)) != expected:
-        return FilePart(at, param, found, source)
-    return FilePart(at, param, expected, source, _url_filename(source), part=part)
+    if isinstance(source, InlineData) and (found := _file_kind(source.mime_type)) != expected:
+        return FilePart(position, param, found, source)
+    return FilePart(position, param, expected, source, _url_filename(source), content_part=part)
 
 
 def media_type_to_show(part: FilePart, mime_type: str) -> str | None:
     """Return the MIME type with which the model sees a file that was fetched for a part, or None if
     the file is not of the part's kind (image, audio or video)."""
-    if part.part is None or part.kind not in _URL_PARTS.values():
+    if part.content_part is None or part.kind not in _URL_PARTS.values():
         return None
-    if _kind(mime_type) != part.kind:
+    if _file_kind(mime_type) != part.kind:
         # Some servers send only application/octet-stream.
         mime_type = guess_mime_type(part.filename)
-    return normalize_mime_type(mime_type) if _kind(mime_type) == part.kind else None
+    return normalize_mime_type(mime_type) if _file_kind(mime_type) == part.kind else None
 
 
 def replace_url(part: FilePart, url: str) -> dict[str, Any]:
     """Return the part of an image, audio or video with another URL."""
     name = next(name for name, kind in _URL_PARTS.items() if kind == part.kind)
-    fields = part.part or {}
+    fields = part.content_part or {}
     nested = fields.get(name)
     others = nested if isinstance(nested, dict) else {}
     return {**fields, name: {**others, "url": url}}
@@ -302,28 +308,28 @@ def _check_detail(value: Any, param: str) -> None:
     """Raise BadRequestError for a `detail` that OpenAI does not know. The backend cannot refuse it,
     because not every image is sent to the backend."""
     detail = value.get("detail") if isinstance(value, dict) else None
-    if detail is not None and detail not in _DETAILS:
+    if detail is not None and detail not in _DETAIL_VALUES:
         raise BadRequestError(
-            f"Invalid value for '{param}.detail': expected one of {', '.join(_DETAILS)}.",
+            f"Invalid value for '{param}.detail': expected one of {', '.join(_DETAIL_VALUES)}.",
             param=f"{param}.detail",
             code="invalid_value",
         )
 
 
-def _source(value: str, param: str) -> Source:
+def _parse_source(value: str, param: str) -> Source:
     """Return the file at a URL, or the file in a data URL or in bare base64. Raises
     BadRequestError."""
     scheme = value[: len("https://")].lower()
-    if scheme.startswith(_LOCAL):
+    if scheme.startswith(_LOCAL_SCHEME):
         raise local_file_error(value, param)
-    if scheme.startswith(_FETCHED):
+    if scheme.startswith(_FETCHED_SCHEMES):
         return RemoteFile(value)
     if not scheme.startswith("data:"):
         return InlineData(value, 0, "")
     try:
-        return data_url(value)
+        return parse_data_url(value)
     except ValueError as error:
-        raise malformed_data(param, error) from error
+        raise malformed_data_error(param, error) from error
 
 
 def local_file_error(url: str, param: str | None = None) -> BadRequestError:
@@ -337,7 +343,7 @@ def local_file_error(url: str, param: str | None = None) -> BadRequestError:
     )
 
 
-def malformed_data(param: str, error: ValueError) -> BadRequestError:
+def malformed_data_error(param: str, error: ValueError) -> BadRequestError:
     """Return the error for file data that cannot be decoded."""
     return BadRequestError(
         f"Invalid file data: '{param}'. Expected a base64-encoded data URL (e.g."
@@ -352,7 +358,7 @@ def _url(value: Any) -> str:
     return url if isinstance(url, str) else ""
 
 
-def _kind(mime_type: str) -> Kind:
+def _file_kind(mime_type: str) -> Kind:
     cleaned = normalize_mime_type(mime_type)
     if cleaned == _SVG:
         return "file"

@@ -19,8 +19,8 @@ Part = dict[str, Any]
 BlockWithPath = tuple[str, Block]
 """A block's path in the request, and the block."""
 SYSTEM = "system"
-_FROM_SYSTEM = "[From the system:]"
-_BILLING = "x-anthropic-billing-header:"
+_SYSTEM_LABEL = "[From the system:]"
+_BILLING_PREFIX = "x-anthropic-billing-header:"
 """The beginning of a system text that Claude Code sends. The proxy drops this text: it differs in
 each chat, so no chat could use the cached prompt prefix of another chat."""
 
@@ -55,12 +55,12 @@ def _blocks_of(message: Block, path: str) -> list[BlockWithPath]:
     if message["role"] != SYSTEM:
         return blocks
     texts = (block["text"] for _, block in blocks)
-    return [(path, _text(f"{_FROM_SYSTEM}\n{text}")) for text in texts if text]
+    return [(path, _text_part(f"{_SYSTEM_LABEL}\n{text}")) for text in texts if text]
 
 
 def _with_paths(content: Any, path: str) -> list[BlockWithPath]:
     if isinstance(content, str):
-        return [(path, _text(content))]
+        return [(path, _text_part(content))]
     return [(f"{path}[{index}]", block) for index, block in enumerate(content)]
 
 
@@ -70,7 +70,7 @@ def _blocks(content: Any) -> list[Block]:
 
 def _system_text(content: Any) -> str:
     texts = (block["text"] for block in _blocks(content))
-    return "\n\n".join(text for text in texts if text and not text.startswith(_BILLING))
+    return "\n\n".join(text for text in texts if text and not text.startswith(_BILLING_PREFIX))
 
 
 def _add_user_blocks(chat: ChatMessages, blocks: Sequence[BlockWithPath]) -> None:
@@ -85,7 +85,7 @@ def _add_user_blocks(chat: ChatMessages, blocks: Sequence[BlockWithPath]) -> Non
         chat.messages.append({"role": "tool", "tool_call_id": call_id, "content": result})
         if files := [part for part in content if part["type"] != "text"]:
             # Backends accept files only in messages of the user.
-            parts += [(path, part) for part in (_text(f"[From tool call {call_id}:]"), *files)]
+            parts += [(path, part) for part in (_text_part(f"[From tool call {call_id}:]"), *files)]
     for path, block in blocks:
         if block["type"] != "tool_result":
             parts += [(path, part) for part in _parts(block)]
@@ -93,10 +93,10 @@ def _add_user_blocks(chat: ChatMessages, blocks: Sequence[BlockWithPath]) -> Non
         return
     for index, (path, _) in enumerate(parts):
         chat.param_paths[f"messages[{len(chat.messages)}].content[{index}]"] = path
-    chat.messages.append({"role": "user", "content": _content([part for _, part in parts])})
+    chat.messages.append({"role": "user", "content": _text_or_parts([part for _, part in parts])})
 
 
-def _content(parts: list[Part]) -> str | list[Part]:
+def _text_or_parts(parts: list[Part]) -> str | list[Part]:
     """Return the parts, or one string if all are text, because many chat templates accept only
     strings."""
     if all(part["type"] == "text" for part in parts):
@@ -116,52 +116,52 @@ def _parts(block: Block) -> list[Part]:
     """Return a content block as parts of a chat message. `tool_result` is not accepted."""
     match block["type"]:
         case "text":
-            return [_text(block["text"])]
+            return [_text_part(block["text"])]
         case "image":
-            return [_image(block["source"])]
+            return [_image_part(block["source"])]
         case "document":
-            return _document(block)
+            return _document_parts(block)
         case "search_result":
             head = f"[Search result: {block['title']} ({block['source']})]"
-            return [_text("\n".join([head, *(text["text"] for text in block["content"])]))]
+            return [_text_part("\n".join([head, *(text["text"] for text in block["content"])]))]
         case "tool_reference":
-            return [_text(f"[Tool: {block['tool_name']}]")]
+            return [_text_part(f"[Tool: {block['tool_name']}]")]
         case _:  # container_upload
-            return [_file(file_id=block["file_id"])]
+            return [_file_part(file_id=block["file_id"])]
 
 
-def _text(text: str) -> Part:
+def _text_part(text: str) -> Part:
     return {"type": "text", "text": text}
 
 
-def _image(source: Block) -> Part:
+def _image_part(source: Block) -> Part:
     if source["type"] == "file":
         return {"type": "input_image", "file_id": source["file_id"]}
     url = source["url"] if source["type"] == "url" else _data_url(source)
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _document(block: Block) -> list[Part]:
+def _document_parts(block: Block) -> list[Part]:
     """Return a document as parts: a file, or its text and images."""
     source, title, context = block["source"], block.get("title"), block.get("context")
     named = {"filename": title} if title else {}
     heading = f"[Document: {title or 'untitled'}]"
     match source["type"]:
         case "base64":
-            parts = [_file(file_data=_data_url(source), **named)]
+            parts = [_file_part(file_data=_data_url(source), **named)]
         case "url":
-            parts = [_file(file_url=source["url"], **named)]
+            parts = [_file_part(file_url=source["url"], **named)]
         case "file":
-            parts = [_file(file_id=source["file_id"], **named)]
+            parts = [_file_part(file_id=source["file_id"], **named)]
         case "text":
-            parts = [_text(f"{heading}\n{source['data']}")]
+            parts = [_text_part(f"{heading}\n{source['data']}")]
         case _:  # content
             inner = [part for each in _blocks(source["content"]) for part in _parts(each)]
-            parts = [_text(heading), *inner]
-    return [*parts, _text(f"[About this document: {context}]")] if context else parts
+            parts = [_text_part(heading), *inner]
+    return [*parts, _text_part(f"[About this document: {context}]")] if context else parts
 
 
-def _file(**fields: str) -> Part:
+def _file_part(**fields: str) -> Part:
     return {"type": "file", "file": fields}
 
 
@@ -180,14 +180,14 @@ def _assistant_message(blocks: Iterable[Block]) -> dict[str, Any]:
         elif kind == "compaction":  # summarizes all messages before it
             texts += [block["content"] for block in group if block.get("content")]
         elif kind == "tool_use":
-            calls += map(_call, group)
+            calls += map(_tool_call, group)
     content = join_texts(list(filter(None, texts)))
     if calls:
         return {"role": "assistant", "content": content or None, "tool_calls": calls}
     return {"role": "assistant", "content": content or UNANSWERED}
 
 
-def _call(block: Block) -> dict[str, Any]:
+def _tool_call(block: Block) -> dict[str, Any]:
     function = {"name": block["name"], "arguments": json.dumps(block["input"])}
     return {"id": block["id"], "type": "function", "function": function}
 
@@ -197,13 +197,13 @@ def _call(block: Block) -> dict[str, Any]:
 Tool = Mapping[str, Any]
 CODE_EXECUTION = "code_execution"
 _CODE_EXECUTION = re.compile(rf"{CODE_EXECUTION}_\d{{8}}")
-_NAMED = object_with({"name": text})
-_CUSTOM = object_with(
+_NAMED_TOOL = object_with({"name": text})
+_CUSTOM_TOOL = object_with(
     {"name": text, "input_schema": mapping},
     {"description": text, "strict": boolean, "allowed_callers": array(text)},
 )
 _STRING, _INTEGER, _NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
-_PAIR = {"type": "array", "items": _INTEGER, "minItems": 2, "maxItems": 2}
+_INTEGER_PAIR = {"type": "array", "items": _INTEGER, "minItems": 2, "maxItems": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class MessagesToolSet:
 
     client_tools: Sequence[Tool]
     """The tools that the client runs, each with a schema."""
-    code_execution: bool
+    has_code_execution: bool
     """True if the request has the code execution tool."""
 
 
@@ -248,8 +248,8 @@ def chat_tool_choice(choice: Mapping[str, Any], tools: MessagesToolSet) -> dict[
         case "auto" | "none" as mode:
             params["tool_choice"] = mode
         case "any":
-            params["tool_choice"] = None if tools.code_execution else "required"
-        case _ if tools.code_execution and choice["name"] == CODE_EXECUTION:
+            params["tool_choice"] = None if tools.has_code_execution else "required"
+        case _ if tools.has_code_execution and choice["name"] == CODE_EXECUTION:
             params["tool_choice"] = None
         case _ if any(tool["name"] == choice["name"] for tool in tools.client_tools):
             function = {"name": choice["name"]}
@@ -266,7 +266,7 @@ def chat_tool_choice(choice: Mapping[str, Any], tools: MessagesToolSet) -> dict[
 def _client_tool(tool: Tool, kind: str, param: str) -> Tool:
     """Return a tool with its schema. Raises BadRequestError for a tool that is not available."""
     if kind == "custom":
-        _CUSTOM(tool, param)
+        _CUSTOM_TOOL(tool, param)
         if "direct" not in (tool.get("allowed_callers") or ["direct"]):
             raise BadRequestError(
                 "Tools that only code may call are not served here.",
@@ -282,16 +282,16 @@ def _client_tool(tool: Tool, kind: str, param: str) -> Tool:
             param=f"{param}.type",
             code="unsupported_tool",
         )
-    _NAMED(tool, param)
+    _NAMED_TOOL(tool, param)
     return {"name": tool["name"], **make_schema(tool, date)}
 
 
-def _schema(description: str, required: Sequence[str], **properties: Any) -> dict[str, Any]:
+def _tool_schema(description: str, required: Sequence[str], **properties: Any) -> dict[str, Any]:
     schema = {"type": "object", "properties": properties, "required": list(required)}
     return {"description": description, "input_schema": schema}
 
 
-def _one_of(*values: str) -> dict[str, Any]:
+def _enum_schema(*values: str) -> dict[str, Any]:
     return {"type": "string", "enum": list(values)}
 
 
@@ -299,8 +299,8 @@ def _with_description(schema: Mapping[str, Any], description: str) -> dict[str, 
     return {**schema, "description": description}
 
 
-def _bash(tool: Tool, date: str) -> dict[str, Any]:
-    return _schema(
+def _bash_schema(tool: Tool, date: str) -> dict[str, Any]:
+    return _tool_schema(
         "Run a command in the user's own bash session, which goes on between calls.",
         [],
         command=_with_description(_STRING, "The command to run; not needed to restart."),
@@ -308,14 +308,14 @@ def _bash(tool: Tool, date: str) -> dict[str, Any]:
     )
 
 
-def _text_editor(tool: Tool, date: str) -> dict[str, Any]:
+def _text_editor_schema(tool: Tool, date: str) -> dict[str, Any]:
     commands = ["view", "create", "str_replace", "insert"]
     if date < "20250429":
         commands.append("undo_edit")
-    return _schema(
+    return _tool_schema(
         "View and edit files on the user's own computer.",
         ["command", "path"],
-        command=_one_of(*commands),
+        command=_enum_schema(*commands),
         path=_with_description(_STRING, "The file, or for view a directory."),
         file_text=_with_description(_STRING, "create: the content."),
         old_str=_with_description(
@@ -329,18 +329,18 @@ def _text_editor(tool: Tool, date: str) -> dict[str, Any]:
         ),
         insert_text=_with_description(_STRING, "insert: the text once more."),
         view_range=_with_description(
-            _PAIR, "view: first and last line; -1 as the last for the end."
+            _INTEGER_PAIR, "view: first and last line; -1 as the last for the end."
         ),
     )
 
 
-def _memory(tool: Tool, date: str) -> dict[str, Any]:
-    return _schema(
+def _memory_schema(tool: Tool, date: str) -> dict[str, Any]:
+    return _tool_schema(
         "View and keep notes in files below /memories, which outlive the conversation.",
         ["command"],
-        command=_one_of("view", "create", "str_replace", "insert", "delete", "rename"),
+        command=_enum_schema("view", "create", "str_replace", "insert", "delete", "rename"),
         path=_with_description(_STRING, "The file or directory, for all but rename."),
-        view_range=_with_description(_PAIR, "view: first and last line."),
+        view_range=_with_description(_INTEGER_PAIR, "view: first and last line."),
         file_text=_with_description(_STRING, "create: the content."),
         old_str=_with_description(_STRING, "str_replace: the text to replace."),
         new_str=_with_description(_STRING, "str_replace: the text in its place."),
@@ -360,19 +360,19 @@ _ACTIONS_SINCE_2025 = (
 )
 
 
-def _computer(tool: Tool, date: str) -> dict[str, Any]:
+def _computer_schema(tool: Tool, date: str) -> dict[str, Any]:
     actions = [*_ACTIONS, *(_ACTIONS_SINCE_2025 if date >= "20250124" else ())]
     if tool.get("enable_zoom"):
         actions.append("zoom")
     size = f"{tool.get('display_width_px')} x {tool.get('display_height_px')}"
-    return _schema(
+    return _tool_schema(
         f"Use the user's own screen ({size} pixels), mouse and keyboard.",
         ["action"],
-        action=_one_of(*actions),
-        coordinate=_with_description(_PAIR, "Where: [x, y] in pixels from the top left."),
-        start_coordinate=_with_description(_PAIR, "left_click_drag: where it begins."),
+        action=_enum_schema(*actions),
+        coordinate=_with_description(_INTEGER_PAIR, "Where: [x, y] in pixels from the top left."),
+        start_coordinate=_with_description(_INTEGER_PAIR, "left_click_drag: where it begins."),
         text=_with_description(_STRING, "type: the text. key, hold_key: the keys, such as ctrl+s."),
-        scroll_direction=_one_of("up", "down", "left", "right"),
+        scroll_direction=_enum_schema("up", "down", "left", "right"),
         scroll_amount=_with_description(_INTEGER, "scroll: how many clicks of the wheel."),
         duration=_with_description(_NUMBER, "hold_key, wait: seconds."),
         region=_with_description(
@@ -383,9 +383,9 @@ def _computer(tool: Tool, date: str) -> dict[str, Any]:
 
 
 _CLIENT_TOOLS = {
-    "bash": _bash,
-    "text_editor": _text_editor,
-    "memory": _memory,
-    "computer": _computer,
+    "bash": _bash_schema,
+    "text_editor": _text_editor_schema,
+    "memory": _memory_schema,
+    "computer": _computer_schema,
 }
 """Anthropic's tools that the client runs. Only Anthropic's models know them without a schema."""

@@ -32,7 +32,7 @@ from proxy.schemas.validation import (
     number,
     object_with,
     one_of,
-    require,
+    require_field,
     text,
     text_or_object,
     text_or_parts,
@@ -45,7 +45,7 @@ _BASE64 = object_with({"media_type": text, "data": text})
 _URL = object_with({"url": text})
 _FILE = object_with({"file_id": text})
 _IMAGE = object_with({"source": discriminated({"base64": _BASE64, "url": _URL, "file": _FILE})})
-_TEXTS = discriminated({"text": _TEXT})
+_TEXT_BLOCK = discriminated({"text": _TEXT})
 _DOCUMENT_TEXT = text_or_parts(discriminated({"text": _TEXT, "image": _IMAGE}))
 _DOCUMENT_SOURCES: Mapping[str, Check] = {
     "base64": _BASE64,
@@ -60,7 +60,7 @@ _CONTENT_BLOCKS: Mapping[str, Check] = {
     "document": object_with(
         {"source": discriminated(_DOCUMENT_SOURCES)}, {"title": text, "context": text}
     ),
-    "search_result": object_with({"title": text, "source": text, "content": array(_TEXTS)}),
+    "search_result": object_with({"title": text, "source": text, "content": array(_TEXT_BLOCK)}),
 }
 _RESULT_BLOCKS: Mapping[str, Check] = {
     **_CONTENT_BLOCKS,
@@ -79,13 +79,13 @@ _ASSISTANT_BLOCKS: Mapping[str, Check] = {
     "tool_use": object_with({"id": text, "name": text, "input": mapping}),
     "compaction": object_with(optional={"content": text}),
 }
-_SYSTEM = text_or_parts(_TEXTS)
+_SYSTEM = text_or_parts(_TEXT_BLOCK)
 _MESSAGE = discriminated(
     {
         "user": object_with({"content": text_or_parts(discriminated(_USER_BLOCKS), minimum=1)}),
         # Thinking and the results of server tools have many types, and are dropped.
         "assistant": object_with(
-            {"content": text_or_parts(discriminated(_ASSISTANT_BLOCKS, others=anything))}
+            {"content": text_or_parts(discriminated(_ASSISTANT_BLOCKS, check_other=anything))}
         ),
         "system": object_with({"content": _SYSTEM}),
     },
@@ -99,12 +99,12 @@ _THINKING = discriminated(
         "disabled": anything,
     }
 )
-_PARALLEL: Mapping[str, Check] = {"disable_parallel_tool_use": boolean}
+_PARALLEL_FIELD: Mapping[str, Check] = {"disable_parallel_tool_use": boolean}
 _TOOL_CHOICE = discriminated(
     {
-        "auto": object_with(optional=_PARALLEL),
-        "any": object_with(optional=_PARALLEL),
-        "tool": object_with({"name": text}, _PARALLEL),
+        "auto": object_with(optional=_PARALLEL_FIELD),
+        "any": object_with(optional=_PARALLEL_FIELD),
+        "tool": object_with({"name": text}, _PARALLEL_FIELD),
         "none": anything,
     }
 )
@@ -116,7 +116,7 @@ class Field(NamedTuple):
     """A field of the request body."""
 
     check: Check
-    effect: str = "The same in a chat completion."
+    description: str = "The same in a chat completion."
     """The field of a chat completion that the field becomes, or the use of the field."""
 
 
@@ -160,7 +160,7 @@ FIELDS: Mapping[str, Field] = {
 def _check_fields(body: Mapping[str, Any], required: Collection[str]) -> None:
     """Raise BadRequestError for the first field that is missing or invalid."""
     for name in required:
-        require(body, name, name)
+        require_field(body, name, name)
     for name, field in FIELDS.items():
         if body.get(name) is not None or name in required:
             field.check(body[name], name)
@@ -168,7 +168,7 @@ def _check_fields(body: Mapping[str, Any], required: Collection[str]) -> None:
 
 # Translation
 
-_SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
+_UNCHANGED_FIELDS = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
 """Fields that chat completions have under the same name."""
 DROPPED_FIELDS = (
     *("cache_control", "context_management", "diagnostics", "inference_geo", "speed"),
@@ -178,9 +178,9 @@ DROPPED_FIELDS = (
 REFUSED_FIELDS = {"mcp_servers": "MCP servers", "compaction": "Compactions"}
 """Fields that change an answer and are not supported, with the name of the feature. The proxy
 refuses a request in which such a field is not empty."""
-_CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
+_CONTINUE_FIELDS = {"continue_final_message": True, "add_generation_prompt": False}
 """The fields with which vLLM and SGLang continue a last message of the assistant."""
-_TIERS = {"auto": "auto", "standard_only": "default"}
+_SERVICE_TIERS = {"auto": "auto", "standard_only": "default"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,9 +191,9 @@ class MessagesAsChat(ChatTranslation):
 
     client_tools: Sequence[Tool]
     """The client's tools, each with its schema."""
-    code_execution: bool
+    has_code_execution: bool
     """True if the request has the code execution tool, which enables the sandbox."""
-    thinking: bool
+    wants_thinking: bool
     """True if the client wants to see the model's thinking."""
     stop_sequences: tuple[str, ...]
 
@@ -210,11 +210,11 @@ def as_chat_to_count(body: Mapping[str, Any]) -> MessagesAsChat:
 
 def _as_chat(body: Mapping[str, Any], required: tuple[str, ...]) -> MessagesAsChat:
     _check_fields(body, required)
-    present = {name: value for name, value in body.items() if value is not None}
+    fields = {name: value for name, value in body.items() if value is not None}
     for name, feature in REFUSED_FIELDS.items():
-        if present.get(name):
+        if fields.get(name):
             raise BadRequestError(f"{feature} are not served here.", param=name)
-    if present.get("thread", {}).get("type") == "continue":
+    if fields.get("thread", {}).get("type") == "continue":
         raise ProxyError(
             "Threads are not stored here: send all messages of the thread.",
             status=404,
@@ -222,63 +222,63 @@ def _as_chat(body: Mapping[str, Any], required: tuple[str, ...]) -> MessagesAsCh
             code=LOST_THREAD,
             param="thread.previous_message_id",
         )
-    if all(message["role"] == SYSTEM for message in present["messages"]):
+    if all(message["role"] == SYSTEM for message in fields["messages"]):
         raise BadRequestError("At least one message of the user is needed.", param="messages")
-    tools = read_tools(present.get("tools", []))
-    translated = to_chat_messages(present.get("system"), present["messages"])
-    thinking = present.get("thinking", {"type": "disabled"})
-    choice = present.get("tool_choice", {})
+    tools = read_tools(fields.get("tools", []))
+    translated = to_chat_messages(fields.get("system"), fields["messages"])
+    thinking = fields.get("thinking", {"type": "disabled"})
+    choice = fields.get("tool_choice", {})
     unknown = {
-        name: present[name] for name in present if name not in FIELDS and name not in DROPPED_FIELDS
+        name: fields[name] for name in fields if name not in FIELDS and name not in DROPPED_FIELDS
     }
     return MessagesAsChat(
         chat={
-            **{name: present[name] for name in _SAME if name in present},
+            **{name: fields[name] for name in _UNCHANGED_FIELDS if name in fields},
             **params_for(unknown, "every call"),
             "messages": translated.messages,
-            **_parameters(present),
-            **(_CONTINUED if translated.messages[-1]["role"] == "assistant" else {}),
-            **_tools(present, tools),
-            **_sandbox_field(present),
+            **_renamed_parameters(fields),
+            **(_CONTINUE_FIELDS if translated.messages[-1]["role"] == "assistant" else {}),
+            **_tool_params(fields, tools),
+            **_sandbox_field(fields),
         },
         param_paths=translated.param_paths,
         client_tools=tools.client_tools,
-        code_execution=tools.code_execution,
-        starts_with_tool=tools.code_execution
+        has_code_execution=tools.has_code_execution,
+        starts_with_tool=tools.has_code_execution
         and (choice.get("type") == "any" or choice.get("name") == CODE_EXECUTION),
-        thinking=thinking["type"] != "disabled" and thinking.get("display") != "omitted",
-        stop_sequences=tuple(present.get("stop_sequences", ())),
+        wants_thinking=thinking["type"] != "disabled" and thinking.get("display") != "omitted",
+        stop_sequences=tuple(fields.get("stop_sequences", ())),
     )
 
 
-def _parameters(present: Mapping[str, Any]) -> dict[str, Any]:
+def _renamed_parameters(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters that have another name in a chat completion."""
     params: dict[str, Any] = {}
-    if present.get("stop_sequences"):
-        params["stop"] = present["stop_sequences"]
-    if user := present.get("metadata", {}).get("user_id"):
+    if fields.get("stop_sequences"):
+        params["stop"] = fields["stop_sequences"]
+    if user := fields.get("metadata", {}).get("user_id"):
         params["user"] = user
-    if "service_tier" in present:
-        params["service_tier"] = _TIERS[present["service_tier"]]
-    output = present.get("output_config", {})
+    if "service_tier" in fields:
+        params["service_tier"] = _SERVICE_TIERS[fields["service_tier"]]
+    output = fields.get("output_config", {})
     if output.get("effort"):
         params["reasoning_effort"] = output["effort"]
-    if form := output.get("format") or present.get("output_format"):
+    if form := output.get("format") or fields.get("output_format"):
         named = {"name": "answer", "schema": form["schema"], "strict": True}
         params["response_format"] = {"type": "json_schema", "json_schema": named}
     return params
 
 
-def _tools(present: Mapping[str, Any], tools: MessagesToolSet) -> dict[str, Any]:
+def _tool_params(fields: Mapping[str, Any], tools: MessagesToolSet) -> dict[str, Any]:
     params = {"tools": list(map(chat_tool, tools.client_tools))} if tools.client_tools else {}
-    choice = present.get("tool_choice")
+    choice = fields.get("tool_choice")
     return params if choice is None else {**params, **chat_tool_choice(choice, tools)}
 
 
-def _sandbox_field(present: Mapping[str, Any]) -> dict[str, Any]:
+def _sandbox_field(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `sandbox` field, with the id of `container` as its `container_id`."""
-    sandbox = present.get("sandbox", {})
-    container = present.get("container", {})
+    sandbox = fields.get("sandbox", {})
+    container = fields.get("container", {})
     container_id = container if isinstance(container, str) else container.get("id")
     if not isinstance(container, str) and container.get("skills"):
         raise BadRequestError("Skills are not served here.", param="container.skills")

@@ -30,9 +30,9 @@ from proxy.agent.events import (
     TurnStarted,
 )
 from proxy.agent.result import Artifact, Result, usage_count
-from proxy.errors import ProxyError, error_body, request_id
+from proxy.errors import ProxyError, anthropic_error_body, request_id
 from proxy.schemas.answer_objects import StepEventName
-from proxy.schemas.result_objects import details, json_text, sandbox_object, usage
+from proxy.schemas.result_objects import json_text, sandbox_object, token_details, usage
 from proxy.schemas.steps import AnswerState, StepEventRenderer, StepTextRenderer
 
 _Json = dict[str, Any]
@@ -42,9 +42,9 @@ _STOP_REASONS = {
     "tool_calls": "tool_use",
     "content_filter": "refusal",
 }
-_INVALID = "invalid_arguments"
+_INVALID_ARGUMENTS = "invalid_arguments"
 """The field of a call's input that contains the arguments if these are not a JSON object."""
-_STOPPED_AT = ("stop_reason", "matched_stop")
+_STOP_SEQUENCE_FIELDS = ("stop_reason", "matched_stop")
 """The fields in which vLLM and SGLang name the stop sequence that ended the answer."""
 
 
@@ -54,7 +54,7 @@ class MessageContext:
 
     model: str
     steps: StepsMode
-    thinking: bool
+    has_thinking: bool
     """True if the message has thinking blocks. If `steps` is `reasoning`, these blocks contain the
     steps too."""
     stop_sequences: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class MessageBuilder:
         return sendable
 
     def fail(self, error: ProxyError) -> dict[str, Any]:
-        return error_body(error, request_id(self._run_id))
+        return anthropic_error_body(error, request_id(self._run_id))
 
 
 class MessageStreamEncoder:
@@ -110,7 +110,7 @@ class MessageStreamEncoder:
         return _frames(self._encoder.finish(result))
 
     def fail(self, error: ProxyError) -> str:
-        body = error_body(error, request_id(self._run_id))
+        body = anthropic_error_body(error, request_id(self._run_id))
         return _frames([*self._encoder.abandon(), body])
 
 
@@ -129,7 +129,7 @@ class MessagesEncoder:
         self._code = CodeExecutionBlocks(run_id) if context.steps == "items" else None
         self._steps = StepEventRenderer(run_id) if context.steps == "events" else None
         self._index = -1
-        self._open = ""
+        self._open_type = ""
         """The type of the open block, or an empty string."""
         self._narration = ""
         """Narration of the turn that has not been sent yet."""
@@ -177,7 +177,7 @@ class MessagesEncoder:
             case AnswerDelta() | Refused():
                 return self._write("text", event.text)
             case ClientCallStarted(_, call_id, name):
-                self._state.sent_calls.add(call_id)
+                self._state.sent_call_ids.add(call_id)
                 block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
                 return [*self._narration_as_text(), *self._start(block)]
             case ClientCallDelta(_, text):
@@ -192,7 +192,7 @@ class MessagesEncoder:
         text = self._narration
         if not text:
             return []
-        is_shown_step = self._context.thinking and isinstance(event, ToolCallStarted)
+        is_shown_step = self._context.has_thinking and isinstance(event, ToolCallStarted)
         if not is_shown_step and not isinstance(event, TurnStarted | AnswerDelta | Refused):
             return []
         self._narration = ""
@@ -216,7 +216,7 @@ class MessagesEncoder:
         if result.tool_calls:
             events += self._narration_as_text()
         for call in result.tool_calls:
-            if call["id"] not in self._state.sent_calls:
+            if call["id"] not in self._state.sent_call_ids:
                 events += self._complete_block(_tool_use(call))
         message_delta = {
             "type": "message_delta",
@@ -228,11 +228,14 @@ class MessagesEncoder:
 
     def _is_incomplete(self, call: Mapping[str, Any]) -> bool:
         """Return True if a call was streamed and its arguments are not complete JSON."""
-        return call["id"] in self._state.sent_calls and _INVALID in _tool_use(call)["input"]
+        return (
+            call["id"] in self._state.sent_call_ids
+            and _INVALID_ARGUMENTS in _tool_use(call)["input"]
+        )
 
     def _final_fields(self, result: Result) -> _Json:
         """Return the fields of the message that are known at the end of the run."""
-        reason, sequence = _stop(result, self._context.stop_sequences)
+        reason, sequence = _find_stop(result, self._context.stop_sequences)
         if reason == "tool_use" and any(map(self._is_incomplete, result.tool_calls)):
             reason = "max_tokens"  # SDKs accept incomplete JSON as a complete object
         refusal = {"type": "refusal", "category": None, "explanation": result.refusal}
@@ -253,7 +256,7 @@ class MessagesEncoder:
         """Return the events that add `text` as thinking. Return no events if the text is empty, if
         the message has no thinking blocks, or while a `tool_use` block is open: thinking would
         close the block."""
-        if not text or self._open == "tool_use" or not self._context.thinking:
+        if not text or self._open_type == "tool_use" or not self._context.has_thinking:
             return []
         return self._write("thinking", text)
 
@@ -261,7 +264,7 @@ class MessagesEncoder:
         """Return the events that add text to the open block if its type is `kind`, else to a new
         block."""
         events: list[_Json] = []
-        if self._open != kind:
+        if self._open_type != kind:
             # A text has no `citations: null`, which AI SDK 6 refuses.
             signature = {"signature": ""} if kind == "thinking" else {}
             events = self._start({"type": kind, kind: "", **signature})
@@ -278,7 +281,7 @@ class MessagesEncoder:
     def _start(self, block: _Json) -> list[_Json]:
         closed = self._close()
         self._index += 1
-        self._open = block["type"]
+        self._open_type = block["type"]
         started = {"type": "content_block_start", "index": self._index, "content_block": block}
         return [*closed, started]
 
@@ -286,7 +289,7 @@ class MessagesEncoder:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
     def _close(self) -> list[_Json]:
-        was_open, self._open = self._open, ""
+        was_open, self._open_type = self._open_type, ""
         return [{"type": "content_block_stop", "index": self._index}] if was_open else []
 
 
@@ -303,9 +306,9 @@ def accumulate_message(events: list[_Json]) -> _Json:
                 pieces[event["index"]] = []
             case "content_block_delta":
                 delta = event["delta"]
-                pieces[event["index"]].append(delta[_PIECE[delta["type"]]])
+                pieces[event["index"]].append(delta[_PIECE_FIELDS[delta["type"]]])
             case "content_block_stop":
-                _fill(message["content"][event["index"]], "".join(pieces[event["index"]]))
+                _fill_block(message["content"][event["index"]], "".join(pieces[event["index"]]))
             case "message_delta":
                 message |= event["delta"]
                 message["usage"] |= event["usage"]
@@ -313,50 +316,54 @@ def accumulate_message(events: list[_Json]) -> _Json:
     return message
 
 
-_PIECE = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
+_PIECE_FIELDS = {
+    "text_delta": "text",
+    "thinking_delta": "thinking",
+    "input_json_delta": "partial_json",
+}
 
 
-def _fill(block: _Json, text: str) -> None:
+def _fill_block(block: _Json, text: str) -> None:
     match block["type"]:
         case "text" | "thinking" as kind:
             block[kind] = text
         case "tool_use" | "server_tool_use":
-            block["input"] = _object(text)
+            block["input"] = _parse_arguments(text)
 
 
 def message_usage(result: Result) -> _Json:
     """Return the usage in Anthropic's form, which counts cached tokens separately, with the field
     `sandbox`."""
     counted = usage(result)
-    thinking_tokens = usage_count(details(counted, "completion"), "reasoning_tokens")
+    thinking_tokens = usage_count(token_details(counted, "completion"), "reasoning_tokens")
     return {
-        **_tokens(counted),
+        **_token_counts(counted),
         "output_tokens_details": {"thinking_tokens": thinking_tokens},
         "server_tool_use": None,
         # Clients read the size of the context from the last iteration.
-        "iterations": [{"type": "message", **_tokens(each)} for each in result.usages],
+        "iterations": [{"type": "message", **_token_counts(each)} for each in result.usages],
         "sandbox": counted["sandbox"],
     }
 
 
-def _tokens(counted: Mapping[str, Any]) -> _Json:
-    cached = usage_count(details(counted, "prompt"), "cached_tokens")
+def _token_counts(usage_fields: Mapping[str, Any]) -> _Json:
+    cached = usage_count(token_details(usage_fields, "prompt"), "cached_tokens")
     return {
-        "input_tokens": usage_count(counted, "prompt_tokens") - cached,
+        "input_tokens": usage_count(usage_fields, "prompt_tokens") - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": usage_count(counted, "completion_tokens"),
+        "output_tokens": usage_count(usage_fields, "completion_tokens"),
     }
 
 
-def _stop(result: Result, sequences: tuple[str, ...]) -> tuple[str, str | None]:
+def _find_stop(result: Result, sequences: tuple[str, ...]) -> tuple[str, str | None]:
     """Return the stop reason, and the stop sequence that ended the answer."""
     if result.refusal:
         return "refusal", None
     if result.finish_reason == "length" and result.stop_reason is StopReason.CONTEXT_WINDOW:
         return "model_context_window_exceeded", None
     if result.finish_reason == "stop":
-        for field in _STOPPED_AT:
+        for field in _STOP_SEQUENCE_FIELDS:
             if (stopped_at := result.choice.get(field)) in sequences:
                 return "stop_sequence", stopped_at
     return _STOP_REASONS.get(result.finish_reason, "end_turn"), None
@@ -364,27 +371,27 @@ def _stop(result: Result, sequences: tuple[str, ...]) -> tuple[str, str | None]:
 
 def _tool_use(call: Mapping[str, Any]) -> _Json:
     function = call["function"]
-    arguments = _object(function["arguments"])
+    arguments = _parse_arguments(function["arguments"])
     return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments}
 
 
-def _object(arguments: Any) -> dict[str, Any]:
+def _parse_arguments(arguments: Any) -> dict[str, Any]:
     """Return a call's arguments as an object. Arguments that are not a JSON object become its field
     `invalid_arguments`."""
     try:
         parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
         parsed = None
-    return parsed if isinstance(parsed, dict) else {_INVALID: arguments}
+    return parsed if isinstance(parsed, dict) else {_INVALID_ARGUMENTS: arguments}
 
 
 # Steps as blocks of Anthropic's code execution (`sandbox.steps` is `items`)
 
 _BASH, _EDITOR = "bash_code_execution", "text_editor_code_execution"
-_NAMES = {"execute_bash": _BASH, "str_replace_editor": _EDITOR}
+_BLOCK_NAMES = {"execute_bash": _BASH, "str_replace_editor": _EDITOR}
 _MAX_STREAM_CHARS = 100_000
 """Maximum number of characters of a command's stdout, and of its stderr."""
-_LEFT_OUT = "\n[... the rest is left out ...]"
+_TRUNCATION_MARKER = "\n[... the rest is left out ...]"
 _NO_EXIT_CODE = -1
 """The return code of a command without an exit code. The `stderr` of such a command is the
 observation."""
@@ -400,16 +407,18 @@ class CodeExecutionBlocks:
     def render(self, event: Event) -> _Json | None:
         """Return the block of an event, or None."""
         match event:
-            case ToolCallStarted(step, _, name, arguments) if name in _NAMES:
+            case ToolCallStarted(step, _, name, arguments) if name in _BLOCK_NAMES:
                 self._streams = {"stdout": "", "stderr": ""}
-                return self._use(f"{step}", _NAMES[name], dict(arguments))
+                return self._use_block(f"{step}", _BLOCK_NAMES[name], dict(arguments))
             case ToolOutput(_, stream, text):
                 if len(self._streams[stream]) <= _MAX_STREAM_CHARS:
                     self._streams[stream] += text
             case ToolCallFinished(name="execute_bash"):
-                return self._result(f"{event.step}", _BASH, self._of_command(event))
+                return self._result_block(f"{event.step}", _BASH, self._command_result(event))
             case ToolCallFinished(name="str_replace_editor"):
-                return self._result(f"{event.step}", _EDITOR, _of_editor(event.observation))
+                return self._result_block(
+                    f"{event.step}", _EDITOR, _editor_result(event.observation)
+                )
         return None
 
     def files(self, artifacts: Sequence[Artifact]) -> list[_Json]:
@@ -421,32 +430,39 @@ class CodeExecutionBlocks:
         outputs = [{"type": f"{_BASH}_output", "file_id": each.file_id} for each in artifacts]
         listing = {"command": f"find {OUTPUT_DIR} -type f"}
         return [
-            self._use("files", _BASH, listing),
-            self._result("files", _BASH, _of_bash(paths, "", 0, outputs)),
+            self._use_block("files", _BASH, listing),
+            self._result_block("files", _BASH, _bash_result(paths, "", 0, outputs)),
         ]
 
-    def _use(self, step: str, name: str, arguments: dict[str, Any]) -> _Json:
+    def _use_block(self, step: str, name: str, arguments: dict[str, Any]) -> _Json:
         return {
             "type": "server_tool_use",
-            "id": self._id(step),
+            "id": self._call_id(step),
             "name": name,
             "input": arguments,
         }
 
-    def _result(self, step: str, name: str, content: _Json) -> _Json:
-        return {"type": f"{name}_tool_result", "tool_use_id": self._id(step), "content": content}
+    def _result_block(self, step: str, name: str, content: _Json) -> _Json:
+        return {
+            "type": f"{name}_tool_result",
+            "tool_use_id": self._call_id(step),
+            "content": content,
+        }
 
-    def _id(self, step: str) -> str:
+    def _call_id(self, step: str) -> str:
         return f"srvtoolu_{self._run_id}_{step}"
 
-    def _of_command(self, event: ToolCallFinished) -> _Json:
-        out, err = _bounded(self._streams["stdout"]), _bounded(self._streams["stderr"])
+    def _command_result(self, event: ToolCallFinished) -> _Json:
+        out, err = (
+            _truncate_stream(self._streams["stdout"]),
+            _truncate_stream(self._streams["stderr"]),
+        )
         if event.exit_code is None:
-            return _of_bash(out, event.observation, _NO_EXIT_CODE)
-        return _of_bash(out, err, event.exit_code)
+            return _bash_result(out, event.observation, _NO_EXIT_CODE)
+        return _bash_result(out, err, event.exit_code)
 
 
-def _of_bash(stdout: str, stderr: str, code: int, outputs: Sequence[_Json] = ()) -> _Json:
+def _bash_result(stdout: str, stderr: str, code: int, outputs: Sequence[_Json] = ()) -> _Json:
     return {
         "type": f"{_BASH}_result",
         "stdout": stdout,
@@ -456,7 +472,7 @@ def _of_bash(stdout: str, stderr: str, code: int, outputs: Sequence[_Json] = ())
     }
 
 
-def _of_editor(observation: str) -> _Json:
+def _editor_result(observation: str) -> _Json:
     """Return the result of an editor call. Its content is the observation, which shows the file or
     the result of the edit."""
     return {
@@ -467,5 +483,5 @@ def _of_editor(observation: str) -> _Json:
     }
 
 
-def _bounded(text: str) -> str:
-    return text if len(text) <= _MAX_STREAM_CHARS else text[:_MAX_STREAM_CHARS] + _LEFT_OUT
+def _truncate_stream(text: str) -> str:
+    return text if len(text) <= _MAX_STREAM_CHARS else text[:_MAX_STREAM_CHARS] + _TRUNCATION_MARKER

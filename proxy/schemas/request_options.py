@@ -22,8 +22,7 @@ from policies.profile import Enabled, PromptStyle
 from policies.steps import STEPS_MODES, USAGE_SCOPES, StepsMode, UsageScope, default_usage_scope
 from policies.workspace import InputLimits
 from proxy.agent.task import Capture
-from proxy.deprecated_settings import REQUEST_RULES, SpelledTwiceError, upgrade
-from proxy.deprecated_settings import header as find_header
+from proxy.deprecated_settings import REQUEST_RULES, SpelledTwiceError, find_header, upgrade
 from proxy.errors import BadRequestError
 from proxy.schemas.validation import boolean, mapping
 
@@ -121,22 +120,22 @@ def read_request_options(body: Mapping[str, Any], headers: Mapping[str, str]) ->
     sandbox = body.get("sandbox") or {}
     mapping(sandbox, "sandbox")
     deadlines = [
-        _seconds(sandbox.get("deadline_s"), "sandbox.deadline_s"),
-        _seconds(headers.get(RequestHeader.DEADLINE), "X-Sandbox-Deadline"),
+        _parse_seconds(sandbox.get("deadline_s"), "sandbox.deadline_s"),
+        _parse_seconds(headers.get(RequestHeader.DEADLINE), "X-Sandbox-Deadline"),
     ]
     # The SDKs send the timeout and the retry count themselves, so an invalid value is ignored.
-    timeouts = (_number(headers.get(name)) for name in READ_TIMEOUT_HEADERS)
+    timeouts = (_parse_number(headers.get(name)) for name in READ_TIMEOUT_HEADERS)
     retries = headers.get(RequestHeader.STAINLESS_RETRY_COUNT, "")
     return RequestOptions(
         deadline_s=min((each for each in deadlines if each is not None), default=None),
         read_timeout_s=next((each for each in timeouts if each is not None and each > 0), None),
-        on_disconnect=_choice(
+        on_disconnect=_read_option(
             body, headers, "on_disconnect", RequestHeader.ON_DISCONNECT, _ON_DISCONNECT
         ),
         idempotency_key=headers.get(RequestHeader.IDEMPOTENCY_KEY) or None,
         retry_count=int(retries) if _RETRY_COUNT.fullmatch(retries) else None,
-        steps=_choice(body, headers, "steps", RequestHeader.STEPS, STEPS_MODES),
-        usage=_choice(body, headers, "usage", RequestHeader.USAGE, USAGE_SCOPES)
+        steps=_read_option(body, headers, "steps", RequestHeader.STEPS, STEPS_MODES),
+        usage=_read_option(body, headers, "usage", RequestHeader.USAGE, USAGE_SCOPES)
         or default_usage_scope(headers),
         offload_documents=_may_offload_documents(sandbox, headers),
         capture=_one_of(_CAPTURES, sandbox.get("capture"), "sandbox.capture") or "none",
@@ -148,19 +147,19 @@ def with_new_spellings(sandbox: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         renamed: Mapping[str, Any] = upgrade(sandbox, REQUEST_RULES, lambda _: None)
     except SpelledTwiceError as error:
-        raise _spelled_twice(error, f"sandbox.{error.old}") from error
+        raise _spelled_twice_error(error, f"sandbox.{error.old}") from error
     return renamed
 
 
-def header(headers: Mapping[str, str], name: str) -> str | None:
+def read_header(headers: Mapping[str, str], name: str) -> str | None:
     """Return the value of a header under its new or its old name. Raises BadRequestError."""
     try:
         return find_header(headers, name)
     except SpelledTwiceError as error:
-        raise _spelled_twice(error, error.old) from error
+        raise _spelled_twice_error(error, error.old) from error
 
 
-def _spelled_twice(error: SpelledTwiceError, param: str) -> BadRequestError:
+def _spelled_twice_error(error: SpelledTwiceError, param: str) -> BadRequestError:
     return BadRequestError(f"{error}.", param=param, code="invalid_value")
 
 
@@ -169,13 +168,13 @@ def _may_offload_documents(sandbox: Mapping[str, Any], headers: Mapping[str, str
     if value is not None:
         boolean(value, "sandbox.offload_documents")
         return bool(value)
-    switch = (header(headers, RequestHeader.OFFLOAD_DOCUMENTS) or "on").lower()
+    switch = (read_header(headers, RequestHeader.OFFLOAD_DOCUMENTS) or "on").lower()
     if switch not in ("on", "off"):
-        raise _invalid(switch, "X-Sandbox-Offload-Documents", "one of 'on', 'off'")
+        raise _invalid_value_error(switch, "X-Sandbox-Offload-Documents", "one of 'on', 'off'")
     return switch == "on"
 
 
-def _choice(
+def _read_option(
     body: Mapping[str, Any],
     headers: Mapping[str, str],
     name: str,
@@ -198,25 +197,25 @@ def _one_of(values: tuple[_T, ...], value: object, param: str) -> _T | None:
     for known in values:
         if value == known:
             return known
-    raise _invalid(value, param, f"one of {', '.join(map(repr, values))}")
+    raise _invalid_value_error(value, param, f"one of {', '.join(map(repr, values))}")
 
 
-def _seconds(value: object, param: str) -> float | None:
+def _parse_seconds(value: object, param: str) -> float | None:
     if value is None:
         return None
-    number = _number(value)
+    number = _parse_number(value)
     if number is None or number <= 0:
-        raise _invalid(value, param, "a number of seconds above 0")
+        raise _invalid_value_error(value, param, "a number of seconds above 0")
     return number
 
 
-def _invalid(value: object, param: str, expected: str) -> BadRequestError:
+def _invalid_value_error(value: object, param: str, expected: str) -> BadRequestError:
     return BadRequestError(
         f"Invalid value {value!r} for '{param}': {expected}.", param=param, code="invalid_value"
     )
 
 
-def _number(value: object) -> float | None:
+def _parse_number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

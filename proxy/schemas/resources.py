@@ -31,11 +31,11 @@ from proxy.schemas.validation import (
     anything,
     array,
     integer,
-    missing,
-    too_long,
-    unsupported,
-    unsupported_value,
-    wrong_type,
+    missing_error,
+    too_long_error,
+    unsupported_error,
+    unsupported_value_error,
+    wrong_type_error,
 )
 from proxy.store.records import (
     Container,
@@ -50,19 +50,19 @@ from proxy.store.records import (
 M = TypeVar("M", bound=BaseModel)
 
 
-def _clean(value: Any) -> Any:
+def _replace_surrogates(value: Any) -> Any:
     """Replace lone surrogates, which cannot be encoded as UTF-8."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
-def _number(value: Any) -> Any:
+def _parse_digits(value: Any) -> Any:
     """Return an integer for a string of digits, because forms and queries have only strings."""
     is_number = isinstance(value, str) and value.removeprefix("-").isdecimal() and len(value) < 20
     return int(value) if is_number else value
 
 
-Text = Annotated[str, BeforeValidator(_clean)]
-Name = Annotated[str, Field(max_length=512), BeforeValidator(_clean)]
+Text = Annotated[str, BeforeValidator(_replace_surrogates)]
+Name = Annotated[str, Field(max_length=512), BeforeValidator(_replace_surrogates)]
 Object = Annotated[Any, WithJsonSchema({"type": "object"})]
 """A JSON object that is not changed."""
 
@@ -73,7 +73,7 @@ class _ResponseModel(BaseModel):
 
 # Errors
 
-_EXPECTED = {
+_EXPECTED_TYPES = {
     "string_type": "a string",
     "int_type": "an integer",
     "list_type": "an array",
@@ -81,12 +81,12 @@ _EXPECTED = {
     "model_type": "an object",
 }
 """Expected types by pydantic's error types."""
-_TOO_LONG: Mapping[str, tuple[str, str]] = {
+_TOO_LONG_CODES: Mapping[str, tuple[str, str]] = {
     "Dictionary": ("object_above_max_properties", "pairs"),
     "List": ("array_above_max_length", "items"),
 }
-_WORD = re.compile(r"'([^']*)'")
-_KEY = "[key]"
+_QUOTED_WORD = re.compile(r"'([^']*)'")
+_INVALID_KEY = "[key]"
 """The last element of pydantic's location of an invalid key; the key is the element before."""
 
 
@@ -101,18 +101,20 @@ def parse(model: type[M], value: Any) -> M:
 def validation_error(error: Mapping[str, Any]) -> BadRequestError:
     """Return an error of pydantic as OpenAI's error, with the path of the field as `param`."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
-    param = _path(error["loc"])
+    param = _field_path(error["loc"])
     if kind == "missing":
-        return missing(param)
-    if kind in _EXPECTED or (kind == "literal_error" and not isinstance(value, str)):
-        return wrong_type(param, _EXPECTED.get(kind, "a string"), value)
+        return missing_error(param)
+    if kind in _EXPECTED_TYPES or (kind == "literal_error" and not isinstance(value, str)):
+        return wrong_type_error(param, _EXPECTED_TYPES.get(kind, "a string"), value)
     if kind == "literal_error":
-        return unsupported_value(value, _WORD.findall(context["expected"]), param)
+        return unsupported_value_error(value, _QUOTED_WORD.findall(context["expected"]), param)
     if kind == "string_too_long":
-        return too_long(param, "string_above_max_length", f"{context['max_length']} characters")
+        return too_long_error(
+            param, "string_above_max_length", f"{context['max_length']} characters"
+        )
     if kind == "too_long":
-        code, noun = _TOO_LONG[context["field_type"]]
-        return too_long(param, code, f"{context['max_length']} {noun}")
+        code, noun = _TOO_LONG_CODES[context["field_type"]]
+        return too_long_error(param, code, f"{context['max_length']} {noun}")
     if kind in ("greater_than_equal", "less_than_equal"):
         return _error_of(integer(context.get("ge"), context.get("le")), value, param)
     if kind == "too_short":
@@ -120,8 +122,8 @@ def validation_error(error: Mapping[str, Any]) -> BadRequestError:
     return BadRequestError(f"{error['msg']}.", param=param or None, code="invalid_value")
 
 
-def _path(location: Sequence[str | int]) -> str:
-    if location and location[-1] == _KEY:
+def _field_path(location: Sequence[str | int]) -> str:
+    if location and location[-1] == _INVALID_KEY:
         location = location[:-2]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return path.removeprefix(".")
@@ -158,7 +160,7 @@ class ErrorResponse(BaseModel):
 class ListQuery(BaseModel):
     """The query parameters that select a page of a list."""
 
-    limit: Annotated[StrictInt, Field(ge=1, le=100), BeforeValidator(_number)] = 20
+    limit: Annotated[StrictInt, Field(ge=1, le=100), BeforeValidator(_parse_digits)] = 20
     order: Literal["asc", "desc"] = Field("desc", description="By the time of creation.")
     after: str | None = Field(None, description="The id of the last object of the previous page.")
 
@@ -168,11 +170,11 @@ class ListQuery(BaseModel):
         return PageRequest(self.limit, self.order == "desc", self.after or None)
 
 
-class _Identified(_ResponseModel):
+class _ObjectWithId(_ResponseModel):
     id: Text
 
 
-T = TypeVar("T", bound=_Identified)
+T = TypeVar("T", bound=_ObjectWithId)
 
 
 class ListObject(_ResponseModel, Generic[T]):
@@ -185,7 +187,7 @@ class ListObject(_ResponseModel, Generic[T]):
     has_more: bool
 
     @classmethod
-    def of(cls, items: Sequence[T], has_more: bool) -> Self:
+    def from_page(cls, items: Sequence[T], has_more: bool) -> Self:
         """Return the list object for the objects of a page."""
         first, last = (items[0].id, items[-1].id) if items else ("", "")
         return cls(data=list(items), first_id=first, last_id=last, has_more=has_more)
@@ -202,7 +204,7 @@ def items_list(items: Sequence[Mapping[str, Any]], has_more: bool) -> dict[str, 
     }
 
 
-class Deleted(_Identified):
+class Deleted(_ObjectWithId):
     """OpenAI's object for a deleted object."""
 
     object: str
@@ -220,10 +222,12 @@ class UploadExpiry(BaseModel):
     """The lifetime of an upload: `seconds` after its creation."""
 
     anchor: Literal["created_at"]
-    seconds: Annotated[StrictInt, Field(ge=MIN_UPLOAD_S, le=MAX_UPLOAD_S), BeforeValidator(_number)]
+    seconds: Annotated[
+        StrictInt, Field(ge=MIN_UPLOAD_S, le=MAX_UPLOAD_S), BeforeValidator(_parse_digits)
+    ]
 
 
-def _add_file(schema: dict[str, Any]) -> None:
+def _add_file_field(schema: dict[str, Any]) -> None:
     """Add the file of a form, which is streamed to disk, to the OpenAPI description."""
     schema["properties"]["file"] = {"type": "string", "format": "binary"}
 
@@ -231,7 +235,7 @@ def _add_file(schema: dict[str, Any]) -> None:
 class UploadForm(BaseModel):
     """The fields of the form that uploads a file."""
 
-    model_config = ConfigDict(json_schema_extra=_add_file)
+    model_config = ConfigDict(json_schema_extra=_add_file_field)
     purpose: Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
     expires_after: UploadExpiry | None = None
 
@@ -258,11 +262,11 @@ def _expires_after(form: Mapping[str, str]) -> Any:
 class FileListQuery(ListQuery):
     """The query parameters that list files."""
 
-    limit: Annotated[StrictInt, Field(ge=1, le=10_000), BeforeValidator(_number)] = 10_000
+    limit: Annotated[StrictInt, Field(ge=1, le=10_000), BeforeValidator(_parse_digits)] = 10_000
     purpose: str | None = None
 
 
-class FileObject(_Identified):
+class FileObject(_ObjectWithId):
     """OpenAI's file object."""
 
     object: Literal["file"] = "file"
@@ -304,7 +308,7 @@ class NetworkPolicy(BaseModel):
         if policy["type"] == "disabled":
             return {"type": "disabled"}
         if policy.get("allowed_domains") is None:
-            raise wrong_type("network_policy.allowed_domains", "an array", None)
+            raise wrong_type_error("network_policy.allowed_domains", "an array", None)
         return policy
 
 
@@ -330,7 +334,7 @@ class ContainerCreate(BaseModel):
             ("network_policy.domain_secrets", secrets),
         ):
             if value not in (None, []):
-                raise unsupported(field, "Containers do not have this field here.")
+                raise unsupported_error(field, "Containers do not have this field here.")
         return {name: value for name, value in body.items() if value is not None}
 
     def to_new_container(self, *, max_minutes: int) -> NewContainer:
@@ -349,7 +353,7 @@ class ContainerCreate(BaseModel):
 class ContainerFileCreate(BaseModel):
     """A file to add to a container: an upload, or the file of a form."""
 
-    model_config = ConfigDict(json_schema_extra=_add_file)
+    model_config = ConfigDict(json_schema_extra=_add_file_field)
     file_id: Name | None = None
 
 
@@ -386,7 +390,7 @@ def _mark_optional(schema: dict[str, Any]) -> None:
     ]
 
 
-class ContainerObject(_Identified):
+class ContainerObject(_ObjectWithId):
     """OpenAI's container object, with the URL of an archive of all its files."""
 
     model_config = ConfigDict(json_schema_extra=_mark_optional)
@@ -402,7 +406,7 @@ class ContainerObject(_Identified):
     zip_url: str
 
 
-class ContainerFileObject(_Identified):
+class ContainerFileObject(_ObjectWithId):
     """OpenAI's container file object, with the URL of the file."""
 
     object: Literal["container.file"] = "container.file"
@@ -430,15 +434,15 @@ def container_file_object(file: ContainerFile, url: str) -> ContainerFileObject:
 # Conversations
 
 
-def _checked(items: list[Any]) -> list[Any]:
+def _check_items(items: list[Any]) -> list[Any]:
     array(input_item)(items, "items")
     return items
 
 
-Items = Annotated[list[Object], Field(max_length=20), AfterValidator(_checked)]
+Items = Annotated[list[Object], Field(max_length=20), AfterValidator(_check_items)]
 """The items that one request adds to a conversation."""
 Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64), BeforeValidator(_clean)], Name],
+    dict[Annotated[str, Field(max_length=64), BeforeValidator(_replace_surrogates)], Name],
     Field(max_length=16),
 ]
 
@@ -461,7 +465,7 @@ class ItemsCreate(BaseModel):
     items: Items
 
 
-class ConversationObject(_Identified):
+class ConversationObject(_ObjectWithId):
     """OpenAI's conversation object."""
 
     object: Literal["conversation"] = "conversation"
@@ -474,7 +478,7 @@ def conversation_object(conversation: StoredConversation) -> ConversationObject:
     return ConversationObject.model_validate(conversation, from_attributes=True)
 
 
-class ItemObject(_Identified):
+class ItemObject(_ObjectWithId):
     """An item of a conversation or a response: a message, a tool call, a tool's output, ...; each
     type has fields of its own."""
 
@@ -491,7 +495,7 @@ class StreamQuery(BaseModel):
     """The query parameters that stream the events of a response."""
 
     starting_after: (
-        Annotated[StrictInt, Field(ge=0, le=MAX_SEQUENCE), BeforeValidator(_number)] | None
+        Annotated[StrictInt, Field(ge=0, le=MAX_SEQUENCE), BeforeValidator(_parse_digits)] | None
     ) = Field(None, description="The number of the event after which the stream begins.")
 
 
@@ -504,7 +508,7 @@ class ResponseQuery(StreamQuery):
     )
 
 
-class ResponseObject(_Identified):
+class ResponseObject(_ObjectWithId):
     """OpenAI's response object."""
 
     model_config = ConfigDict(extra="allow")
@@ -514,7 +518,7 @@ class ResponseObject(_Identified):
 # Runs
 
 
-class RunObject(_Identified):
+class RunObject(_ObjectWithId):
     """A run, with its completion or with the error that ended it."""
 
     object: Literal["run"] = "run"
@@ -667,7 +671,7 @@ class RewardObject(_ResponseModel):
     created_at: int
 
 
-class TrajectorySummaryObject(_Identified):
+class TrajectorySummaryObject(_ObjectWithId):
     """A trajectory in a list."""
 
     object: Literal["run.trajectory.summary"] = "run.trajectory.summary"
@@ -679,7 +683,7 @@ class TrajectorySummaryObject(_Identified):
     session_id: str | None = Field(None, description="The client's name for the session.")
 
 
-class TrajectoryObject(_Identified):
+class TrajectoryObject(_ObjectWithId):
     """The trajectory of a run. Each message is in `messages` once. A segment is a list of indexes
     of messages. The run only appends to a segment; a compaction begins a new segment."""
 
@@ -770,7 +774,7 @@ class Health(_ResponseModel):
     status: Literal["ok"] = "ok"
 
 
-class ModelObject(_Identified):
+class ModelObject(_ObjectWithId):
     """A model of the backend, with all fields that the backend has for the model."""
 
     model_config = ConfigDict(extra="allow")

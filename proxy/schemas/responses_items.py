@@ -74,13 +74,13 @@ class ReasoningItems:
     """Writes the reasoning items. Consecutive reasoning becomes one item, with the text in
     `summary`."""
 
-    def __init__(self, output: OutputItems, *, encrypted: bool) -> None:
-        """`encrypted`: True if the request includes `encrypted_content`."""
+    def __init__(self, output: OutputItems, *, has_encrypted_content: bool) -> None:
+        """`has_encrypted_content`: True if the request includes `encrypted_content`."""
         self._output = output
         self._item: ItemRef | None = None
         self._text: list[str] = []
         # Null, because the proxy does not read the field in a later request.
-        self._fields: Json = {"encrypted_content": None} if encrypted else {}
+        self._fields: Json = {"encrypted_content": None} if has_encrypted_content else {}
 
     def write(self, text: str) -> list[Json]:
         """Return the events that add text. Return no events for an empty text."""
@@ -124,21 +124,21 @@ class MessageItem:
         """Pieces of the text of the last part."""
 
     def write(self, text: str, logprobs: Sequence[Json] = ()) -> list[Json]:
-        events = self._in_part("output_text")
+        events = self._open_part("output_text")
         self._pieces.append(text)
         return [*events, self._event("output_text.delta", delta=text, logprobs=list(logprobs))]
 
     def refuse(self, text: str) -> list[Json]:
-        events = self._in_part("refusal")
+        events = self._open_part("refusal")
         self._pieces.append(text)
         return [*events, self._event("refusal.delta", delta=text)]
 
     def end(self, annotations: Sequence[Json], logprobs: Sequence[Json], status: str) -> list[Json]:
         """Return the events that end the message. If nothing was written, the message has one empty
         text."""
-        opening = [] if self._item else self._in_part("output_text")
+        opening = [] if self._item else self._open_part("output_text")
         assert self._item is not None
-        cited = [] if self._is("refusal") else self._cite(annotations, logprobs)
+        cited = [] if self._is_last_part("refusal") else self._cite(annotations, logprobs)
         done = self._end_part()
         return [
             *opening,
@@ -147,7 +147,7 @@ class MessageItem:
             self._output.end(self._item, content=self._parts, status=status),
         ]
 
-    def _in_part(self, kind: str) -> list[Json]:
+    def _open_part(self, kind: str) -> list[Json]:
         """Return the events that begin the message or end its last part, and open a part of the
         type `kind`. Return no events if the last part has that type."""
         events: list[Json] = []
@@ -155,7 +155,7 @@ class MessageItem:
             item = {"type": "message", "role": "assistant", "content": [], "status": "in_progress"}
             self._item, added = self._output.begin("msg", item)
             events.append(added)
-        elif self._is(kind):
+        elif self._is_last_part(kind):
             return []
         else:
             events += self._end_part()
@@ -163,7 +163,7 @@ class MessageItem:
         self._pieces = []
         return [*events, self._event("content_part.added", part=self._parts[-1])]
 
-    def _is(self, kind: str) -> bool:
+    def _is_last_part(self, kind: str) -> bool:
         return bool(self._parts) and self._parts[-1]["type"] == kind
 
     def _cite(self, annotations: Sequence[Json], logprobs: Sequence[Json]) -> list[Json]:
@@ -176,7 +176,7 @@ class MessageItem:
 
     def _end_part(self) -> list[Json]:
         text = "".join(self._pieces)
-        if self._is("refusal"):
+        if self._is_last_part("refusal"):
             self._parts[-1] = part = {**self._parts[-1], "refusal": text}
             done = self._event("refusal.done", refusal=text)
         else:
@@ -203,8 +203,8 @@ class ClientCallItem:
         self._output = output
         is_custom = tool["type"] == "custom"
         kind = "custom_tool_call" if is_custom else "function_call"
-        self._events = "custom_tool_call_input" if is_custom else "function_call_arguments"
-        self._field = "input" if is_custom else "arguments"
+        self._event_prefix = "custom_tool_call_input" if is_custom else "function_call_arguments"
+        self._text_field = "input" if is_custom else "arguments"
         self._done_fields = {} if is_custom else {"name": tool["name"]}
         namespace = {"namespace": tool["namespace"]} if tool.get("namespace") else {}
         item = {
@@ -212,25 +212,25 @@ class ClientCallItem:
             "call_id": call_id,
             **namespace,
             "name": tool["name"],
-            self._field: "",
+            self._text_field: "",
         }
-        self._item, self.added = output.begin(
+        self._item, self.added_event = output.begin(
             ITEM_ID_PREFIXES[kind], {**item, "status": "in_progress"}
         )
         self._pieces: list[str] = []
 
     def write(self, text: str) -> list[Json]:
         self._pieces.append(text)
-        return [self._item.event(f"{self._events}.delta", delta=text)]
+        return [self._item.event(f"{self._event_prefix}.delta", delta=text)]
 
     def end(self) -> list[Json]:
-        written = {self._field: "".join(self._pieces)}
-        done = self._item.event(f"{self._events}.done", **self._done_fields, **written)
+        written = {self._text_field: "".join(self._pieces)}
+        done = self._item.event(f"{self._event_prefix}.done", **self._done_fields, **written)
         return [done, self._output.end(self._item, **written, status="completed")]
 
     def abandon(self) -> list[Json]:
         """Return the events that end an incomplete call."""
-        written = {self._field: "".join(self._pieces)}
+        written = {self._text_field: "".join(self._pieces)}
         return [self._output.end(self._item, **written, status="incomplete")]
 
 
@@ -245,36 +245,38 @@ class ClientCallItems:
         self._output = output
         self._tools = tools
         self._state = state
-        self._open: dict[int, ClientCallItem] = {}
+        self._open_items: dict[int, ClientCallItem] = {}
 
     def event(self, event: ClientCallStarted | ClientCallDelta | ClientCallFinished) -> list[Json]:
         """Return the events of a piece of a call."""
         match event:
             case ClientCallStarted(index, call_id, name) if self._is_streamed(name):
-                self._state.sent_calls.add(call_id)
-                self._open[index] = call = ClientCallItem(self._output, call_id, self._tools[name])
-                return [call.added]
-            case ClientCallDelta(index, text) if index in self._open:
-                return self._open[index].write(text)
-            case ClientCallFinished(index) if index in self._open:
-                return self._open.pop(index).end()
+                self._state.sent_call_ids.add(call_id)
+                self._open_items[index] = call = ClientCallItem(
+                    self._output, call_id, self._tools[name]
+                )
+                return [call.added_event]
+            case ClientCallDelta(index, text) if index in self._open_items:
+                return self._open_items[index].write(text)
+            case ClientCallFinished(index) if index in self._open_items:
+                return self._open_items.pop(index).end()
         return []
 
     def abandon(self) -> list[Json]:
         """Return the events that end the calls that are still open."""
-        calls, self._open = self._open, {}
+        calls, self._open_items = self._open_items, {}
         return [event for call in calls.values() for event in call.abandon()]
 
-    def complete(self, call: Mapping[str, Any]) -> list[Json]:
+    def complete_call(self, call: Mapping[str, Any]) -> list[Json]:
         """Return the events of a complete call, or an empty list if the call was streamed."""
-        if call["id"] in self._state.sent_calls:
+        if call["id"] in self._state.sent_call_ids:
             return []
         function = call[call["type"]]
         arguments = function["input" if call["type"] == "custom" else "arguments"]
         tool = self._tools[function["name"]]
         if self._is_streamed(function["name"]):
             item = ClientCallItem(self._output, call["id"], tool)
-            return [item.added, *item.write(arguments), *item.end()]
+            return [item.added_event, *item.write(arguments), *item.end()]
         kind = f"{tool['type']}_call"
         fields = {"call_id": call["id"], **call_fields(tool["type"], arguments)}
         ref, added = self._output.begin(
@@ -294,16 +296,16 @@ class _CommandOutput:
 
     def __init__(self) -> None:
         self._pieces: dict[str, list[str]] = {"stdout": [], "stderr": []}
-        self._left = MAX_OUTPUT_CHARS
+        self._chars_left = MAX_OUTPUT_CHARS
 
     def add(self, stream: str, text: str) -> str:
         """Add a piece, and return the part of the piece below the limit."""
-        kept = text[: self._left]
-        self._left -= len(kept)
+        kept = text[: self._chars_left]
+        self._chars_left -= len(kept)
         self._pieces[stream].append(kept)
         return kept
 
-    def by_stream(self, observation: str) -> dict[str, str]:
+    def text_by_stream(self, observation: str) -> dict[str, str]:
         """Return the output by stream, or the observation as stdout if there is no output."""
         found = {stream: "".join(pieces) for stream, pieces in self._pieces.items()}
         return found if any(found.values()) else {"stdout": observation, "stderr": ""}
@@ -328,7 +330,7 @@ class HostedToolItems(ABC):
                 kept = self._command_output.add(stream, text)
                 return self._delta(stream, kept) if kept else []
             case ToolCallFinished() if event.step == self._state.open_step:
-                streams = self._command_output.by_stream(event.observation)
+                streams = self._command_output.text_by_stream(event.observation)
                 return self._end(streams, _outcome(event), "completed")
         return []
 
@@ -337,7 +339,9 @@ class HostedToolItems(ABC):
         if self._state.open_step is None:
             return []
         return self._end(
-            self._command_output.by_stream(UNFINISHED_OUTPUT), {"type": "timeout"}, "incomplete"
+            self._command_output.text_by_stream(UNFINISHED_OUTPUT),
+            {"type": "timeout"},
+            "incomplete",
         )
 
     @abstractmethod

@@ -24,17 +24,17 @@ from proxy.schemas.validation import (
     mapping,
     object_with,
     one_of,
-    require,
+    require_field,
     text,
     text_or_object,
     text_or_parts,
     union,
-    unsupported,
-    unsupported_value,
+    unsupported_error,
+    unsupported_value_error,
 )
 
 _ROLES = ("assistant", "system", "developer", "user")
-_CHOSEN = (
+_CHOICE_TYPES = (
     *("function", "custom", "shell", "code_interpreter"),
     *("local_shell", "apply_patch"),
 )
@@ -46,18 +46,18 @@ UNAVAILABLE_TOOL_TYPES = (
 """Tools that are accepted but not available. Coding agents send them with every request."""
 
 
-def _refused(hint: str) -> Check:
+def _refusing_check(hint: str) -> Check:
     """Return a check that accepts no value."""
 
     def check(value: Any, param: str) -> None:
-        raise unsupported(param, hint)
+        raise unsupported_error(param, hint)
 
     return check
 
 
 def _no_skills(value: Any, param: str) -> None:
     if value:
-        raise unsupported(param, "Skills are not available here.")
+        raise unsupported_error(param, "Skills are not available here.")
 
 
 _NO_SKILLS: Mapping[str, Check] = {"skills": _no_skills}
@@ -109,7 +109,7 @@ _TOOLS: Mapping[str, Check] = {
 }
 _LOADED_TOOLS = array(discriminated({**_CLIENT_TOOLS, **_UNAVAILABLE_TOOLS}))
 """The check of the tools in an input item."""
-_PARTS: Mapping[str, Check] = {
+_PART_CHECKS: Mapping[str, Check] = {
     "input_text": object_with({"text": text}),
     "input_image": object_with(optional={"image_url": text, "file_id": text, "detail": text}),
     "input_file": object_with(
@@ -117,14 +117,14 @@ _PARTS: Mapping[str, Check] = {
     ),
     "output_text": object_with({"text": text}),
 }
-_CONTENT = text_or_parts(discriminated(_PARTS, others=content_part))
+_CONTENT = text_or_parts(discriminated(_PART_CHECKS, check_other=content_part))
 _CALL_ID: Mapping[str, Check] = {"call_id": text}
 
 
-def _local_output(value: Any, param: str) -> None:
+def _local_shell_output(value: Any, param: str) -> None:
     object_with({"output": text}, {**_CALL_ID, "id": text})(value, param)
     if value.get("call_id") is None:  # the id of the item is the call id
-        require(value, "id", f"{param}.call_id")
+        require_field(value, "id", f"{param}.call_id")
         text(value["id"], f"{param}.id")
 
 
@@ -140,7 +140,7 @@ _ITEMS: Mapping[str, Check] = {
     "shell_call": object_with({**_CALL_ID, "action": mapping}, {"environment": mapping}),
     "shell_call_output": object_with({**_CALL_ID, "output": array(mapping)}),
     "local_shell_call": object_with({**_CALL_ID, "action": mapping}),
-    "local_shell_call_output": _local_output,
+    "local_shell_call_output": _local_shell_output,
     "apply_patch_call": object_with({**_CALL_ID, "operation": mapping}),
     "apply_patch_call_output": object_with({**_CALL_ID, "status": text}, {"output": text}),
     "item_reference": object_with({"id": text}),
@@ -174,12 +174,12 @@ def input_item(value: Any, param: str) -> None:
     if kind in _ITEMS:
         _ITEMS[kind](value, param)
     elif kind not in IGNORED_ITEM_TYPES:
-        raise unsupported_value(kind, sorted({*_ITEMS, *IGNORED_ITEM_TYPES}), f"{param}.type")
+        raise unsupported_value_error(kind, sorted({*_ITEMS, *IGNORED_ITEM_TYPES}), f"{param}.type")
 
 
 _TOOL_CHOICE = text_or_object(
     object_with(
-        {"type": one_of(*_CHOSEN, "allowed_tools")},
+        {"type": one_of(*_CHOICE_TYPES, "allowed_tools")},
         {"name": text, "mode": one_of("auto", "required"), "tools": array(mapping)},
     ),
     one_of("none", "auto", "required"),
@@ -249,7 +249,7 @@ FIELDS: Mapping[str, Check] = {
     "store": boolean,
     "previous_response_id": text,
     "conversation": text_or_object(object_with({"id": text})),
-    **{name: _refused(hint) for name, hint in REFUSED_FIELDS.items()},
+    **{name: _refusing_check(hint) for name, hint in REFUSED_FIELDS.items()},
     "metadata": mapping,
     "sandbox": mapping,
     "prompt_cache_options": anything,
@@ -285,8 +285,8 @@ def check_fields(body: Mapping[str, Any]) -> None:
     """Raise BadRequestError for a field of chat completions, or for the first invalid field."""
     for name, instead in CHAT_FIELDS.items():
         if body.get(name) is not None:
-            raise unsupported(name, f"The Responses API has {instead} instead.")
-    require(body, "input", "input")
+            raise unsupported_error(name, f"The Responses API has {instead} instead.")
+    require_field(body, "input", "input")
     FIELDS["input"](body["input"], "input")
     for name, value in body.items():
         if value is not None and (known := FIELDS.get(name)):

@@ -48,7 +48,7 @@ TRANSLATED_FIELDS: Mapping[str, str] = {
     "image": "Not sent.",
 }
 """The use of each field that a chat completion has under another name, or not at all."""
-LOGPROBS = "message.output_text.logprobs"
+INCLUDE_LOGPROBS = "message.output_text.logprobs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +58,17 @@ class ResponsesAsChat(ChatTranslation):
     tools: ResponsesToolSet
 
 
-def as_chat(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) -> ResponsesAsChat:
-    """Return the chat completion for a request that continues `earlier` items.
+def as_chat(
+    body: Mapping[str, Any], earlier_items: Sequence[Mapping[str, Any]] = ()
+) -> ResponsesAsChat:
+    """Return the chat completion for a request that continues `earlier_items` items.
 
     Raises BadRequestError, and NotFoundError for a reference to an unknown item.
     """
     check_fields(body)
     items = body["input"] if isinstance(body["input"], list) else []
-    tools = read_tools(body.get("tools") or [], loaded_tools([*earlier, *items]))
-    chat = _to_chat_messages(body.get("instructions"), body["input"], earlier)
+    tools = read_tools(body.get("tools") or [], loaded_tools([*earlier_items, *items]))
+    chat = _to_chat_messages(body.get("instructions"), body["input"], earlier_items)
     sandbox = dict(body.get("sandbox") or {})
     file_ids = sandbox.get("file_ids") or []
     if tools.files and isinstance(file_ids, list):
@@ -102,7 +104,7 @@ def includes(body: Mapping[str, Any], value: str) -> bool:
 def _params(body: Mapping[str, Any], tools: ResponsesToolSet) -> dict[str, Any]:
     """Return the fields that a chat completion has under another name. Absent fields are None."""
     settings = body.get("text") or {}
-    wants_logprobs = includes(body, LOGPROBS) or body.get("top_logprobs")
+    wants_logprobs = includes(body, INCLUDE_LOGPROBS) or body.get("top_logprobs")
     return {
         "tools": list(tools.functions) or None,
         "tool_choice": chat_choice(body.get("tool_choice"), tools),
@@ -114,12 +116,14 @@ def _params(body: Mapping[str, Any], tools: ResponsesToolSet) -> dict[str, Any]:
     }
 
 
-def _response_format(form: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if form is None:
+def _response_format(text_format: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if text_format is None:
         return None
-    if form["type"] != "json_schema":
-        return dict(form)
-    named = {key: value for key, value in form.items() if key != "type" and value is not None}
+    if text_format["type"] != "json_schema":
+        return dict(text_format)
+    named = {
+        key: value for key, value in text_format.items() if key != "type" and value is not None
+    }
     return {"type": "json_schema", "json_schema": named}
 
 
@@ -133,7 +137,9 @@ _SYSTEM = ("system", "developer")
 
 
 def _to_chat_messages(
-    instructions: str | None, input: str | Sequence[Item], earlier: Sequence[Mapping[str, Any]]
+    instructions: str | None,
+    input: str | Sequence[Item],
+    earlier_items: Sequence[Mapping[str, Any]],
 ) -> ChatMessages:
     """Return checked instructions, the earlier items and the input as chat messages, in this order.
 
@@ -141,18 +147,18 @@ def _to_chat_messages(
     """
     chat = ChatMessages()
     if instructions:
-        _add(chat, {"role": "system", "content": instructions}, "instructions")
-    for item in earlier:
+        _append_message(chat, {"role": "system", "content": instructions}, "instructions")
+    for item in earlier_items:
         _add_item(chat, dict(item), "input")
     if isinstance(input, str):
-        _add(chat, {"role": "user", "content": input}, "input")
+        _append_message(chat, {"role": "user", "content": input}, "input")
         return chat
     for index, item in enumerate(input):
         _add_item(chat, item, f"input[{index}]")
     return chat
 
 
-def _add(chat: ChatMessages, message: dict[str, Any], path: str) -> None:
+def _append_message(chat: ChatMessages, message: dict[str, Any], path: str) -> None:
     """Add a message. `path` is the path of its item in the request."""
     chat_path = f"messages[{len(chat.messages)}]"
     if message["role"] == "tool":
@@ -171,11 +177,11 @@ def input_items(input: str | Sequence[Item], run_id: str) -> list[Item]:
     return [_with_id(item, f"{run_id}_in{index}") for index, item in enumerate(items)]
 
 
-def _with_id(item: Item, name: str) -> Item:
+def _with_id(item: Item, id_suffix: str) -> Item:
     kind = item_type(item)
     # The store replaces lone surrogates too.
     own_id = (item.get("id") or "").encode(errors="replace").decode()
-    new_id = f"{ITEM_ID_PREFIXES.get(kind, kind)}_{name}"
+    new_id = f"{ITEM_ID_PREFIXES.get(kind, kind)}_{id_suffix}"
     identified = {**item, "type": kind, "id": own_id or new_id}
     if kind == "message" and isinstance(item["content"], str):
         part_type = "output_text" if item["role"] == "assistant" else "input_text"
@@ -197,10 +203,12 @@ def _add_item(chat: ChatMessages, item: Item, path: str) -> None:
     if kind == "message":
         _add_message(chat, item, path)
     elif kind.endswith("_call"):
-        _add_call(chat, _call(item), path)
+        _add_call(chat, _tool_call(item), path)
     else:
         call_id = item["id"] if item.get("call_id") is None else item["call_id"]
-        _add(chat, {"role": "tool", "tool_call_id": call_id, "content": _result(item)}, path)
+        _append_message(
+            chat, {"role": "tool", "tool_call_id": call_id, "content": _result_content(item)}, path
+        )
 
 
 def _is_hosted(item: Item) -> bool:
@@ -215,7 +223,7 @@ def _is_hosted(item: Item) -> bool:
     return False
 
 
-def _result(item: Item) -> Any:
+def _result_content(item: Item) -> Any:
     """Return a call's result as the content of a chat message."""
     match item["type"]:
         case "tool_search_output":
@@ -238,14 +246,16 @@ def _add_message(chat: ChatMessages, item: Item, path: str) -> None:
             texts = [each for each in (last["content"], text) if each]
             chat.messages[-1] = {**last, "content": join_texts(texts)}
         else:
-            _add(chat, {"role": role, "content": text}, path)
+            _append_message(chat, {"role": role, "content": text}, path)
         return
     text_only = _text_only(content)
     are_both_text = text_only is not None and isinstance(last.get("content"), str)
     if are_both_text and role in _SYSTEM and last["role"] in _SYSTEM:
         chat.messages[-1] = {**last, "content": f"{last['content']}\n\n{text_only}"}
         return
-    _add(chat, {"role": role, "content": content if text_only is None else text_only}, path)
+    _append_message(
+        chat, {"role": role, "content": content if text_only is None else text_only}, path
+    )
 
 
 def _add_call(chat: ChatMessages, call: dict[str, Any], path: str) -> None:
@@ -254,10 +264,10 @@ def _add_call(chat: ChatMessages, call: dict[str, Any], path: str) -> None:
     if last["role"] == "assistant":
         chat.messages[-1] = {**last, "tool_calls": [*last.get("tool_calls", []), call]}
     else:
-        _add(chat, {"role": "assistant", "content": None, "tool_calls": [call]}, path)
+        _append_message(chat, {"role": "assistant", "content": None, "tool_calls": [call]}, path)
 
 
-def _call(item: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_call(item: Mapping[str, Any]) -> dict[str, Any]:
     if item["type"] in ("function_call", "custom_tool_call"):
         function = {"name": function_name(item), "arguments": function_arguments(item)}
     else:

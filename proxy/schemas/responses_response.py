@@ -34,14 +34,14 @@ from proxy.schemas.responses_items import (
     ReasoningItems,
     ShellItems,
 )
-from proxy.schemas.responses_request import LOGPROBS, includes
+from proxy.schemas.responses_request import INCLUDE_LOGPROBS, includes
 from proxy.schemas.responses_tools import ResponsesToolSet
 from proxy.schemas.result_objects import (
-    details,
     filename,
     json_text,
     linked_artifacts,
     sandbox_object,
+    token_details,
     usage,
 )
 from proxy.schemas.steps import AnswerState, StepEventRenderer, StepTextRenderer
@@ -69,23 +69,25 @@ class ResponseEncoder:
             asdict(
                 RunWarning("tool_left_out", f"There is no tool {kind!r} here; the model had none.")
             )
-            for kind in tools.unavailable
+            for kind in tools.unavailable_types
         ]
-        self._with_logprobs = includes(body, LOGPROBS) or bool(body.get("top_logprobs"))
+        self._with_logprobs = includes(body, INCLUDE_LOGPROBS) or bool(body.get("top_logprobs"))
         self._response = response_in_progress(body, context.run_id, context.created)
         self._state = AnswerState()
         self._output = OutputItems(context.run_id, context.container_id)
         encrypted = includes(body, "reasoning.encrypted_content")
-        self._thinking = ReasoningItems(self._output, encrypted=encrypted)
+        self._reasoning_items = ReasoningItems(self._output, has_encrypted_content=encrypted)
         self._message = MessageItem(self._output)
-        self._calls = ClientCallItems(self._output, tools.client_tools, self._state)
+        self._client_calls = ClientCallItems(self._output, tools.client_tools, self._state)
         self._text = StepTextRenderer(context.steps, self._state)
-        self._items: HostedToolItems | None = None
+        self._step_items: HostedToolItems | None = None
         if context.steps == "items" and tools.step_item_tool == "code_interpreter":
             with_outputs = includes(body, "code_interpreter_call.outputs")
-            self._items = CodeInterpreterItems(self._output, self._state, with_outputs=with_outputs)
+            self._step_items = CodeInterpreterItems(
+                self._output, self._state, with_outputs=with_outputs
+            )
         elif context.steps == "items":
-            self._items = ShellItems(self._output, self._state)
+            self._step_items = ShellItems(self._output, self._state)
         self._steps = StepEventRenderer(context.run_id) if context.steps == "events" else None
         self._sent_steps: list[Json] = []
         """The steps that were sent as events, for the final `sandbox` object."""
@@ -100,8 +102,8 @@ class ResponseEncoder:
     def event(self, event: Event) -> list[Json]:
         """Return the stream events for an event of the run."""
         events = self._encode_output(event)
-        if self._items and (items := self._items.render(event)):
-            events += self._thinking.end() if isinstance(event, ToolCallStarted) else []
+        if self._step_items and (items := self._step_items.render(event)):
+            events += self._reasoning_items.end() if isinstance(event, ToolCallStarted) else []
             events += items
         if self._steps and (step := self._steps.render(event)):
             events.append({"type": StepEventName.RESPONSES, "sandbox": step})
@@ -116,26 +118,26 @@ class ResponseEncoder:
         match event:
             case AnswerDelta(text, logprobs):
                 found = text_logprobs(logprobs) if self._with_logprobs else []
-                return [*self._thinking.end(), *self._message.write(text, found)]
+                return [*self._reasoning_items.end(), *self._message.write(text, found)]
             case AnswerRestarted() if self._state.answer_began:
                 narration, self._message = self._message, MessageItem(self._output)
                 return narration.end([], [], "completed")
             case Refused(text):
-                return [*self._thinking.end(), *self._message.refuse(text)]
+                return [*self._reasoning_items.end(), *self._message.refuse(text)]
             case ClientCallStarted() | ClientCallDelta() | ClientCallFinished():
-                return [*self._thinking.end(), *self._calls.event(event)]
-        return self._thinking.write(self._text.render(event))
+                return [*self._reasoning_items.end(), *self._client_calls.event(event)]
+        return self._reasoning_items.write(self._text.render(event))
 
     def finish(self, result: Result) -> list[Json]:
         """Return the last events of a finished run. The very last event has the complete
         response."""
-        events = [*self._thinking.end(), *self._calls.abandon()]
-        if self._state.answer_began or not (result.tool_calls or self._state.sent_calls):
+        events = [*self._reasoning_items.end(), *self._client_calls.abandon()]
+        if self._state.answer_began or not (result.tool_calls or self._state.sent_call_ids):
             found = text_logprobs(result.choice.get("logprobs")) if self._with_logprobs else []
             status = "incomplete" if result.finish_reason == "length" else "completed"
             events += self._message.end(file_citations(result), found, status)
         for call in result.tool_calls:
-            events += self._calls.complete(call)
+            events += self._client_calls.complete_call(call)
         response = finished_response(self._response, result, self._output.items)
         if self._warnings:
             warnings = response["sandbox"].get("warnings", [])
@@ -146,10 +148,10 @@ class ResponseEncoder:
 
     def fail(self, error: ProxyError) -> list[Json]:
         """Return the last events of a failed run."""
-        events = self._thinking.write(self._text.abandon())
-        events += [*self._thinking.end(), *self._calls.abandon()]
+        events = self._reasoning_items.write(self._text.abandon())
+        events += [*self._reasoning_items.end(), *self._client_calls.abandon()]
         events += self._message.end([], [], "incomplete") if self._state.answer_began else []
-        events += self._items.abandon() if self._items else []
+        events += self._step_items.abandon() if self._step_items else []
         body = error.body()["error"]
         fields = {key: body[key] for key in ("code", "message", "param")}
         response = failed_response(self._response, error, self._output.items)
@@ -186,7 +188,7 @@ class ResponseStreamEncoder:
 
     def __init__(self, context: ResponseContext) -> None:
         self._encoder = ResponseEncoder(context)
-        self._next = 0
+        self._next_number = 0
 
     def begin(self) -> str:
         return self._frames(self._encoder.begin())
@@ -202,7 +204,7 @@ class ResponseStreamEncoder:
 
     def _frames(self, events: Iterable[Json]) -> str:
         frames = []
-        for number, event in enumerate(events, self._next):
+        for number, event in enumerate(events, self._next_number):
             numbered = {"type": event["type"], "sequence_number": number, **event}
             name = (
                 StepEventName.CHAT_COMPLETIONS
@@ -210,13 +212,13 @@ class ResponseStreamEncoder:
                 else event["type"]
             )
             frames.append(f"event: {name}\ndata: {json_text(numbered)}\n\n")
-        self._next += len(frames)
+        self._next_number += len(frames)
         return "".join(frames)
 
 
 # The response object
 
-_ECHOED: Mapping[str, Any] = {
+_ECHOED_FIELDS: Mapping[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
     "max_tool_calls": None,
@@ -237,24 +239,24 @@ _ECHOED: Mapping[str, Any] = {
 }
 """Fields that the response repeats from the request, with their defaults. Null where the backend
 has a default of its own."""
-_PREFIX = "resp_"
+_ID_PREFIX = "resp_"
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
-_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 def response_id(run_id: str) -> str:
     """Return the id of a run's response."""
-    return f"{_PREFIX}{run_id}"
+    return f"{_ID_PREFIX}{run_id}"
 
 
 def run_id(response_id: str) -> str:
     """Return the id of a response's run."""
-    return response_id.removeprefix(_PREFIX)
+    return response_id.removeprefix(_ID_PREFIX)
 
 
 def response_in_progress(body: Mapping[str, Any], run_id: str, created: int) -> dict[str, Any]:
     """Return the response object of a run in progress."""
-    echoed = {name: body.get(name) for name in _ECHOED}
+    echoed = {name: body.get(name) for name in _ECHOED_FIELDS}
     conversation = body.get("conversation")
     settings, reasoning = body.get("text") or {}, body.get("reasoning") or {}
     return {
@@ -269,10 +271,12 @@ def response_in_progress(body: Mapping[str, Any], run_id: str, created: int) -> 
         "incomplete_details": None,
         "model": body["model"],
         "output": [],
-        **{name: _ECHOED[name] if value is None else value for name, value in echoed.items()},
+        **{
+            name: _ECHOED_FIELDS[name] if value is None else value for name, value in echoed.items()
+        },
         "reasoning": {"effort": None, "summary": None, **reasoning},
         "text": {**settings, "format": settings.get("format") or {"type": "text"}},
-        "tools": [_tool(tool) for tool in body.get("tools") or []],
+        "tools": [_tool_object(tool) for tool in body.get("tools") or []],
         **({"user": body["user"]} if body.get("user") else {}),
     }
 
@@ -281,7 +285,7 @@ def finished_response(
     response: Mapping[str, Any], result: Result, output: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return the response object of a finished run."""
-    reason = _INCOMPLETE.get(result.finish_reason)
+    reason = _INCOMPLETE_REASONS.get(result.finish_reason)
     # Not the clock: a response that is built more than once must be the same each time.
     completed_at = response["created_at"] + result.stats.wall_ms // 1000
     tier = result.response.get("service_tier")
@@ -292,7 +296,7 @@ def finished_response(
         "incomplete_details": {"reason": reason} if reason else None,
         "output": list(output),
         "service_tier": tier if isinstance(tier, str) else response["service_tier"],
-        "usage": _usage(result),
+        "usage": _usage_object(result),
         "sandbox": sandbox_object(result),
     }
 
@@ -340,18 +344,22 @@ def text_logprobs(logprobs: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_object(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tool with the fields that clients read unconditionally."""
     if tool["type"] == "function":
         return {"parameters": None, "strict": None, **tool}
     return dict(tool)
 
 
-def _usage(result: Result) -> dict[str, Any]:
+def _usage_object(result: Result) -> dict[str, Any]:
     counted = usage(result)
     # OpenAI's types require all of these details.
-    input_details = {"cache_write_tokens": 0, "cached_tokens": 0, **details(counted, "prompt")}
-    output_details = {"reasoning_tokens": 0, **details(counted, "completion")}
+    input_details = {
+        "cache_write_tokens": 0,
+        "cached_tokens": 0,
+        **token_details(counted, "prompt"),
+    }
+    output_details = {"reasoning_tokens": 0, **token_details(counted, "completion")}
     return {
         "input_tokens": counted["prompt_tokens"],
         "input_tokens_details": input_details,

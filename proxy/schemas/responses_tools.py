@@ -18,10 +18,10 @@ Item = Mapping[str, Any]
 # OpenAI's tools that the client runs: shell, local_shell, apply_patch, tool_search
 
 TOOL_SEARCH = "tool_search"
-_ELSEWHERE = "the user's own computer, which is not the sandbox"
+_USERS_COMPUTER = "the user's own computer, which is not the sandbox"
 _STRING, _INTEGER = {"type": "string"}, {"type": "integer"}
 _STRINGS = {"type": "array", "items": _STRING}
-_DIFF = (
+_DIFF_DESCRIPTION = (
     "For create_file all lines of the file, each after a '+'. For update_file sections, each begun"
     " by a line '@@', or '@@ ' and a line that stands above the place, such as a function's head:"
     " in it lines that stay after a space, lines that go after a '-' and lines that come after a"
@@ -30,35 +30,35 @@ _DIFF = (
 _OPERATIONS = ("create_file", "update_file", "delete_file")
 
 
-def _function(description: str, required: str, **properties: Tool) -> Tool:
+def _function_schema(description: str, required: str, **properties: Tool) -> Tool:
     parameters = {"type": "object", "properties": properties, "required": required.split()}
     return {"description": description, "parameters": parameters}
 
 
 _TOOLS: Mapping[str, Tool] = {
-    "shell": _function(
-        f"Runs commands on {_ELSEWHERE}.",
+    "shell": _function_schema(
+        f"Runs commands on {_USERS_COMPUTER}.",
         "commands",
         commands={**_STRINGS, "description": "Each is run by a shell of its own."},
         timeout_ms=_INTEGER,
         max_output_length=_INTEGER,
     ),
-    "local_shell": _function(
-        f"Runs a program on {_ELSEWHERE}.",
+    "local_shell": _function_schema(
+        f"Runs a program on {_USERS_COMPUTER}.",
         "command",
         command={**_STRINGS, "description": "The program and its arguments."},
         working_directory=_STRING,
         timeout_ms=_INTEGER,
         env={"type": "object", "additionalProperties": _STRING},
     ),
-    "apply_patch": _function(
-        f"Creates, changes or deletes one file on {_ELSEWHERE}.",
+    "apply_patch": _function_schema(
+        f"Creates, changes or deletes one file on {_USERS_COMPUTER}.",
         "type path",
         type={"type": "string", "enum": list(_OPERATIONS)},
         path=_STRING,
-        diff={**_STRING, "description": _DIFF},
+        diff={**_STRING, "description": _DIFF_DESCRIPTION},
     ),
-    TOOL_SEARCH: _function("Finds further tools.", ""),
+    TOOL_SEARCH: _function_schema("Finds further tools.", ""),
 }
 ITEM_ID_PREFIXES: Mapping[str, str] = {
     "message": "msg",
@@ -101,15 +101,15 @@ def call_fields(kind: str, arguments: str) -> dict[str, Any]:
     match kind:
         case "shell":
             action = {
-                "commands": _texts(parsed.get("commands")),
-                "timeout_ms": _integer(parsed.get("timeout_ms")),
-                "max_output_length": _integer(parsed.get("max_output_length")),
+                "commands": _text_list(parsed.get("commands")),
+                "timeout_ms": _integer_or_none(parsed.get("timeout_ms")),
+                "max_output_length": _integer_or_none(parsed.get("max_output_length")),
             }
             return {"action": action, "environment": {"type": "local"}}
         case "local_shell":
-            return {"action": _program(parsed)}
+            return {"action": _local_shell_action(parsed)}
         case "apply_patch":
-            return {"operation": _operation(parsed)}
+            return {"operation": _patch_operation(parsed)}
     return {"execution": "client", "arguments": parsed}
 
 
@@ -129,20 +129,20 @@ def result_text(item: Item) -> str:
     return output if isinstance(output, str) else json.dumps(output)
 
 
-def _program(arguments: Item) -> dict[str, Any]:
+def _local_shell_action(arguments: Item) -> dict[str, Any]:
     """Return the action of a local_shell call, without null fields, which the AI SDK refuses."""
-    timeout_ms = _integer(arguments.get("timeout_ms"))
+    timeout_ms = _integer_or_none(arguments.get("timeout_ms"))
     directory = arguments.get("working_directory")
     return {
         "type": "exec",
-        "command": _texts(arguments.get("command")),
-        "env": _variables(arguments.get("env")),
+        "command": _text_list(arguments.get("command")),
+        "env": _environment_variables(arguments.get("env")),
         **({} if timeout_ms is None else {"timeout_ms": timeout_ms}),
         **({"working_directory": directory} if isinstance(directory, str) else {}),
     }
 
 
-def _operation(arguments: Item) -> dict[str, str]:
+def _patch_operation(arguments: Item) -> dict[str, str]:
     kind = arguments.get("type") if arguments.get("type") in _OPERATIONS else "update_file"
     named = {"type": str(kind), "path": str(arguments.get("path") or "")}
     return named if kind == "delete_file" else {**named, "diff": str(arguments.get("diff") or "")}
@@ -157,17 +157,17 @@ def _parse_object(arguments: str) -> Mapping[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _texts(value: Any) -> list[str]:
+def _text_list(value: Any) -> list[str]:
     if isinstance(value, list):
         return [str(each) for each in value]
     return [value] if isinstance(value, str) else []
 
 
-def _integer(value: Any) -> int | None:
+def _integer_or_none(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _variables(value: Any) -> dict[str, str]:
+def _environment_variables(value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
         return {}
     return {name: str(each) for name, each in value.items()}
@@ -176,16 +176,16 @@ def _variables(value: Any) -> dict[str, str]:
 # Tools as functions
 
 
-def function_name(named: Mapping[str, Any]) -> str:
+def function_name(entry: Mapping[str, Any]) -> str:
     """Return the name of the function for a tool, a call or a choice."""
-    name, namespace = named.get("name"), named.get("namespace")
+    name, namespace = entry.get("name"), entry.get("namespace")
     return f"{namespace}__{name}" if namespace else str(name)
 
 
 def client_tools_by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
     """Return the checked tools that the client runs, by the name of their function. The last tool
     of a name wins: a search may find a tool that the request has too."""
-    return {function_name(tool): tool for entry in tools for tool in _expand(entry)}
+    return {function_name(tool): tool for entry in tools for tool in _client_tools_in(entry)}
 
 
 def loaded_tools(items: Sequence[Mapping[str, Any]]) -> list[Tool]:
@@ -198,17 +198,17 @@ def chat_tool(tool: Tool) -> dict[str, Any]:
     """Return a tool as a tool of a chat completion."""
     named = {**tool, "name": function_name(tool)}
     if tool["type"] == "custom":
-        custom = _fields(named, "name", "description")
+        custom = _present_fields(named, "name", "description")
         match tool.get("format"):
             case {"type": "grammar", **grammar}:
                 # Chat completions have the grammar in an object of its own.
                 custom["format"] = {"type": "grammar", "grammar": grammar}
         return {"type": "custom", "custom": custom}
-    function = _fields(named, "name", "description", "parameters", "strict")
+    function = _present_fields(named, "name", "description", "parameters", "strict")
     return {"type": "function", "function": function}
 
 
-def _fields(tool: Tool, *names: str) -> dict[str, Any]:
+def _present_fields(tool: Tool, *names: str) -> dict[str, Any]:
     return {name: tool[name] for name in names if tool.get(name) is not None}
 
 
@@ -227,7 +227,7 @@ def function_arguments(call: Mapping[str, Any]) -> str:
     return str(call["arguments"])
 
 
-def _expand(tool: Tool) -> Iterator[Tool]:
+def _client_tools_in(tool: Tool) -> Iterator[Tool]:
     """Yield the client's tools in an entry of `tools`: the entry itself, the tools of a namespace,
     or none for a hosted tool."""
     match tool["type"]:
@@ -265,18 +265,18 @@ class ResponsesToolSet:
     """Uploads to copy into the sandbox: the path in the request, and the file id."""
     network_policies: Sequence[tuple[str, str]] = ()
     """The path in the request and the type of each network policy."""
-    unavailable: Sequence[str] = ()
+    unavailable_types: Sequence[str] = ()
     """The types of tools that are not available."""
 
 
-def read_tools(tools: Sequence[Tool], loaded: Sequence[Tool] = ()) -> ResponsesToolSet:
-    """Return the tool set of a request. `tools` are its checked tools, and `loaded` those that its
-    input items add."""
-    client_tools = client_tools_by_name([*tools, *loaded])
+def read_tools(tools: Sequence[Tool], added_tools: Sequence[Tool] = ()) -> ResponsesToolSet:
+    """Return the tool set of a request. `tools` are its checked tools, and `added_tools` those that
+    its input items add."""
+    client_tools = client_tools_by_name([*tools, *added_tools])
     containers = [found for n, tool in enumerate(tools) if (found := _container(tool, n))]
     container_ids = [container.get("container_id") for _, container in containers]
     step_item_tools = map(_step_item_tool, tools)
-    types = {tool["type"] for tool in [*tools, *loaded]}
+    types = {tool["type"] for tool in [*tools, *added_tools]}
     return ResponsesToolSet(
         functions=[chat_tool(tool) for tool in client_tools.values()],
         client_tools=client_tools,
@@ -293,7 +293,7 @@ def read_tools(tools: Sequence[Tool], loaded: Sequence[Tool] = ()) -> ResponsesT
             for param, container in containers
             if container.get("network_policy")
         ],
-        unavailable=sorted(types.intersection(UNAVAILABLE_TOOL_TYPES)),
+        unavailable_types=sorted(types.intersection(UNAVAILABLE_TOOL_TYPES)),
     )
 
 

@@ -15,7 +15,7 @@ MAX_SKIPPED_FILES = 100
 """Maximum number of skipped files that the `sandbox` object lists."""
 CONVERTED_STATS = ("capability_turns", "cost_usd")
 """Statistics that `usage.sandbox` has in another form."""
-_MAXIMA = ("context_tokens", "documents_tokens", "wall_ms", "peak_mem_bytes")
+_MAXIMUM_COUNTS = ("context_tokens", "documents_tokens", "wall_ms", "peak_mem_bytes")
 """Counts of which the maximum over parallel runs is reported, not the sum."""
 
 
@@ -30,16 +30,18 @@ def usage(result: Result) -> dict[str, Any]:
         counted = add_usage(counted, choice.usage)
     counts = [choice.stats.counts() for choice in choices]
     stats = reduce(add_usage, counts)
-    stats |= {key: max(each[key] for each in counts) for key in _MAXIMA}
+    stats |= {key: max(each[key] for each in counts) for key in _MAXIMUM_COUNTS}
     if any(choice.stats.cost_usd is None for choice in choices):
         stats["cost_usd"] = None
     known = {key: value for key, value in stats.items() if value is not None}
     return {**counted, "sandbox": _sandbox_usage(known)}
 
 
-def details(counted: Mapping[str, Any], tokens: Literal["prompt", "completion"]) -> dict[str, Any]:
+def token_details(
+    usage_fields: Mapping[str, Any], tokens: Literal["prompt", "completion"]
+) -> dict[str, Any]:
     """Return the details of a usage's prompt or completion tokens, or an empty dict."""
-    found = counted.get(f"{tokens}_tokens_details")
+    found = usage_fields.get(f"{tokens}_tokens_details")
     return dict(found) if isinstance(found, Mapping) else {}
 
 
@@ -64,7 +66,7 @@ def sandbox_object(result: Result) -> SandboxObject:
     if result.skipped_files:
         sandbox["files_left_out_count"] = len(result.skipped_files)
         sandbox["files_left_out"] = [
-            {**asdict(file), "path": _printable(file.path)}
+            {**asdict(file), "path": _printable_path(file.path)}
             for file in result.skipped_files[:MAX_SKIPPED_FILES]
         ]
     return sandbox
@@ -74,7 +76,7 @@ def _file_object(artifact: Artifact) -> FileObject:
     return {
         "id": artifact.file_id,
         "filename": filename(artifact),
-        "path": _printable(artifact.path),
+        "path": _printable_path(artifact.path),
         "bytes": artifact.bytes,
         "mime_type": artifact.mime_type,
         "sha256": artifact.sha256,
@@ -82,18 +84,18 @@ def _file_object(artifact: Artifact) -> FileObject:
     }
 
 
-def url_citations(result: Result, before: int = 0) -> list[dict[str, Any]]:
+def url_citations(result: Result, offset: int = 0) -> list[dict[str, Any]]:
     """Return a `url_citation` of each file, at the file's link in the answer or at the end.
 
-    `before` is the number of characters of the message's content before the answer.
+    `offset` is the number of characters of the message's content before the answer.
     """
     found = []
     for artifact, start, end in linked_artifacts(result):
         citation = {
             "url": artifact.url,
             "title": filename(artifact),
-            "start_index": before + start,
-            "end_index": before + end,
+            "start_index": offset + start,
+            "end_index": offset + end,
         }
         found.append({"type": "url_citation", "url_citation": citation})
     return found
@@ -129,10 +131,10 @@ def _link_span(answer: str, url: str) -> tuple[int, int]:
 
 def filename(artifact: Artifact) -> str:
     """Return the file name that users see."""
-    return _printable(artifact.filename or display_name(artifact.path))
+    return _printable_path(artifact.filename or display_name(artifact.path))
 
 
-def _printable(path: str) -> str:
+def _printable_path(path: str) -> str:
     return path.encode(errors="replace").decode()
 
 

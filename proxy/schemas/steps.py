@@ -53,7 +53,7 @@ class AnswerState:
         show the reasoning in the wrong place."""
         self.open_step: int | None = None
         """The step that has no result yet, or None."""
-        self.sent_calls = set[str]()
+        self.sent_call_ids = set[str]()
         """The ids of the client's calls that were streamed while the model wrote them."""
 
     def update(self, event: Event) -> None:
@@ -74,7 +74,7 @@ MAX_COMMAND_CHARS = 2000
 FENCE = "````"
 """Encloses a step, because clients render reasoning as Markdown and would show parts of a command's
 output as headings and formulas. Programs usually print shorter fences."""
-_LIKE_FENCE = re.compile(rf"(^|\r)(?=[ \t]*{FENCE})", re.MULTILINE)
+_FENCE_IN_OUTPUT = re.compile(rf"(^|\r)(?=[ \t]*{FENCE})", re.MULTILINE)
 _INDENT = " " * 4
 """The indentation that keeps a fence in the output from ending the block."""
 
@@ -92,14 +92,14 @@ class StepTextRenderer:
         """Return the text of an event. For most events it is empty."""
         if isinstance(event, ReasoningDelta):
             return self._emit(event.text)
-        return self._emit(self._step(event)) if self._shows_steps else ""
+        return self._emit(self._step_text(event)) if self._shows_steps else ""
 
     def abandon(self) -> str:
         """Return the text that closes the open step of a failed run, or an empty string."""
         is_open = self._shows_steps and self._state.open_step is not None
         return self._emit(f"{NOT_FINISHED}\n{FENCE}\n") if is_open else ""
 
-    def _step(self, event: Event) -> str:
+    def _step_text(self, event: Event) -> str:
         match event:
             case ToolCallStarted(_, _, name, arguments) if is_shown(name):
                 self._output = _OutputShortener()
@@ -139,18 +139,18 @@ def step_extension(event: Event, run_id: str) -> StepExtension | None:
 def command_line(name: str, arguments: Mapping[str, Any]) -> str:
     """Return a tool call as a readable line."""
     if name == "execute_bash":
-        job = f"[job {_short(arguments['job_id'])}] " if "job_id" in arguments else ""
-        return f"$ {job}{_short(arguments.get('command'))}"
+        job = f"[job {_shorten(arguments['job_id'])}] " if "job_id" in arguments else ""
+        return f"$ {job}{_shorten(arguments.get('command'))}"
     shown = " ".join(str(arguments.get(key)) for key in ("command", "path") if key in arguments)
-    return f"{name} {_short(shown)}".strip()
+    return f"{name} {_shorten(shown)}".strip()
 
 
 def _escape_fences(lines: str) -> str:
     """Indent the fences in complete lines, so that none of them ends the block."""
-    return _LIKE_FENCE.sub(rf"\1{_INDENT}", lines) if FENCE in lines else lines
+    return _FENCE_IN_OUTPUT.sub(rf"\1{_INDENT}", lines) if FENCE in lines else lines
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     text = str(value if value is not None else "")
     return text if len(text) <= MAX_COMMAND_CHARS else text[:MAX_COMMAND_CHARS] + " ..."
 
@@ -165,23 +165,23 @@ class _OutputShortener:
     """Shortens the output of one command to its first lines and its last lines."""
 
     def __init__(self) -> None:
-        self._unfinished: dict[str, str] = {}
+        self._unfinished_lines: dict[str, str] = {}
         self._lines_left = HEAD_LINES
         self._chars_left = HEAD_CHARS
-        self._withheld: list[str] = []
+        self._withheld_lines: list[str] = []
         self._is_long = False
 
     def add(self, stream: str, text: str) -> str:
         """Add a piece of output. Return the lines that the piece completes, if they are among the
         first lines of the output."""
-        *lines, unfinished = (self._unfinished.get(stream, "") + text).split("\n")
-        self._unfinished[stream] = unfinished[-_MAX_LINE_CHARS:]
+        *lines, unfinished = (self._unfinished_lines.get(stream, "") + text).split("\n")
+        self._unfinished_lines[stream] = unfinished[-_MAX_LINE_CHARS:]
         return "".join(map(self._show, lines))
 
     def end(self, observation: str) -> str:
         """Return the rest of a short output, or the last lines of a long observation."""
-        unfinished = [text for text in self._unfinished.values() if text]
-        rest = "".join([*map(self._show, unfinished), *self._withheld])
+        unfinished = [text for text in self._unfinished_lines.values() if text]
+        rest = "".join([*map(self._show, unfinished), *self._withheld_lines])
         if not self._is_long:
             return rest
         tail = "\n".join(observation.split("\n")[-TAIL_LINES:])[-TAIL_CHARS:]
@@ -189,7 +189,7 @@ class _OutputShortener:
 
     def _show(self, line: str) -> str:
         line = terminal_text(line) + "\n"
-        if not self._withheld and self._lines_left and len(line) <= self._chars_left:
+        if not self._withheld_lines and self._lines_left and len(line) <= self._chars_left:
             self._lines_left -= 1
             self._chars_left -= len(line)
             return line
@@ -199,9 +199,9 @@ class _OutputShortener:
     def _withhold(self, line: str) -> None:
         if self._is_long:
             return
-        self._withheld.append(line)
-        chars = sum(map(len, self._withheld))
-        self._is_long = len(self._withheld) > TAIL_LINES or chars > TAIL_CHARS
+        self._withheld_lines.append(line)
+        chars = sum(map(len, self._withheld_lines))
+        self._is_long = len(self._withheld_lines) > TAIL_LINES or chars > TAIL_CHARS
 
 
 # Server-sent events
@@ -215,22 +215,22 @@ class StepEventRenderer:
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
-        self._output_left = MAX_OUTPUT_CHARS
+        self._output_chars_left = MAX_OUTPUT_CHARS
 
     def render(self, event: Event) -> dict[str, Any] | None:
         """Return the JSON object of an event, or None."""
-        fields = self._fields(event)
+        fields = self._event_fields(event)
         return {"v": 1, "run_id": self._run_id, **fields} if fields else None
 
-    def _fields(self, event: Event) -> StepEvent | None:
+    def _event_fields(self, event: Event) -> StepEvent | None:
         match event:
             case ToolOutput(step, stream, text):
-                kept = text[: self._output_left]
-                self._output_left -= len(kept)
+                kept = text[: self._output_chars_left]
+                self._output_chars_left -= len(kept)
                 output = ToolOutputEvent(kind="tool_output", step=step, stream=stream, text=kept)
                 return output if kept else None
             case ToolCallStarted(step, _, name, arguments) if is_shown(name):
-                self._output_left = MAX_OUTPUT_CHARS
+                self._output_chars_left = MAX_OUTPUT_CHARS
                 return {
                     "kind": "tool_start",
                     "step": step,
@@ -305,9 +305,9 @@ class StepCardRenderer:
         self._index = -1
         self._command = ""
         """The open step as one line."""
-        self._pieces = 0
+        self._piece_count = 0
         """The number of pieces of output of the open step."""
-        self._steps = 0
+        self._step_count = 0
 
     def render(self, event: Event) -> list[CardFields]:
         """Return the chunk fields of an event, for one or more chunks."""
@@ -319,10 +319,10 @@ class StepCardRenderer:
             case ToolCallStarted() if is_shown(event.name):
                 return self._begin(event)
             case ToolOutput(step, _, text) if step == self._state.open_step:
-                return self._write(text)
+                return self._output_status(text)
             case ToolCallFinished() if event.step == self._state.open_step:
-                status = _status(f"Ran: {self._command}", done=False)
-                return [self._result(event.step, event.observation), status]
+                status = _status_fields(f"Ran: {self._command}", done=False)
+                return [self._result_card(event.step, event.observation), status]
         return []
 
     def abandon(self) -> list[CardFields]:
@@ -331,21 +331,24 @@ class StepCardRenderer:
         Every card needs a result, because Open WebUI itself runs calls without a result.
         """
         step = self._state.open_step
-        pending = [] if step is None else [self._result(step, UNFINISHED_OUTPUT, "incomplete")]
-        if not self._steps:
+        pending = [] if step is None else [self._result_card(step, UNFINISHED_OUTPUT, "incomplete")]
+        if not self._step_count:
             return pending
-        return [*pending, _status(f"Stopped after {_count(self._steps, 'step')}", done=True)]
+        return [
+            *pending,
+            _status_fields(f"Stopped after {_count_text(self._step_count, 'step')}", done=True),
+        ]
 
     def finish(self, result: Result) -> list[CardFields]:
         """Return the chunk fields of files that are not in the message, and of the last status."""
-        files = [_file(artifact) for artifact in result.artifacts if not artifact.data_url]
+        files = [_file_entry(artifact) for artifact in result.artifacts if not artifact.data_url]
         fields: list[CardFields] = (
             [{"event": {"type": "files", "data": {"files": files}}}] if files else []
         )
-        if self._steps:
-            counts = [_count(self._steps, "step")]
-            counts += [_count(len(result.artifacts), "file")] if result.artifacts else []
-            fields.append(_status(", ".join(counts), done=True))
+        if self._step_count:
+            counts = [_count_text(self._step_count, "step")]
+            counts += [_count_text(len(result.artifacts), "file")] if result.artifacts else []
+            fields.append(_status_fields(", ".join(counts), done=True))
         return fields
 
     def _count_item(self, kind: str) -> None:
@@ -355,9 +358,9 @@ class StepCardRenderer:
             self._last_kind = kind
 
     def _begin(self, event: ToolCallStarted) -> list[CardFields]:
-        self._steps += 1
-        self._pieces = 0
-        self._command = _line(command_line(event.name, event.arguments).removeprefix("$ "))
+        self._step_count += 1
+        self._piece_count = 0
+        self._command = _first_line(command_line(event.name, event.arguments).removeprefix("$ "))
         self._index += 1
         self._last_kind = "card"
         call = {
@@ -370,23 +373,23 @@ class StepCardRenderer:
         }
         started = {**call, "arguments": "", "status": "in_progress"}
         return [
-            _status(f"Running: {self._command}", done=False),
+            _status_fields(f"Running: {self._command}", done=False),
             {"type": "response.output_item.added", "output_index": self._index, "item": started},
             {"type": "response.output_item.done", "output_index": self._index, "item": call},
         ]
 
-    def _write(self, text: str) -> list[CardFields]:
+    def _output_status(self, text: str) -> list[CardFields]:
         """Return a status with the last line of a piece of output, for pieces 1, 2, 4, 8 and so on:
         Open WebUI stores every status."""
-        self._pieces += 1
-        if self._pieces & (self._pieces - 1):
+        self._piece_count += 1
+        if self._piece_count & (self._piece_count - 1):
             return []
         lines = terminal_text(text).strip().splitlines()
         if not lines:
             return []
-        return [_status(f"Running: {self._command} - {_line(lines[-1])}", done=False)]
+        return [_status_fields(f"Running: {self._command} - {_first_line(lines[-1])}", done=False)]
 
-    def _result(self, step: int, text: str, status: str = "completed") -> CardFields:
+    def _result_card(self, step: int, text: str, status: str = "completed") -> CardFields:
         self._index += 1
         item = {
             "type": "function_call_output",
@@ -398,22 +401,22 @@ class StepCardRenderer:
         return {"type": "response.output_item.added", "output_index": self._index, "item": item}
 
 
-def _status(description: str, *, done: bool) -> CardFields:
+def _status_fields(description: str, *, done: bool) -> CardFields:
     data = {"action": "sandbox", "description": description, "done": done}
     return {"event": {"type": "status", "data": data}}
 
 
-def _line(text: str) -> str:
+def _first_line(text: str) -> str:
     lines = text.strip().splitlines() or [""]
     more = len(lines) > 1 or len(lines[0]) > MAX_STATUS_CHARS
     return lines[0][:MAX_STATUS_CHARS] + (" ..." if more else "")
 
 
-def _count(number: int, noun: str) -> str:
+def _count_text(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _file(artifact: Artifact) -> Json:
+def _file_entry(artifact: Artifact) -> Json:
     kind = "image" if artifact.mime_type.startswith("image/") else "file"
     shown = {"type": kind, "url": artifact.url, "name": artifact.path.rpartition("/")[2]}
     return {**shown, "size": artifact.bytes} if kind == "file" else shown

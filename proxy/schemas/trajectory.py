@@ -47,9 +47,9 @@ CAPTURED_EVENTS = frozenset(
 MAX_BYTES = 64_000_000
 """Maximum size of a trajectory's lines, which are JSON. Beyond it, messages, settings, tokens,
 arguments, observations, rules and connections are left out."""
-PIECE_NUMBERS = 10_000
+NUMBERS_PER_PIECE = 10_000
 """Maximum number of numbers in one piece of JSON."""
-LEFT_OUT = f"[left out: the trajectory has more than {MAX_BYTES} bytes]"
+TRUNCATION_MARKER = f"[left out: the trajectory has more than {MAX_BYTES} bytes]"
 Line = dict[str, Any]
 Object = dict[str, Any]
 
@@ -63,7 +63,7 @@ class TrajectoryWriter:
     def __init__(self, task: AgentTask, choice: int, max_bytes: int = MAX_BYTES) -> None:
         suspended = task.session.suspended_run
         self._secrets = SecretFinder(task.profile.redaction)
-        self._first: Line | None = {
+        self._run_line: Line | None = {
             "kind": "run",
             "model": task.model,
             "profile": task.profile.name,
@@ -76,71 +76,71 @@ class TrajectoryWriter:
         self._bytes = 0
         self._is_truncated = False
         self._turn = 0
-        self._calls = 0
+        self._call_count = 0
         """Number of model calls so far."""
         self._messages: dict[bytes, int] = {}
         """The index of each message that was written, by the message's digest."""
         self._settings: dict[bytes, int] = {}
         """The index of each settings object that was written, by the digest of the object."""
-        self._token_segments = 0
+        self._token_segment_count = 0
         """Number of token segments so far."""
         self._token_ids: list[int] = []
         """All tokens of the latest token segment."""
 
-    def write(self, at_s: float, event: Event) -> Iterator[bytes]:
-        """Yield the lines for an event. `at_s` is the time since the start of the run, in
+    def write(self, elapsed_s: float, event: Event) -> Iterator[bytes]:
+        """Yield the lines for an event. `elapsed_s` is the time since the start of the run, in
         seconds."""
         yield from self._begin()
         match event:
             case TurnStarted(turn):
                 self._turn = turn
-                yield self._dump({"kind": "turn", "turn": turn, "started_s": at_s})
+                yield self._encode_line({"kind": "turn", "turn": turn, "started_s": elapsed_s})
             case ModelCallFinished():
-                yield from self._call_lines(at_s, event)
+                yield from self._call_lines(elapsed_s, event)
             case ToolCallStarted(step, call_id, name, arguments):
                 line = {
                     "kind": "tool_call",
                     "turn": self._turn,
-                    "model_call": self._calls - 1,
+                    "model_call": self._call_count - 1,
                     "step": step,
                     "id": call_id,
                     "name": name,
                     "arguments": arguments if self._has_room() else {},
                     "capabilities": sorted(map(str, capabilities_of(name, arguments))),
-                    "started_s": at_s,
+                    "started_s": elapsed_s,
                 }
-                yield self._dump(line)
+                yield self._encode_line(line)
             case ToolCallFinished():
                 line = {
                     "kind": "observation",
                     "step": event.step,
-                    "observation": event.observation if self._has_room() else LEFT_OUT,
+                    "observation": event.observation if self._has_room() else TRUNCATION_MARKER,
                     "exit_code": event.exit_code,
                     "output_lines": event.output_lines,
                     "duration_s": event.duration_s,
                 }
-                yield self._dump(line)
+                yield self._encode_line(line)
             case RuleMatched() if self._has_room():
-                at = {"kind": "rule", "turn": self._turn, "at_s": at_s}
-                yield self._dump(at | asdict(event))
+                at = {"kind": "rule", "turn": self._turn, "at_s": elapsed_s}
+                yield self._encode_line(at | asdict(event))
             case EgressDecided(decision) if self._has_room():
-                at = {"kind": "connection", "turn": self._turn, "at_s": at_s}
-                yield self._dump(at | asdict(decision))
+                at = {"kind": "connection", "turn": self._turn, "at_s": elapsed_s}
+                yield self._encode_line(at | asdict(decision))
 
-    def finish(self, at_s: float, end: Result | BaseException) -> Iterator[bytes]:
+    def finish(self, elapsed_s: float, outcome: Result | BaseException) -> Iterator[bytes]:
         """Yield the last lines of a run that ended with a result or an error. CancelledError means
         that the run was cancelled."""
         yield from self._begin()
-        last = {"kind": "end", "duration_s": at_s, "is_truncated": self._is_truncated}
-        yield self._dump(last | _end(end, self._secrets))
+        last = {"kind": "end", "duration_s": elapsed_s, "is_truncated": self._is_truncated}
+        yield self._encode_line(last | _end_fields(outcome, self._secrets))
 
     def _begin(self) -> Iterator[bytes]:
         """Yield the line about the run at the first call, and nothing at later calls."""
-        first, self._first = self._first, None
+        first, self._run_line = self._run_line, None
         if first:
-            yield self._dump(first)
+            yield self._encode_line(first)
 
-    def _call_lines(self, at_s: float, call: ModelCallFinished) -> Iterator[bytes]:
+    def _call_lines(self, elapsed_s: float, call: ModelCallFinished) -> Iterator[bytes]:
         added, reply = [], None
         for message in call.messages:
             index, text = _index_of(message, self._messages)
@@ -154,9 +154,9 @@ class TrajectoryWriter:
         settings, text = _index_of(call.settings, self._settings)
         if text:
             if not self._has_room():
-                text = encode_json({"note": LEFT_OUT})
-            yield self._counted(b'{"kind":"settings","settings":%b}' % text)
-        self._calls += 1
+                text = encode_json({"note": TRUNCATION_MARKER})
+            yield self._count_bytes(b'{"kind":"settings","settings":%b}' % text)
+        self._call_count += 1
         line = {
             "kind": "model_call",
             "turn": self._turn,
@@ -167,11 +167,11 @@ class TrajectoryWriter:
             "finish_reason": call.finish_reason,
             "usage": call.usage,
             "error": call.error,
-            "started_s": max(0.0, at_s - call.duration_s),
+            "started_s": max(0.0, elapsed_s - call.duration_s),
             "duration_s": call.duration_s,
             **(self._token_fields(call.tokens) if call.tokens else {}),
         }
-        yield self._dump(line)
+        yield self._encode_line(line)
 
     def _token_fields(self, tokens: CallTokens) -> Line:
         """Return the fields about the tokens of a call. A call whose prompt begins with all tokens
@@ -179,17 +179,17 @@ class TrajectoryWriter:
         new tokens."""
         missing = tokens.missing
         if missing is None and not self._has_room():
-            missing = LEFT_OUT
+            missing = TRUNCATION_MARKER
         fields: Line = {"tokens_missing": missing, "weight_version": tokens.weight_version}
         if missing is not None:
             return fields
         prompt_ids, known = list(tokens.prompt_ids), len(self._token_ids)
-        if not self._token_segments or prompt_ids[:known] != self._token_ids:
-            self._token_segments, known = self._token_segments + 1, 0
+        if not self._token_segment_count or prompt_ids[:known] != self._token_ids:
+            self._token_segment_count, known = self._token_segment_count + 1, 0
         self._token_ids = [*prompt_ids, *tokens.reply_ids]
         return {
             **fields,
-            "token_segment": self._token_segments - 1,
+            "token_segment": self._token_segment_count - 1,
             "prompt_ids": prompt_ids[known:],
             "reply_ids": tokens.reply_ids,
             "logprobs": tokens.logprobs,
@@ -197,8 +197,8 @@ class TrajectoryWriter:
 
     def _message_line(self, message: Mapping[str, Any], text: bytes) -> bytes:
         if not self._has_room():
-            text = encode_json({"role": message.get("role"), "content": LEFT_OUT})
-        return self._counted(b'{"kind":"message","message":%b}' % text)
+            text = encode_json({"role": message.get("role"), "content": TRUNCATION_MARKER})
+        return self._count_bytes(b'{"kind":"message","message":%b}' % text)
 
     def _has_room(self) -> bool:
         """Return True if the trajectory has not exceeded its maximum size, else mark it as
@@ -207,10 +207,10 @@ class TrajectoryWriter:
         self._is_truncated |= not has_room
         return has_room
 
-    def _dump(self, line: Line) -> bytes:
-        return self._counted(encode_json(line))
+    def _encode_line(self, line: Line) -> bytes:
+        return self._count_bytes(encode_json(line))
 
-    def _counted(self, line: bytes) -> bytes:
+    def _count_bytes(self, line: bytes) -> bytes:
         self._bytes += len(line)
         return line
 
@@ -221,41 +221,41 @@ def _user_message(task: AgentTask) -> str:
     return text_of(users[-1]) if users else ""
 
 
-def _index_of(value: Mapping[str, Any], known: dict[bytes, int]) -> tuple[int, bytes | None]:
-    """Return the index of a value in `known`, to which a new value is added. Also return the JSON
+def _index_of(value: Mapping[str, Any], indexes: dict[bytes, int]) -> tuple[int, bytes | None]:
+    """Return the index of a value in `indexes`, to which a new value is added. Also return the JSON
     text of a new value, or None for a known value."""
-    text, count = encode_json(value), len(known)
-    index = known.setdefault(hashlib.sha256(text).digest(), count)
+    text, count = encode_json(value), len(indexes)
+    index = indexes.setdefault(hashlib.sha256(text).digest(), count)
     return index, text if index == count else None
 
 
-def _end(end: Result | BaseException, secrets: SecretFinder) -> Line:
+def _end_fields(outcome: Result | BaseException, secrets: SecretFinder) -> Line:
     """Return the status of a run that has ended, with its result or error. Only the error is
     redacted here: a result is redacted already."""
-    if not isinstance(end, Result):
-        if not isinstance(end, Exception):
+    if not isinstance(outcome, Result):
+        if not isinstance(outcome, Exception):
             return {"status": "cancelled"}
-        if isinstance(end, ProxyError):
-            return {"status": "failed", **redact_json(end.body(), secrets)}
+        if isinstance(outcome, ProxyError):
+            return {"status": "failed", **redact_json(outcome.body(), secrets)}
         error = {"message": "The run failed.", "type": "server_error", "param": None, "code": None}
         return {"status": "failed", "error": error}
-    about = sandbox_object(end)
+    about = sandbox_object(outcome)
     return {
         "status": "completed",
         "result": {
-            "answer": end.answer,
-            "refusal": end.refusal,
-            "stop_reason": str(end.stop_reason),
-            "finish_reason": end.finish_reason,
-            "tool_calls": list(end.tool_calls),
-            "usage": end.usage,
-            "stats": end.stats.counts(),
-            "container_id": end.container_id,
+            "answer": outcome.answer,
+            "refusal": outcome.refusal,
+            "stop_reason": str(outcome.stop_reason),
+            "finish_reason": outcome.finish_reason,
+            "tool_calls": list(outcome.tool_calls),
+            "usage": outcome.usage,
+            "stats": outcome.stats.counts(),
+            "container_id": outcome.container_id,
             # Without the links, which open the files for everybody until they expire.
             "files": [{k: v for k, v in file.items() if k != "url"} for file in about["files"]],
             "files_left_out": about.get("files_left_out", []),
             "warnings": about.get("warnings", []),
-            "sandbox_losses": end.sandbox_losses,
+            "sandbox_losses": outcome.sandbox_losses,
             "compactions": about.get("compactions", []),
         },
     }
@@ -268,8 +268,8 @@ def _end(end: Result | BaseException, secrets: SecretFinder) -> Line:
 class _Reader:
     """Collects the parts of a trajectory from its lines."""
 
-    about: Line = field(default_factory=dict)
-    end: Line = field(default_factory=dict)
+    run_line: Line = field(default_factory=dict)
+    end_line: Line = field(default_factory=dict)
     tables: dict[str, list[Any]] = field(
         default_factory=lambda: {
             name: [] for name in ("message", "settings", "turn", "model_call", "rule", "connection")
@@ -285,9 +285,9 @@ class _Reader:
     def add(self, line: Line) -> None:
         match line.pop("kind"):
             case "run":
-                self.about = line
+                self.run_line = line
             case "end":
-                self.end = line
+                self.end_line = line
             case "message" | "settings" as kind:
                 self.tables[kind].append(line[kind])
             case "tool_call":
@@ -301,11 +301,11 @@ class _Reader:
 
     def _call(self, line: Line) -> Line:
         self.prompt = [*self.prompt[: line.pop("kept")], *line.pop("added")]
-        segment = self._segment_of(self.prompt)
-        tokens = self._tokens(line)
+        segment = self._segment_index(self.prompt)
+        tokens = self._move_tokens(line)
         return {"segment": segment, "prompt_messages": len(self.prompt), **line, **tokens}
 
-    def _tokens(self, line: Line) -> Line:
+    def _move_tokens(self, line: Line) -> Line:
         """Move the tokens of a call from its line into their segment, and return the numbers of
         tokens of the prompt and of the reply. Return no fields if no tokens were captured."""
         if "token_segment" not in line:
@@ -324,7 +324,7 @@ class _Reader:
         before = len(segment["prompt_ids"]) + len(segment["response_ids"])
         return {"prompt_tokens": before - len(reply), "reply_tokens": len(reply)}
 
-    def _segment_of(self, prompt: list[int]) -> int:
+    def _segment_index(self, prompt: list[int]) -> int:
         """Return the index of the segment that begins with the prompt or that the prompt extends.
         Add a segment if there is none."""
         for index in reversed(range(len(self.segments))):
@@ -368,24 +368,24 @@ def read_trajectory(
     for text in texts:
         for line in text.split("\n"):
             reader.add(json.loads(line))
-    status = reader.end.get("status", "failed" if is_lost else "running")
+    status = reader.end_line.get("status", "failed" if is_lost else "running")
     return {
         "id": run_id,
         "object": "run.trajectory",
         "created_at": created_at,
         "status": status,
-        "outcome": _outcome(status, reader.end.get("result")),
-        "model": reader.about.get("model"),
-        "profile": reader.about.get("profile"),
-        "route": reader.about.get("route"),
+        "outcome": _outcome(status, reader.end_line.get("result")),
+        "model": reader.run_line.get("model"),
+        "profile": reader.run_line.get("profile"),
+        "route": reader.run_line.get("route"),
         "group_id": labels.group_id,
         "task_id": labels.task_id,
         "session_id": labels.session_id,
-        "choice": reader.about.get("choice", 0),
-        "continues": reader.about.get("continues"),
-        "user_message": reader.about.get("user_message", ""),
-        "duration_s": reader.end.get("duration_s"),
-        "is_truncated": reader.end.get("is_truncated", False),
+        "choice": reader.run_line.get("choice", 0),
+        "continues": reader.run_line.get("continues"),
+        "user_message": reader.run_line.get("user_message", ""),
+        "duration_s": reader.end_line.get("duration_s"),
+        "is_truncated": reader.end_line.get("is_truncated", False),
         "messages": reader.tables["message"],
         "segments": reader.segments,
         "token_segments": reader.token_segments,
@@ -395,8 +395,8 @@ def read_trajectory(
         "tool_calls": list(reader.tool_calls.values()),
         "rules": reader.tables["rule"],
         "connections": reader.tables["connection"],
-        "result": reader.end.get("result"),
-        "error": reader.end.get("error"),
+        "result": reader.end_line.get("result"),
+        "error": reader.end_line.get("error"),
         "rewards": list(rewards),
     }
 
@@ -429,13 +429,13 @@ def last_call_messages(trajectory: Object) -> tuple[list[Object], Sequence[Any] 
 
 def json_pieces(value: Any, depth: int = 4) -> Iterator[str]:
     """Yield the JSON text of a trajectory or of a part of an export in pieces: a piece for each
-    value below `depth` levels of objects and lists, and a piece for each PIECE_NUMBERS numbers of a
-    list. The encoder does not release Python's lock within a piece, so a single piece of 64 MB
+    value below `depth` levels of objects and lists, and a piece for each NUMBERS_PER_PIECE numbers
+    of a list. The encoder does not release Python's lock within a piece, so a single piece of 64 MB
     would stop the event loop."""
     if isinstance(value, list) and value and isinstance(value[0], int | float):
-        for start in range(0, len(value), PIECE_NUMBERS):
+        for start in range(0, len(value), NUMBERS_PER_PIECE):
             yield ", " if start else "["
-            yield json.dumps(value[start : start + PIECE_NUMBERS])[1:-1]
+            yield json.dumps(value[start : start + NUMBERS_PER_PIECE])[1:-1]
         yield "]"
     elif isinstance(value, list) and value and depth:
         before = "["

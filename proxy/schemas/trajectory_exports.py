@@ -21,7 +21,7 @@ def reward_of(trajectory: Object) -> float | None:
     return rewards[-1]["value"] if rewards else None
 
 
-def rows(trajectory: Object) -> Iterator[Object]:
+def token_rows(trajectory: Object) -> Iterator[Object]:
     """Yield a row for each token segment, with the labels and the reward of the trajectory."""
     segments = trajectory["token_segments"]
     for index, segment in enumerate(segments):
@@ -29,7 +29,7 @@ def rows(trajectory: Object) -> Iterator[Object]:
             **_labels(trajectory),
             "segment": index,
             "segments": len(segments),
-            "model_calls": _calls_in(trajectory, index),
+            "model_calls": _call_count(trajectory, index),
             **segment,
             "reward": reward_of(trajectory),
         }
@@ -38,7 +38,7 @@ def rows(trajectory: Object) -> Iterator[Object]:
 def verl_rows(trajectory: Object) -> Iterator[Object]:
     """Yield the rows with the field names of verl's AgentLoopOutput
     (verl/experimental/agent_loop)."""
-    for row in rows(trajectory):
+    for row in token_rows(trajectory):
         yield {
             "prompt_ids": row["prompt_ids"],
             "response_ids": row["response_ids"],
@@ -101,17 +101,17 @@ def sft_messages(trajectory: Object) -> Iterator[Object]:
         }
 
 
-def native(trajectory: Object) -> Iterator[Object]:
+def native_trajectory(trajectory: Object) -> Iterator[Object]:
     """Yield the trajectory itself."""
     yield trajectory
 
 
 EXPORTS: Mapping[TrajectoryExportFormat, Callable[[Object], Iterator[Object]]] = {
-    "rows": rows,
+    "rows": token_rows,
     "verl": verl_rows,
     "openenv": openenv_trace,
     "sft": sft_messages,
-    "native": native,
+    "native": native_trajectory,
 }
 
 
@@ -125,6 +125,6 @@ def _labels(trajectory: Object) -> Object:
     }
 
 
-def _calls_in(trajectory: Object, segment: int) -> int:
+def _call_count(trajectory: Object, segment: int) -> int:
     """Return the number of model calls whose tokens are in a segment."""
     return sum(call.get("token_segment") == segment for call in trajectory["model_calls"])

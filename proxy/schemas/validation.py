@@ -35,17 +35,17 @@ def anything(value: Any, param: str) -> None:
 
 def boolean(value: Any, param: str) -> None:
     if not isinstance(value, bool):
-        raise wrong_type(param, "a boolean", value)
+        raise wrong_type_error(param, "a boolean", value)
 
 
 def text(value: Any, param: str) -> None:
     if not isinstance(value, str):
-        raise wrong_type(param, "a string", value)
+        raise wrong_type_error(param, "a string", value)
 
 
 def mapping(value: Any, param: str) -> None:
     if not isinstance(value, dict):
-        raise wrong_type(param, "an object", value)
+        raise wrong_type_error(param, "an object", value)
 
 
 def integer(minimum: int | None = None, maximum: int | None = None) -> Check:
@@ -53,7 +53,7 @@ def integer(minimum: int | None = None, maximum: int | None = None) -> Check:
 
     def check(value: Any, param: str) -> None:
         if not isinstance(value, int) or isinstance(value, bool):
-            raise wrong_type(param, "an integer", value)
+            raise wrong_type_error(param, "an integer", value)
         _check_bounds(value, param, minimum, maximum, "integer")
 
     return check
@@ -64,7 +64,7 @@ def number(minimum: float | None = None, maximum: float | None = None) -> Check:
 
     def check(value: Any, param: str) -> None:
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise wrong_type(param, "a decimal", value)
+            raise wrong_type_error(param, "a decimal", value)
         _check_bounds(value, param, minimum, maximum, "decimal")
         if not math.isfinite(value):
             raise BadRequestError(
@@ -80,7 +80,7 @@ def one_of(*values: str) -> Check:
     def check(value: Any, param: str) -> None:
         text(value, param)
         if value not in values:
-            raise unsupported_value(value, values, param)
+            raise unsupported_value_error(value, values, param)
 
     return check
 
@@ -91,7 +91,7 @@ def union(expected: str, *types: type, checks: Mapping[type, Check] | None = Non
 
     def check(value: Any, param: str) -> None:
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            raise wrong_type(param, f"one of {expected}", value)
+            raise wrong_type_error(param, f"one of {expected}", value)
         if further := (checks or {}).get(type(value)):
             further(value, param)
 
@@ -103,7 +103,7 @@ def array(check_item: Check, *, minimum: int = 0, maximum: int | None = None) ->
 
     def check(value: Any, param: str) -> None:
         if not isinstance(value, list):
-            raise wrong_type(param, "an array", value)
+            raise wrong_type_error(param, "an array", value)
         if len(value) < minimum:
             raise BadRequestError(
                 f"Invalid '{param}': empty array. Expected an array with minimum length {minimum},"
@@ -147,7 +147,7 @@ def object_with(
     def check(value: Any, param: str) -> None:
         mapping(value, param)
         for name in needed:
-            require(value, name, f"{param}.{name}")
+            require_field(value, name, f"{param}.{name}")
         for name, check_field in known.items():
             if name in needed or value.get(name) is not None:
                 check_field(value[name], f"{param}.{name}")
@@ -156,25 +156,25 @@ def object_with(
 
 
 def discriminated(
-    kinds: Mapping[str, Check], others: Check | None = None, *, tag: str = "type"
+    kinds: Mapping[str, Check], check_other: Check | None = None, *, tag: str = "type"
 ) -> Check:
-    """Return a check for an object whose field `tag` selects a check from `kinds`. `others` checks
-    an object of another kind; without `others` such an object is refused."""
+    """Return a check for an object whose field `tag` selects a check from `kinds`. `check_other`
+    checks an object of another kind; without `check_other` such an object is refused."""
 
     def check(value: Any, param: str) -> None:
         mapping(value, param)
-        require(value, tag, f"{param}.{tag}")
+        require_field(value, tag, f"{param}.{tag}")
         kind = value[tag]
         text(kind, f"{param}.{tag}")
-        check_kind = kinds.get(kind, others)
+        check_kind = kinds.get(kind, check_other)
         if check_kind is None:
-            raise unsupported_value(kind, kinds, f"{param}.{tag}")
+            raise unsupported_value_error(kind, kinds, f"{param}.{tag}")
         check_kind(value, param)
 
     return check
 
 
-def values(check_value: Check) -> Check:
+def object_of(check_value: Check) -> Check:
     """Return a check for an object whose values all pass `check_value`."""
 
     def check(value: Any, param: str) -> None:
@@ -185,20 +185,20 @@ def values(check_value: Check) -> Check:
     return check
 
 
-def require(value: Mapping[str, Any], name: str, param: str) -> None:
+def require_field(value: Mapping[str, Any], name: str, param: str) -> None:
     """Raise BadRequestError if an object lacks a field. `param` is the path of the field."""
     if name not in value:
-        raise missing(param)
+        raise missing_error(param)
 
 
-def missing(param: str) -> BadRequestError:
+def missing_error(param: str) -> BadRequestError:
     """Return the error for a required field that is missing."""
     return BadRequestError(
         f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
     )
 
 
-def wrong_type(param: str, expected: str, value: Any) -> BadRequestError:
+def wrong_type_error(param: str, expected: str, value: Any) -> BadRequestError:
     """Return the error for a value of the wrong type."""
     names = (name for kind, name in _TYPE_NAMES if isinstance(value, kind))
     got = next(names, "null")
@@ -209,9 +209,11 @@ def wrong_type(param: str, expected: str, value: Any) -> BadRequestError:
     )
 
 
-def unsupported_value(value: str, supported: Iterable[str], param: str) -> BadRequestError:
+def unsupported_value_error(
+    value: str, supported_values: Iterable[str], param: str
+) -> BadRequestError:
     """Return the error for a string that is not among the supported values."""
-    quoted = [f"'{each}'" for each in supported]
+    quoted = [f"'{each}'" for each in supported_values]
     listed = " and ".join(quoted)
     if len(quoted) > 2:
         listed = f"{', '.join(quoted[:-1])}, and {quoted[-1]}"
@@ -222,19 +224,19 @@ def unsupported_value(value: str, supported: Iterable[str], param: str) -> BadRe
     )
 
 
-def unsupported(param: str, hint: str) -> BadRequestError:
+def unsupported_error(param: str, hint: str) -> BadRequestError:
     """Return the error for a parameter that this server does not support."""
     return BadRequestError(
         f"Unsupported parameter: '{param}'. {hint}", param=param, code="unsupported_parameter"
     )
 
 
-def invalid_combination(message: str, param: str) -> BadRequestError:
+def combination_error(message: str, param: str) -> BadRequestError:
     """Return the error for a field that is not allowed beside another field."""
     return BadRequestError(message, param=param, code="invalid_parameter_combination")
 
 
-def too_long(param: str, code: str, limit: str) -> BadRequestError:
+def too_long_error(param: str, code: str, limit: str) -> BadRequestError:
     """Return the error for a value that exceeds `limit`, a text such as "16 pairs"."""
     return BadRequestError(f"Invalid '{param}': more than {limit}.", param=param, code=code)
 
@@ -262,6 +264,6 @@ def request_body(body: object, **required: Check) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BadRequestError("The request body must be a JSON object.")
     for name, check in required.items():
-        require(body, name, name)
+        require_field(body, name, name)
         check(body[name], name)
     return body

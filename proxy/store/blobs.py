@@ -65,7 +65,7 @@ class BlobStore:
                 yield piece
 
     @asynccontextmanager
-    async def new(self) -> AsyncGenerator["BlobWriter", None]:
+    async def open_writer(self) -> AsyncGenerator["BlobWriter", None]:
         """Open a new blob for writing. The blob is removed at the end of the block unless the
         writer commits it."""
         name = uuid.uuid4().hex
@@ -84,7 +84,7 @@ class BlobStore:
         return replace(blob, name=name)
 
     @asynccontextmanager
-    async def removed_on_error(self, blob: Blob) -> AsyncGenerator[None, None]:
+    async def remove_on_error(self, blob: Blob) -> AsyncGenerator[None, None]:
         """Remove the blob if the block, which writes the blob's row, raises an exception.
 
         After a cancellation the blob stays, because its row may have been written. A sweep removes
@@ -105,21 +105,21 @@ class BlobStore:
         for name in names:
             self.path(name).unlink(missing_ok=True)
 
-    def sweep(self, known: Mapping[str, int], now: float) -> set[str]:
-        """Remove each file whose name and size are not in `known`, unless it is newer than
-        `GRACE_S` or is being written. Return the names in `known` without an intact file.
+    def sweep(self, known_sizes: Mapping[str, int], now: float) -> set[str]:
+        """Remove each file whose name and size are not in `known_sizes`, unless it is newer than
+        `GRACE_S` or is being written. Return the names in `known_sizes` without an intact file.
 
-        `known` must be read from the database before the call, because a blob is written before its
-        row.
+        `known_sizes` must be read from the database before the call, because a blob is written
+        before its row.
         """
-        missing = set(known)
+        missing = set(known_sizes)
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 try:
                     status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:  # another process sweeps, too
                     continue
-                if known.get(entry.name) == status.st_size:
+                if known_sizes.get(entry.name) == status.st_size:
                     missing.discard(entry.name)
                 elif status.st_ctime < now - GRACE_S and not _is_being_written(entry):
                     Path(entry.path).unlink(missing_ok=True)
@@ -144,8 +144,8 @@ def _is_being_written(entry: "os.DirEntry[str]") -> bool:
 class BlobWriter:
     """Writes one blob in a thread. Small pieces are collected into larger writes."""
 
-    def __init__(self, part: Path, path: Path) -> None:
-        self._part = part
+    def __init__(self, part_path: Path, path: Path) -> None:
+        self._part_path = part_path
         self._path = path
         self._file: IO[bytes] | None = None
         """The file, once the first piece is written to it."""
@@ -185,7 +185,7 @@ class BlobWriter:
     def _append(self, data: bytes) -> None:
         if self._file is None:
             flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-            self._file = os.fdopen(os.open(self._part, flags, 0o600), "wb")
+            self._file = os.fdopen(os.open(self._part_path, flags, 0o600), "wb")
             # The lock, which the file holds while it is open, makes sweeps skip the file.
             fcntl.flock(self._file, fcntl.LOCK_EX)
         self._digest.update(data)
@@ -195,11 +195,11 @@ class BlobWriter:
         self._append(data)
         assert self._file
         self._file.close()
-        self._part.rename(self._path)
+        self._part_path.rename(self._path)
 
     def _remove(self) -> None:
         if self._file:
             with suppress(OSError):  # the disk may be too full to flush the buffer
                 self._file.close()
-        self._part.unlink(missing_ok=True)
+        self._part_path.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)

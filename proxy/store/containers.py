@@ -20,7 +20,7 @@ from sqlalchemy import (
 from policies.sessions import container_id as new_id
 from policies.workspace import input_path
 from proxy.store.blobs import Blob, BlobStore
-from proxy.store.database import Database, check_quota, oldest, sweep_batch
+from proxy.store.database import Database, check_quota, oldest_rows, sweep_batch
 from proxy.store.records import (
     Container,
     ContainerFile,
@@ -43,16 +43,16 @@ class ContainerRepository:
         self._now = now
 
     async def create(
-        self, owner: str, new: NewContainer, container_id: str | None = None
+        self, owner: str, new_container: NewContainer, container_id: str | None = None
     ) -> Container:
         """Create a container and return it. If a live container has the same id, return the live
         container instead; an expired container with the same id is replaced."""
         container = Container(
             id=container_id or new_id(owner, uuid.uuid4().hex),
-            name=new.name,
-            minutes=new.minutes,
-            memory_limit=new.memory_limit,
-            network_policy=new.network_policy,
+            name=new_container.name,
+            minutes=new_container.minutes,
+            memory_limit=new_container.memory_limit,
+            network_policy=new_container.network_policy,
             created_at=int(self._now()),
             last_active_at=int(self._now()),
         )
@@ -62,7 +62,7 @@ class ContainerRepository:
             connection.execute(delete(CONTAINERS).where(same, ~_is_live(self._now())))
             if row := connection.execute(select(CONTAINERS).where(same)).mappings().one_or_none():
                 return _container(row)
-            connection.execute(insert(CONTAINERS), {"owner": owner, **_values(container)})
+            connection.execute(insert(CONTAINERS), {"owner": owner, **_row_values(container)})
             return container
 
         return await self._database.write(transaction)
@@ -115,13 +115,15 @@ class ContainerRepository:
         # needs the row.
         with_files = select(CONTAINER_FILES.c.container_id).where(_FILE_NOT_DELETED)
         is_empty = CONTAINERS.c.id.not_in(with_files) & (CONTAINERS.c.deleted_at < forget_before)
-        old_files = oldest(CONTAINER_FILES, CONTAINER_FILES.c.deleted_at < forget_before)
+        old_files = oldest_rows(CONTAINER_FILES, CONTAINER_FILES.c.deleted_at < forget_before)
         return sweep_batch(
             connection,
-            update(CONTAINERS).where(oldest(CONTAINERS, is_expired)).values(deleted_at=now),
-            update(CONTAINER_FILES).where(oldest(CONTAINER_FILES, orphans)).values(deleted_at=now),
+            update(CONTAINERS).where(oldest_rows(CONTAINERS, is_expired)).values(deleted_at=now),
+            update(CONTAINER_FILES)
+            .where(oldest_rows(CONTAINER_FILES, orphans))
+            .values(deleted_at=now),
             delete(CONTAINER_FILES).where(old_files),
-            delete(CONTAINERS).where(oldest(CONTAINERS, is_empty)),
+            delete(CONTAINERS).where(oldest_rows(CONTAINERS, is_empty)),
         )
 
     def blobs(self, connection: Connection) -> dict[str, int]:
@@ -159,7 +161,7 @@ class ContainerFileRepository:
             self._insert(connection, owner, blob, **fields, mime_type=mime_type, source="assistant")
             return list(blobs)
 
-        async with self._blobs.removed_on_error(blob):
+        async with self._blobs.remove_on_error(blob):
             replaced = await self._database.write(transaction)
         await self._blobs.remove(replaced)
 
@@ -187,14 +189,14 @@ class ContainerFileRepository:
                 connection, owner, blob, **fields, mime_type=mime_type, source="user"
             )
 
-        async with self._blobs.removed_on_error(blob):
+        async with self._blobs.remove_on_error(blob):
             return await self._database.write(transaction)
 
     async def get(self, container_id: str, file_id: str, owner: str | None) -> ContainerFile | None:
         """Return a file, or None if it does not exist or its blob is missing or has another size.
         If `owner` is None, the file may belong to any owner."""
         query = select(CONTAINER_FILES).where(
-            self._live(container_id, owner), CONTAINER_FILES.c.id == file_id
+            self._is_live_file(container_id, owner), CONTAINER_FILES.c.id == file_id
         )
 
         def convert(row: RowMapping) -> ContainerFile | None:
@@ -204,7 +206,7 @@ class ContainerFileRepository:
         return await self._database.read_one(query, convert)
 
     async def page(
-        self, owner: str, container_id: str, request: PageRequest, under: str | None
+        self, owner: str, container_id: str, request: PageRequest, directory: str | None
     ) -> Page[ContainerFile]:
         """Return a page of a container's files. Raises BadRequestError."""
         table = CONTAINER_FILES
@@ -213,16 +215,18 @@ class ContainerFileRepository:
             request,
             _container_file,
             scope=(table.c.owner == owner) & (table.c.container_id == container_id),
-            visible=self._live(container_id, owner) & _below(under),
+            visible=self._is_live_file(container_id, owner) & _is_under(directory),
         )
 
     async def all(
-        self, container_id: str, owner: str | None, under: str | None
+        self, container_id: str, owner: str | None, directory: str | None
     ) -> list[ContainerFile] | None:
         """Return all files of a container, sorted by path, or None if the container does not
         exist."""
         container = select(CONTAINERS.c.id).where(_is_container(container_id, owner, self._now()))
-        query = select(CONTAINER_FILES).where(self._live(container_id, owner), _below(under))
+        query = select(CONTAINER_FILES).where(
+            self._is_live_file(container_id, owner), _is_under(directory)
+        )
 
         def transaction(connection: Connection) -> list[ContainerFile] | None:
             if connection.execute(container).one_or_none() is None:
@@ -236,7 +240,7 @@ class ContainerFileRepository:
         """Delete a file. Return False if there is no such file."""
         change = (
             update(CONTAINER_FILES)
-            .where(self._live(container_id, owner), CONTAINER_FILES.c.id == file_id)
+            .where(self._is_live_file(container_id, owner), CONTAINER_FILES.c.id == file_id)
             .values(deleted_at=int(self._now()))
             .returning(CONTAINER_FILES.c.blob)
         )
@@ -244,7 +248,7 @@ class ContainerFileRepository:
         await self._blobs.remove(blobs)
         return bool(blobs)
 
-    def _live(self, container_id: str, owner: str | None) -> ColumnElement[bool]:
+    def _is_live_file(self, container_id: str, owner: str | None) -> ColumnElement[bool]:
         container = select(CONTAINERS.c.id).where(_is_container(container_id, owner, self._now()))
         return CONTAINER_FILES.c.container_id.in_(container) & _FILE_NOT_DELETED
 
@@ -267,7 +271,7 @@ def _is_live(now: float) -> ColumnElement[bool]:
     return CONTAINERS.c.deleted_at.is_(None) & (CONTAINERS.c.expires_at > now)
 
 
-def _values(container: Container) -> dict[str, str | int | None]:
+def _row_values(container: Container) -> dict[str, str | int | None]:
     policy = container.network_policy
     return {
         **{name: getattr(container, name) for name in Container.__slots__},
@@ -287,7 +291,7 @@ def _is_container(container_id: str, owner: str | None, now: float) -> ColumnEle
     return found if owner is None else found & (CONTAINERS.c.owner == owner)
 
 
-def _below(directory: str | None) -> ColumnElement[bool]:
+def _is_under(directory: str | None) -> ColumnElement[bool]:
     """Match `directory` and the paths below it, or all paths if `directory` is None."""
     if directory is None:
         return true()

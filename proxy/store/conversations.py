@@ -24,14 +24,14 @@ from sqlalchemy import (
 )
 
 from policies.sessions import ResponseSettings
-from proxy.store.database import Database, oldest, sweep_batch
+from proxy.store.database import Database, oldest_rows, sweep_batch
 from proxy.store.records import Page, PageRequest, StoredConversation
 from proxy.store.tables import CONVERSATIONS, ITEMS, RESPONSES, STREAMS
 
 EMPTY_CONVERSATION_BYTES = 10_000
 """The bytes that an empty conversation uses of the quota, whatever the size of its metadata."""
 Item = Mapping[str, Any]
-_Source = Literal["input", "output"]
+_ItemSource = Literal["input", "output"]
 EXPIRE_BATCH = 50
 """Maximum number of parents that a sweep deletes, with their items, in one transaction."""
 _MAX_IDS = 1000
@@ -48,19 +48,19 @@ class ResponseQuota:
 
     def __init__(self, quota: int) -> None:
         self._quota = quota
-        self._added = defaultdict[str, int](lambda: quota)
+        self._added_bytes = defaultdict[str, int](lambda: quota)
         """The bytes that each owner has added since the last count."""
 
-    def charge(self, connection: Connection, owner: str, size: int, keep: str) -> None:
+    def charge(self, connection: Connection, owner: str, size: int, keep_id: str) -> None:
         """Count `size` more bytes of the owner. If the bytes exceed the quota, delete the responses
-        and conversations that expire first, except for the id `keep`.
+        and conversations that expire first, except for the id `keep_id`.
 
         The quota is checked once enough bytes were added since the last check.
         """
-        self._added[owner] += size
-        if self._added[owner] < self._quota // _QUOTA_STEPS:
+        self._added_bytes[owner] += size
+        if self._added_bytes[owner] < self._quota // _QUOTA_STEPS:
             return
-        self._added[owner] = 0
+        self._added_bytes[owner] = 0
         both = union_all(
             *(
                 select(table.c.id, table.c.bytes, table.c.expires_at, table.c.created_at).where(
@@ -72,7 +72,7 @@ class ResponseQuota:
         latest = (both.c.expires_at.desc(), both.c.created_at.desc(), both.c.id)
         total = func.sum(both.c.bytes).over(order_by=latest)
         sizes = select(both.c.id, total.label("total")).subquery()
-        beyond = select(sizes.c.id).where(sizes.c.total > self._quota, sizes.c.id != keep)
+        beyond = select(sizes.c.id).where(sizes.c.total > self._quota, sizes.c.id != keep_id)
         if ids := connection.execute(beyond).scalars().all():
             delete_with_items(connection, RESPONSES, ids)
             delete_with_items(connection, CONVERSATIONS, ids)
@@ -161,7 +161,7 @@ class ConversationRepository:
 
         return await self._database.read(transaction)
 
-    async def add(self, owner: str, conversation_id: str, new: Sequence[Item]) -> bool:
+    async def add(self, owner: str, conversation_id: str, items: Sequence[Item]) -> bool:
         """Append items to the owner's conversation and postpone its expiry. Return False if there
         is no such conversation."""
         change = update(CONVERSATIONS).where(self._is_conversation(owner, conversation_id))
@@ -170,7 +170,7 @@ class ConversationRepository:
         def transaction(connection: Connection) -> bool:
             if not connection.execute(change).rowcount:
                 return False
-            size = append_to_conversation(connection, owner, conversation_id, new)
+            size = append_to_conversation(connection, owner, conversation_id, items)
             self._quota.charge(connection, owner, size, conversation_id)
             return True
 
@@ -208,7 +208,7 @@ class ConversationRepository:
         """Delete expired conversations, and the rows of items that were deleted before
         `forget_before`. See Repository."""
         is_more = expire_with_items(connection, CONVERSATIONS, now)
-        deleted_items = oldest(ITEMS, ITEMS.c.deleted_at < forget_before)
+        deleted_items = oldest_rows(ITEMS, ITEMS.c.deleted_at < forget_before)
         return sweep_batch(connection, delete(ITEMS).where(deleted_items)) or is_more
 
     def _is_conversation(self, owner: str, conversation_id: str) -> ColumnElement[bool]:
@@ -217,7 +217,7 @@ class ConversationRepository:
 
 
 def append_to_conversation(
-    connection: Connection, owner: str, conversation_id: str, new: Sequence[Item]
+    connection: Connection, owner: str, conversation_id: str, items: Sequence[Item]
 ) -> int:
     """Append items to a conversation if it still exists. Return the number of added bytes."""
     conversation = select(CONVERSATIONS.c.id).where(
@@ -226,8 +226,8 @@ def append_to_conversation(
     if connection.execute(conversation).one_or_none() is None:
         return 0
     ids = select(ITEMS.c.id).where(ITEMS.c.holder == conversation_id)  # also of deleted items
-    existing = set(connection.execute(ids).scalars())
-    size = add_items(connection, owner, conversation_id, new, existing=existing)
+    existing_ids = set(connection.execute(ids).scalars())
+    size = add_items(connection, owner, conversation_id, items, existing_ids=existing_ids)
     _add_bytes(connection, conversation_id, size)
     return size
 
@@ -251,12 +251,12 @@ def add_items(
     owner: str,
     parent_id: str,
     items: Iterable[Item],
-    source: _Source = "input",
-    existing: Collection[str] = (),
+    source: _ItemSource = "input",
+    existing_ids: Collection[str] = (),
 ) -> int:
-    """Append items to a parent, each id once and no id in `existing`. Return the number of added
-    bytes."""
-    new = {item["id"]: json.dumps(item) for item in items if item["id"] not in existing}
+    """Append items to a parent, each id once and no id in `existing_ids`. Return the number of
+    added bytes."""
+    new = {item["id"]: json.dumps(item) for item in items if item["id"] not in existing_ids}
     common = {"owner": owner, "holder": parent_id, "source": source}
     rows = [{"id": id, **common, "body": body, "bytes": len(body)} for id, body in new.items()]
     if rows:

@@ -54,7 +54,7 @@ class Database:
     def __init__(self, path: Path) -> None:
         """Open the file, and create or migrate its tables. Raises StoreError."""
         try:
-            self._engine = _engine(path)
+            self._engine = _open_engine(path)
             self._write_engine = self._engine.execution_options(writes=True)
             with self._write_engine.begin() as connection:
                 migrate(connection)
@@ -106,12 +106,12 @@ class Database:
         def transaction(connection: Connection) -> Page[T]:
             query = select(table).where(scope, visible).limit(request.limit + 1)
             order = table.c.seq.desc() if request.newest_first else table.c.seq.asc()
-            if request.after is not None:
+            if request.after_id is not None:
                 position = connection.execute(
-                    select(table.c.seq).where(scope, table.c.id == request.after)
+                    select(table.c.seq).where(scope, table.c.id == request.after_id)
                 ).scalar_one_or_none()
                 if position is None:
-                    raise _not_in_list(request.after)
+                    raise _not_in_list_error(request.after_id)
                 is_older = table.c.seq < position
                 query = query.where(is_older if request.newest_first else table.c.seq > position)
             rows = connection.execute(query.order_by(order)).mappings().all()
@@ -130,13 +130,13 @@ class Database:
         self._engine.dispose()
 
 
-def oldest(table: Table, where: ColumnElement[bool]) -> ColumnElement[bool]:
+def oldest_rows(table: Table, where: ColumnElement[bool]) -> ColumnElement[bool]:
     """Return a condition for the oldest `SWEEP_ROWS` of the rows that match `where`."""
     return table.c.seq.in_(select(table.c.seq).where(where).order_by(table.c.seq).limit(SWEEP_ROWS))
 
 
 def sweep_batch(connection: Connection, *changes: Delete | Update) -> bool:
-    """Execute changes to `oldest` rows. Return True if further rows may need these changes."""
+    """Execute changes to `oldest_rows`. Return True if further rows may need these changes."""
     counts = [connection.execute(change).rowcount for change in changes]
     return max(counts) >= SWEEP_ROWS
 
@@ -153,7 +153,7 @@ def _in_transaction(engine: Engine, transaction: Callable[[Connection], T]) -> T
         return transaction(connection)
 
 
-def _engine(path: Path) -> Engine:
+def _open_engine(path: Path) -> Engine:
     os.close(os.open(path, os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's other files copy the mode
     # Every use ends in commit or rollback: the pool's own rollback would cost 0.1 ms for nothing.
     engine = create_engine(URL.create("sqlite", database=str(path)), pool_reset_on_return=None)
@@ -182,16 +182,16 @@ def page_of_list(
     """Return a page of `items`, which are sorted from the oldest to the newest. Raises
     BadRequestError."""
     ordered = list(reversed(items)) if request.newest_first else list(items)
-    if request.after is not None:
+    if request.after_id is not None:
         ids = [item["id"] for item in ordered]
-        if request.after not in ids:
-            raise _not_in_list(request.after)
-        ordered = ordered[ids.index(request.after) + 1 :]
+        if request.after_id not in ids:
+            raise _not_in_list_error(request.after_id)
+        ordered = ordered[ids.index(request.after_id) + 1 :]
     return Page(tuple(ordered[: request.limit]), len(ordered) > request.limit)
 
 
-def _not_in_list(after: str) -> BadRequestError:
-    message = f"Invalid 'after': there is no {after!r} in this list."
+def _not_in_list_error(after_id: str) -> BadRequestError:
+    message = f"Invalid 'after': there is no {after_id!r} in this list."
     return BadRequestError(message, param="after", code="invalid_value")
 
 

@@ -14,7 +14,7 @@ class PageRequest:
 
     limit: int = 20
     newest_first: bool = True
-    after: str | None = None
+    after_id: str | None = None
     """The id of the last item of the previous page."""
 
 

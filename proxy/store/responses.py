@@ -29,11 +29,11 @@ from proxy.store.conversations import (
     items_by_parent,
     list_items,
 )
-from proxy.store.database import Database, oldest, sweep_batch
+from proxy.store.database import Database, oldest_rows, sweep_batch
 from proxy.store.records import ResponseChain, StoredResponse
 from proxy.store.tables import BACKEND_RESPONSES, CONVERSATIONS, ITEMS, RESPONSES, STREAMS
 
-MAX_CHAIN = 1000
+MAX_CHAIN_LENGTH = 1000
 """Maximum number of predecessors of a response, linked by `previous_response_id`, that are read."""
 MAX_BACKEND_RESPONSES = 10_000
 """Maximum number of one owner's responses in the backend. Above it, the oldest are forgotten."""
@@ -134,13 +134,15 @@ class ResponseRepository:
         return await self._database.read(lambda c: c.execute(query).scalar_one_or_none())
 
     async def chain(self, owner: str, response_id: str) -> ResponseChain | None:
-        """Return the owner's response with at most `MAX_CHAIN` predecessors, or None."""
+        """Return the owner's response with at most `MAX_CHAIN_LENGTH` predecessors, or None."""
         live = self._is_live(owner)
         latest = select(RESPONSES.c.id, RESPONSES.c.previous_id, literal(0).label("depth"))
         chain = latest.where(live, RESPONSES.c.id == response_id).cte(recursive=True)
         previous = select(RESPONSES.c.id, RESPONSES.c.previous_id, chain.c.depth + 1)
         chain = chain.union_all(
-            previous.where(live, RESPONSES.c.id == chain.c.previous_id, chain.c.depth < MAX_CHAIN)
+            previous.where(
+                live, RESPONSES.c.id == chain.c.previous_id, chain.c.depth < MAX_CHAIN_LENGTH
+            )
         )
         query = select(RESPONSES).join(chain, chain.c.id == RESPONSES.c.id)
         query = query.order_by(chain.c.depth)
@@ -155,7 +157,7 @@ class ResponseRepository:
             inputs = [
                 item
                 for row in reversed(rows)
-                for item in (*_conversation_before(connection, row), *items[row["id"]])
+                for item in (*_earlier_conversation_items(connection, row), *items[row["id"]])
             ]
             latest = _response(connection, rows[0])
             states = (row["state"] for row in rows if row["session"] == latest.session)
@@ -201,7 +203,7 @@ class ResponseRepository:
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete expired responses. See Repository."""
-        expired = oldest(BACKEND_RESPONSES, BACKEND_RESPONSES.c.expires_at <= now)
+        expired = oldest_rows(BACKEND_RESPONSES, BACKEND_RESPONSES.c.expires_at <= now)
         is_more = sweep_batch(connection, delete(BACKEND_RESPONSES).where(expired))
         return expire_with_items(connection, RESPONSES, now) or is_more
 
@@ -215,7 +217,7 @@ def _response(connection: Connection, row: RowMapping) -> StoredResponse:
     return StoredResponse(**{**fields, "record": {**json.loads(row["record"]), "output": output}})
 
 
-def _conversation_before(connection: Connection, row: RowMapping) -> list[Item]:
+def _earlier_conversation_items(connection: Connection, row: RowMapping) -> list[Item]:
     """Return the items that the response's conversation had when the response began."""
     if not row["conversation_id"]:
         return []

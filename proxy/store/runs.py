@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 
 from proxy.agent.suspension import SuspendedRun
-from proxy.store.database import Database, delete_beyond, oldest, sweep_batch
+from proxy.store.database import Database, delete_beyond, oldest_rows, sweep_batch
 from proxy.store.records import StoredRun
 from proxy.store.tables import RUN_SUMMARIES, RUNS, SUSPENDED_RUNS
 from sandbox_runtime.ownership import Owner
@@ -30,7 +30,7 @@ MAX_RUNS = 256
 MAX_BYTES = 64_000_000
 """Maximum number and total size of one owner's results. Above them, the oldest results are deleted.
 The same limits apply separately to suspended runs."""
-LOST_S = 600
+LOST_KEEP_S = 600
 """Seconds that a lost run is stored."""
 SUMMARY_KEEP_S = 24 * 3600
 """Seconds that a run's summary is stored."""
@@ -55,7 +55,7 @@ class RunRepository:
         can be joined, return the stored run instead."""
 
         def transaction(connection: Connection) -> StoredRun | None:
-            if run.key and (found := self._joinable(connection, run.owner, run.key)):
+            if run.key and (found := self._find_joinable(connection, run.owner, run.key)):
                 return found
             connection.execute(insert(RUNS), self._row(run))
             return None
@@ -70,7 +70,7 @@ class RunRepository:
         expires_at = int(self._now() + keep_s)
         row = {**self._row(run), "for_retry": for_retry, "expires_at": expires_at}
         await self._database.write(
-            lambda connection: _replace(connection, RUNS, RUNS.c.id == run.id, row)
+            lambda connection: _replace_row(connection, RUNS, RUNS.c.id == run.id, row)
         )
 
     async def find(self, owner: str, run_id: str) -> StoredRun | None:
@@ -81,26 +81,26 @@ class RunRepository:
     async def find_by_key(self, owner: str, key: str) -> StoredRun | None:
         """Return the newest run with an Idempotency-Key that is completed or runs in another
         process, or None."""
-        return await self._database.read(lambda c: self._joinable(c, owner, key))
+        return await self._database.read(lambda c: self._find_joinable(c, owner, key))
 
     async def take_for_retry(
-        self, owner: str, fingerprint: str, excluding: Collection[str]
+        self, owner: str, fingerprint: str, excluded_ids: Collection[str]
     ) -> StoredRun | None:
         """Return the oldest result that waits for a retry of this request, or None.
 
         No other caller gets the same result before `return_for_retry`. Runs with an id in
-        `excluding` are skipped.
+        `excluded_ids` are skipped.
         """
         waiting = select(RUNS.c.seq).where(
             RUNS.c.owner == owner,
             RUNS.c.fingerprint == fingerprint,
             RUNS.c.for_retry,
-            RUNS.c.id.not_in(list(excluding)),
+            RUNS.c.id.not_in(list(excluded_ids)),
             self._is_live(),
         )
         first = waiting.order_by(RUNS.c.seq).limit(1).scalar_subquery()
         taken = update(RUNS).where(RUNS.c.seq == first).values(for_retry=False).returning(*RUNS.c)
-        return await self._database.write_one(taken, _stored)
+        return await self._database.write_one(taken, _stored_run)
 
     async def return_for_retry(self, run_id: str) -> None:
         """Make a taken result available for a retry again, because the client did not receive
@@ -125,11 +125,11 @@ class RunRepository:
         store's thread."""
 
         def transaction(connection: Connection) -> None:
-            rows = [self._summary(run) for run in runs()]
+            rows = [self._summary_row(run) for run in runs()]
             connection.execute(insert(RUN_SUMMARIES).prefix_with("OR REPLACE"), rows)
             for owner in {run["owner"] for run in rows}:
                 of_owner = RUN_SUMMARIES.c.owner == owner
-                too_many = RUN_SUMMARIES.c.seq <= _newest_beyond(of_owner, MAX_SUMMARIES)
+                too_many = RUN_SUMMARIES.c.seq <= _seq_beyond_newest(of_owner, MAX_SUMMARIES)
                 connection.execute(delete(RUN_SUMMARIES).where(of_owner, too_many))
 
         await self._database.write(transaction)
@@ -150,21 +150,21 @@ class RunRepository:
         running = select(RUNS.c.process).where(RUNS.c.status == "running").distinct()
         dead = list(filter(self._process.is_dead, connection.execute(running).scalars()))
         lost = update(RUNS).where(RUNS.c.status == "running", RUNS.c.process.in_(dead))
-        connection.execute(lost.values(status="lost", expires_at=now + LOST_S))
+        connection.execute(lost.values(status="lost", expires_at=now + LOST_KEEP_S))
         summaries = RUN_SUMMARIES.c
-        too_many = summaries.seq <= _newest_beyond(true(), MAX_ALL_SUMMARIES)
+        too_many = summaries.seq <= _seq_beyond_newest(true(), MAX_ALL_SUMMARIES)
         return sweep_batch(
             connection,
-            delete(RUNS).where(oldest(RUNS, RUNS.c.expires_at <= now)),
+            delete(RUNS).where(oldest_rows(RUNS, RUNS.c.expires_at <= now)),
             delete(RUN_SUMMARIES).where(
-                oldest(RUN_SUMMARIES, (summaries.expires_at <= now) | too_many)
+                oldest_rows(RUN_SUMMARIES, (summaries.expires_at <= now) | too_many)
             ),
         )
 
     def _is_live(self) -> ColumnElement[bool]:
         return RUNS.c.expires_at.is_(None) | (RUNS.c.expires_at > self._now())
 
-    def _joinable(self, connection: Connection, owner: str, key: str) -> StoredRun | None:
+    def _find_joinable(self, connection: Connection, owner: str, key: str) -> StoredRun | None:
         """Return the newest run with a key that is completed or runs in another process, or None.
         The caller knows the runs of this process."""
         elsewhere = (RUNS.c.status == "running") & (RUNS.c.process != self._process.id)
@@ -177,7 +177,7 @@ class RunRepository:
 
     def _run(self, row: Mapping[Any, Any]) -> StoredRun:
         """Return the run of a row. A run whose process is dead is lost."""
-        run = _stored(row)
+        run = _stored_run(row)
         lost = run.status == "running" and self._process.is_dead(row["process"])
         return replace(run, status="lost") if lost else run
 
@@ -185,7 +185,7 @@ class RunRepository:
         values = {name: getattr(run, name) for name in StoredRun.__slots__}
         return {**values, "process": self._process.id, "bytes": len(run.record), "for_retry": False}
 
-    def _summary(self, run: StoredRun) -> dict[str, object]:
+    def _summary_row(self, run: StoredRun) -> dict[str, object]:
         values = {name: getattr(run, name) for name in StoredRun.__slots__}
         del values["key"], values["fingerprint"]
         expires_at = int(self._now() + SUMMARY_KEEP_S)
@@ -210,7 +210,7 @@ class SuspendedRunRepository:
         }
         same = (SUSPENDED_RUNS.c.owner == owner) & (SUSPENDED_RUNS.c.name == suspended_run.run_id)
         await self._database.write(
-            lambda connection: _replace(connection, SUSPENDED_RUNS, same, row)
+            lambda connection: _replace_row(connection, SUSPENDED_RUNS, same, row)
         )
 
     async def find(self, owner: str, name: str) -> SuspendedRun | None:
@@ -225,25 +225,25 @@ class SuspendedRunRepository:
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete expired suspended runs. See Repository."""
-        expired = oldest(SUSPENDED_RUNS, SUSPENDED_RUNS.c.expires_at <= now)
+        expired = oldest_rows(SUSPENDED_RUNS, SUSPENDED_RUNS.c.expires_at <= now)
         return sweep_batch(connection, delete(SUSPENDED_RUNS).where(expired))
 
 
-def _replace(
-    connection: Connection, table: Table, same: ColumnElement[bool], row: Mapping[str, Any]
+def _replace_row(
+    connection: Connection, table: Table, is_same: ColumnElement[bool], row: Mapping[str, Any]
 ) -> None:
-    """Insert a row in place of the rows that match `same`. Delete the owner's oldest rows beyond
+    """Insert a row in place of the rows that match `is_same`. Delete the owner's oldest rows beyond
     `MAX_RUNS` and `MAX_BYTES`."""
-    connection.execute(delete(table).where(same))
+    connection.execute(delete(table).where(is_same))
     connection.execute(insert(table), row)
     connection.execute(delete_beyond(table, row["owner"], max_rows=MAX_RUNS, max_bytes=MAX_BYTES))
 
 
-def _newest_beyond(where: ColumnElement[bool], count: int) -> ScalarSelect[int]:
+def _seq_beyond_newest(where: ColumnElement[bool], count: int) -> ScalarSelect[int]:
     """Select the `seq` of the newest matching summary after skipping the `count` newest."""
     seq = RUN_SUMMARIES.c.seq
     return select(seq).where(where).order_by(seq.desc()).limit(1).offset(count).scalar_subquery()
 
 
-def _stored(row: Mapping[Any, Any]) -> StoredRun:
+def _stored_run(row: Mapping[Any, Any]) -> StoredRun:
     return StoredRun(**{name: row[name] for name in StoredRun.__slots__})

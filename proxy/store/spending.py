@@ -20,7 +20,7 @@ from policies.budgets import (
 from proxy.store.database import Database
 from proxy.store.tables import SPENDING
 
-_AMOUNTS = [SPENDING.c[kind] for kind in EXPENSE_KINDS]
+_AMOUNT_COLUMNS = [SPENDING.c[kind] for kind in EXPENSE_KINDS]
 KEEP_DAYS = 1
 """Days that a past day's row is stored: a run may begin before midnight and settle after it."""
 
@@ -40,7 +40,7 @@ class StoredBudgetAccount:
         return await self._take(DailyBudget(), expected)
 
     async def settle(self, reservation: Reservation, actual: Expense) -> None:
-        adding = asyncio.ensure_future(self._add(reservation, actual))
+        adding = asyncio.ensure_future(self._add_expense(reservation, actual))
         with anyio.CancelScope(shield=True):  # the expense counts even if the client disconnects
             try:
                 await asyncio.shield(adding)
@@ -55,10 +55,10 @@ class StoredBudgetAccount:
         except asyncio.CancelledError:
             # The store may have counted the expense, but no caller gets the reservation.
             with anyio.CancelScope(shield=True):
-                await self._add(await taking, Expense())
+                await self._add_expense(await taking, Expense())
             raise
 
-    async def _add(self, reservation: Reservation, actual: Expense) -> None:
+    async def _add_expense(self, reservation: Reservation, actual: Expense) -> None:
         await self.repository.add(self.owner, reservation.day, actual - reservation.expected)
 
 
@@ -87,23 +87,23 @@ class SpendingRepository:
 
         def transaction(connection: Connection) -> Reservation:
             day = day_number(self._now())
-            spent = _spent(connection, owner, day)
+            spent = _day_expense(connection, owner, day)
             if kind := exhausted(budget, spent, expected):
                 return Reservation(day, Expense(), spent, exhausted=kind)
-            _add(connection, owner, day, expected)
+            _add_expense(connection, owner, day, expected)
             return Reservation(day, expected, spent + expected)
 
         return await self._database.write(transaction)
 
-    async def add(self, owner: str, day: int, more: Expense) -> None:
+    async def add(self, owner: str, day: int, expense: Expense) -> None:
         """Add an expense, usually the difference between the actual and the expected expense, to a
         day's sum."""
-        await self._database.write(lambda connection: _add(connection, owner, day, more))
+        await self._database.write(lambda connection: _add_expense(connection, owner, day, expense))
 
     async def spent(self, owner: str) -> Expense:
         """Return today's expense of a key."""
         return await self._database.read(
-            lambda connection: _spent(connection, owner, day_number(self._now()))
+            lambda connection: _day_expense(connection, owner, day_number(self._now()))
         )
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
@@ -112,13 +112,13 @@ class SpendingRepository:
         return False
 
 
-def _spent(connection: Connection, owner: str, day: int) -> Expense:
-    query = select(*_AMOUNTS).where(SPENDING.c.owner == owner, SPENDING.c.day == day)
+def _day_expense(connection: Connection, owner: str, day: int) -> Expense:
+    query = select(*_AMOUNT_COLUMNS).where(SPENDING.c.owner == owner, SPENDING.c.day == day)
     row = connection.execute(query).one_or_none()
     return Expense(*row) if row else Expense()
 
 
-def _add(connection: Connection, owner: str, day: int, more: Expense) -> None:
-    row = insert(SPENDING).values(owner=owner, day=day, **asdict(more))
+def _add_expense(connection: Connection, owner: str, day: int, expense: Expense) -> None:
+    row = insert(SPENDING).values(owner=owner, day=day, **asdict(expense))
     summed = {kind: SPENDING.c[kind] + row.excluded[kind] for kind in EXPENSE_KINDS}
     connection.execute(row.on_conflict_do_update(index_elements=["owner", "day"], set_=summed))

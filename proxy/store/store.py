@@ -87,13 +87,13 @@ class Store:
         """The Owner for this process, by which other processes can tell whether it is alive."""
         self.runs = RunRepository(self._database, now, self.worker)
         self.trajectories = TrajectoryRepository(self._database, now, self.worker, trajectories)
-        self._with_blobs: tuple[BlobRepository, ...] = (
+        self._blob_repositories: tuple[BlobRepository, ...] = (
             self.uploads,
             self.containers,
             self.workspaces,
         )
         self._repositories: tuple[Repository, ...] = (
-            *self._with_blobs,
+            *self._blob_repositories,
             self.suspended_runs,
             self.responses,
             self.conversations,
@@ -148,10 +148,10 @@ class Store:
 
     def _known_blobs(self, connection: Connection) -> dict[str, int]:
         known: dict[str, int] = {}
-        for repository in self._with_blobs:
+        for repository in self._blob_repositories:
             known |= repository.blobs(connection)
         return known
 
     def _mark_missing(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        for repository in self._with_blobs:
+        for repository in self._blob_repositories:
             repository.mark_missing(connection, blobs, now)

@@ -32,144 +32,144 @@ class Text(types.TypeDecorator[str]):
 METADATA = MetaData()
 
 
-def _with_seq(name: str, *columns: Column[Any]) -> Table:
+def _table_with_seq(name: str, *columns: Column[Any]) -> Table:
     """Return a table with a `seq` column, which numbers the rows in the order of creation."""
     return Table(name, METADATA, Column("seq", Integer, primary_key=True), *columns)
 
 
-def _text(*names: str) -> list[Column[str]]:
+def _text_columns(*names: str) -> list[Column[str]]:
     return [Column(name, Text) for name in names]
 
 
-def _integer(*names: str) -> list[Column[int]]:
+def _integer_columns(*names: str) -> list[Column[int]]:
     return [Column(name, BigInteger) for name in names]
 
 
-def _float(*names: str) -> list[Column[float]]:
+def _float_columns(*names: str) -> list[Column[float]]:
     return [Column(name, Float) for name in names]
 
 
 # A row with `deleted_at` stays for a while, so that a client that deletes items while it lists them
 # can continue after a deleted item.
-FILES = _with_seq(
+FILES = _table_with_seq(
     "files",
-    *_text("id", "owner", "filename", "purpose", "mime_type"),
-    *_integer("bytes"),
-    *_text("sha256", "blob"),
-    *_integer("created_at", "expires_at", "deleted_at"),
+    *_text_columns("id", "owner", "filename", "purpose", "mime_type"),
+    *_integer_columns("bytes"),
+    *_text_columns("sha256", "blob"),
+    *_integer_columns("created_at", "expires_at", "deleted_at"),
 )
-CONTAINERS = _with_seq(
+CONTAINERS = _table_with_seq(
     "containers",
-    *_text("id", "owner", "name"),
-    *_integer("minutes"),
-    *_text("memory_limit", "network_policy"),
-    *_integer("created_at", "last_active_at", "expires_at", "deleted_at"),
+    *_text_columns("id", "owner", "name"),
+    *_integer_columns("minutes"),
+    *_text_columns("memory_limit", "network_policy"),
+    *_integer_columns("created_at", "last_active_at", "expires_at", "deleted_at"),
 )
-CONTAINER_FILES = _with_seq(
+CONTAINER_FILES = _table_with_seq(
     "container_files",
-    *_text("id", "owner", "container_id", "path", "mime_type"),
-    *_integer("bytes"),
-    *_text("sha256", "blob", "source"),
-    *_integer("created_at", "deleted_at"),
+    *_text_columns("id", "owner", "container_id", "path", "mime_type"),
+    *_integer_columns("bytes"),
+    *_text_columns("sha256", "blob", "source"),
+    *_integer_columns("created_at", "deleted_at"),
 )
-WORKSPACES = _with_seq(
+WORKSPACES = _table_with_seq(
     "workspaces",
-    *_text("owner", "session", "state"),
-    *_integer("bytes"),
-    *_text("sha256", "blob"),
-    *_integer("expires_at"),
+    *_text_columns("owner", "session", "state"),
+    *_integer_columns("bytes"),
+    *_text_columns("sha256", "blob"),
+    *_integer_columns("expires_at"),
 )
-RESPONSES = _with_seq(
+RESPONSES = _table_with_seq(
     "responses",
-    *_text("id", "owner", "session", "state", "record", "previous_id", "conversation_id"),
-    *_integer("seen_seq"),
-    *_text("worker"),
-    *_integer("bytes", "created_at", "expires_at"),
+    *_text_columns("id", "owner", "session", "state", "record", "previous_id", "conversation_id"),
+    *_integer_columns("seen_seq"),
+    *_text_columns("worker"),
+    *_integer_columns("bytes", "created_at", "expires_at"),
 )
 # A separate table: streams are long, and SQLite rewrites the whole row on an update.
 STREAMS = Table(
     "streams",
     METADATA,
-    *_text("response_id", "frames"),
+    *_text_columns("response_id", "frames"),
 )
-CONVERSATIONS = _with_seq(
+CONVERSATIONS = _table_with_seq(
     "conversations",
-    *_text("id", "owner", "metadata"),
-    *_integer("bytes", "created_at", "expires_at"),
+    *_text_columns("id", "owner", "metadata"),
+    *_integer_columns("bytes", "created_at", "expires_at"),
 )
 # `holder` is the id of the item's parent, which is a response or a conversation.
-ITEMS = _with_seq(
+ITEMS = _table_with_seq(
     "items",
-    *_text("id", "owner", "holder", "source", "body"),
-    *_integer("bytes", "deleted_at"),
+    *_text_columns("id", "owner", "holder", "source", "body"),
+    *_integer_columns("bytes", "deleted_at"),
 )
-SUSPENDED_RUNS = _with_seq(
+SUSPENDED_RUNS = _table_with_seq(
     "parked_runs",
-    *_text("owner", "name", "record"),
-    *_integer("bytes", "expires_at"),
+    *_text_columns("owner", "name", "record"),
+    *_integer_columns("bytes", "expires_at"),
 )
-RUNS = _with_seq(
+RUNS = _table_with_seq(
     "runs",
-    *_text("id", "owner", "key", "fingerprint", "status", "process"),
+    *_text_columns("id", "owner", "key", "fingerprint", "status", "process"),
     Column("for_retry", Boolean),
-    *_text("model", "container_id"),
-    *_integer("created_at"),
-    *_text("record"),
-    *_integer("bytes", "expires_at"),
+    *_text_columns("model", "container_id"),
+    *_integer_columns("created_at"),
+    *_text_columns("record"),
+    *_integer_columns("bytes", "expires_at"),
 )
 # Summaries of all runs, without any text, for the runs API.
-RUN_SUMMARIES = _with_seq(
+RUN_SUMMARIES = _table_with_seq(
     "run_summaries",
-    *_text("id", "owner", "status", "process", "model", "container_id"),
-    *_integer("created_at"),
-    *_text("record"),
-    *_integer("expires_at"),
+    *_text_columns("id", "owner", "status", "process", "model", "container_id"),
+    *_integer_columns("created_at"),
+    *_text_columns("record"),
+    *_integer_columns("expires_at"),
 )
 # `root_run_id` is the run of the first choice. `deletion_reason` is null unless the row is a
 # tombstone. `process` is null once the end of the run is stored; that of a dead process stays.
 # `ended_at` is null while the run is running.
-TRAJECTORIES = _with_seq(
+TRAJECTORIES = _table_with_seq(
     "trajectories",
-    *_text("id", "owner", "process", "deletion_reason"),
-    *_integer("bytes", "created_at", "expires_at", "deleted_at"),
-    *_text("root_run_id"),
-    *_integer("ended_at"),
-    *_text("group_id", "task_id", "session_id"),
+    *_text_columns("id", "owner", "process", "deletion_reason"),
+    *_integer_columns("bytes", "created_at", "expires_at", "deleted_at"),
+    *_text_columns("root_run_id"),
+    *_integer_columns("ended_at"),
+    *_text_columns("group_id", "task_id", "session_id"),
 )
-TRAJECTORY_PARTS = _with_seq(
+TRAJECTORY_PARTS = _table_with_seq(
     "trajectory_parts",
-    *_text("trajectory_id"),
+    *_text_columns("trajectory_id"),
     Column("data", LargeBinary),
 )
 # A row without a value: the trajectory cannot be scored.
-TRAJECTORY_REWARDS = _with_seq(
+TRAJECTORY_REWARDS = _table_with_seq(
     "trajectory_rewards",
-    *_text("trajectory_id"),
-    *_float("value"),
-    *_text("source", "reason"),
-    *_integer("created_at"),
+    *_text_columns("trajectory_id"),
+    *_float_columns("value"),
+    *_text_columns("source", "reason"),
+    *_integer_columns("created_at"),
 )
 # The owners of responses that the backend stores for `:plain` models, under the backend's ids.
-BACKEND_RESPONSES = _with_seq(
+BACKEND_RESPONSES = _table_with_seq(
     "backend_responses",
-    *_text("owner", "id"),
-    *_integer("expires_at"),
+    *_text_columns("owner", "id"),
+    *_integer_columns("expires_at"),
 )
 # Days are counted from 1970, UTC.
 SPENDING = Table(
     "spending",
     METADATA,
-    *_text("owner"),
-    *_integer("day", "runs", "tokens"),
-    *_float("cost_usd"),
-    *_integer("commands"),
-    *_float("cpu_s"),
-    *_integer("egress_bytes", "tool_output_chars"),
+    *_text_columns("owner"),
+    *_integer_columns("day", "runs", "tokens"),
+    *_float_columns("cost_usd"),
+    *_integer_columns("commands"),
+    *_float_columns("cpu_s"),
+    *_integer_columns("egress_bytes", "tool_output_chars"),
 )
 # `reason` is why a model gets no tools; null if it gets tools.
 TOOL_VERDICTS = Table(
     "tool_verdicts",
     METADATA,
-    *_text("backend", "model", "reason", "words", "version"),
-    *_float("found_at"),
+    *_text_columns("backend", "model", "reason", "words", "version"),
+    *_float_columns("found_at"),
 )

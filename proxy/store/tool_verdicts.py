@@ -32,15 +32,15 @@ class ToolVerdictRepository:
             for row in reversed(rows)
         }
 
-    async def save(self, backend: str, model: str, known: KnownVerdict) -> None:
+    async def save(self, backend: str, model: str, known_verdict: KnownVerdict) -> None:
         """Store a verdict in place of an older verdict on the same model."""
         row: Mapping[str, object] = {
             "backend": backend,
             "model": model,
-            "reason": known.verdict.reason,
-            "words": known.verdict.message,
-            "version": known.version,
-            "found_at": known.found_at,
+            "reason": known_verdict.verdict.reason,
+            "words": known_verdict.verdict.message,
+            "version": known_verdict.version,
+            "found_at": known_verdict.found_at,
         }
         change = insert(TOOL_VERDICTS).values(row)
         change = change.on_conflict_do_update(index_elements=["backend", "model"], set_=row)

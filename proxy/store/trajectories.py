@@ -30,7 +30,7 @@ from sandbox_runtime.ownership import Owner
 DeletionReason = Literal["expired", "quota", "deleted", "failed"]
 """Why a trajectory no longer exists: its retention is over, newer trajectories of the same key
 needed the space, its client deleted it, or the store failed while it was written."""
-_REASONS: tuple[DeletionReason, ...] = get_args(DeletionReason)
+_DELETION_REASONS: tuple[DeletionReason, ...] = get_args(DeletionReason)
 TOMBSTONE_S = 90 * 24 * 3600
 """Seconds for which the store remembers that a trajectory existed."""
 MAX_TRAJECTORIES = 100_000
@@ -41,7 +41,7 @@ MAX_TOMBSTONES = 100_000
 SWEEP_TRAJECTORIES = 50
 """Maximum number of trajectories that are evicted or expire in one transaction. Each may have
 megabytes."""
-GROWTH = 0.01
+GROWTH_PER_CHECK = 0.01
 """The limits of an owner's trajectories are checked each time the trajectories have grown by this
 share of the limits. A check of 20,000 trajectories takes 7 ms."""
 MAX_OWNERS = 10_000
@@ -54,14 +54,17 @@ _REWARD_BYTES = 100
 _COLUMNS = TRAJECTORIES.c
 _IS_LIVE = _COLUMNS.deletion_reason.is_(None)
 _IS_RUNNING = _COLUMNS.ended_at.is_(None)
-_NEW = upsert(TRAJECTORIES)
-_UPSERT = _NEW.on_conflict_do_update(
+_INSERT_TRAJECTORY = upsert(TRAJECTORIES)
+_UPSERT = _INSERT_TRAJECTORY.on_conflict_do_update(
     index_elements=[_COLUMNS.id],
     set_={
-        "bytes": _COLUMNS.bytes + _NEW.excluded.bytes,
-        **{name: _NEW.excluded[name] for name in ("process", "expires_at", "ended_at")},
+        "bytes": _COLUMNS.bytes + _INSERT_TRAJECTORY.excluded.bytes,
+        **{
+            name: _INSERT_TRAJECTORY.excluded[name]
+            for name in ("process", "expires_at", "ended_at")
+        },
     },
-    where=_IS_LIVE & (_COLUMNS.owner == _NEW.excluded.owner),
+    where=_IS_LIVE & (_COLUMNS.owner == _INSERT_TRAJECTORY.excluded.owner),
 )
 """Inserts a trajectory, or adds the size of a part to a trajectory that exists and was not
 deleted."""
@@ -175,7 +178,9 @@ class TrajectoryRepository:
 
         def transaction(connection: Connection) -> None:
             connection.execute(insert(TRAJECTORIES).prefix_with("OR IGNORE"), rows)
-            self._remove(connection, _is_choice(owner, run_ids[0]) & _IS_RUNNING, "failed")
+            self._replace_by_tombstones(
+                connection, _is_choice(owner, run_ids[0]) & _IS_RUNNING, "failed"
+            )
 
         await self._database.write(transaction)
 
@@ -189,7 +194,7 @@ class TrajectoryRepository:
         """Call `evict` if the owner's trajectories have grown by GROWTH since the last call."""
         quota, grown = self._settings.quota_mib << 20, self._growth.get(owner, 1.0)
         self._growth[owner] = grown + size / quota + count / self._max_trajectories
-        if self._growth[owner] >= GROWTH:
+        if self._growth[owner] >= GROWTH_PER_CHECK:
             if len(self._growth) > MAX_OWNERS:
                 self._growth.clear()  # all owners are due at their next trajectory
             self._growth[owner] = 0.0
@@ -210,7 +215,7 @@ class TrajectoryRepository:
         )
 
         def transaction(connection: Connection) -> StoredTrajectory | None:
-            query = select(TRAJECTORIES).where(_named(owner, run_id))
+            query = select(TRAJECTORIES).where(_is_trajectory(owner, run_id))
             row = connection.execute(query).mappings().one_or_none()
             if row is None:
                 return None
@@ -243,7 +248,7 @@ class TrajectoryRepository:
         size = len((source + reason).encode(errors="replace"))
         change = (
             update(TRAJECTORIES)
-            .where(_named(owner, run_id), _IS_LIVE, ~self._has_expired())
+            .where(_is_trajectory(owner, run_id), _IS_LIVE, ~self._has_expired())
             .values(bytes=_COLUMNS.bytes + _REWARD_BYTES + size)
         )
 
@@ -278,8 +283,11 @@ class TrajectoryRepository:
     async def delete(self, owner: str, run_id: str) -> bool:
         """Delete the owner's trajectory of a run. If the run is that of a first choice, delete the
         trajectories of the request's other choices too. Return False if there is no trajectory."""
-        named = _named(owner, run_id) | _is_choice(owner, run_id)
-        return await self._database.write(lambda c: self._remove(c, named, "deleted")) > 0
+        named = _is_trajectory(owner, run_id) | _is_choice(owner, run_id)
+        return (
+            await self._database.write(lambda c: self._replace_by_tombstones(c, named, "deleted"))
+            > 0
+        )
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete expired trajectories and old tombstones, and mark the runs of dead processes as
@@ -289,9 +297,12 @@ class TrajectoryRepository:
         lost = update(TRAJECTORIES).where(_IS_LIVE, _IS_RUNNING, _COLUMNS.process.in_(dead))
         connection.execute(lost.values(ended_at=now))
         expired = ~_IS_RUNNING & (_COLUMNS.expires_at <= now)
-        removed = self._remove(connection, expired, "expired", SWEEP_TRAJECTORIES)
+        removed = self._replace_by_tombstones(connection, expired, "expired", SWEEP_TRAJECTORIES)
         old = _COLUMNS.deleted_at <= now - TOMBSTONE_S
-        forgotten = [_forget(connection, where) for where in (old, *self._surplus(connection))]
+        forgotten = [
+            _delete_tombstones(connection, where)
+            for where in (old, *self._surplus_tombstones(connection))
+        ]
         return removed >= SWEEP_TRAJECTORIES or max(forgotten) >= SWEEP_ROWS
 
     def _evict_batch(self, connection: Connection, owner: str) -> bool:
@@ -321,9 +332,12 @@ class TrajectoryRepository:
             counted.c.number > 1, counted.c.ended_at.is_not(None), is_beyond
         )
         where = _COLUMNS.seq.in_(beyond)
-        return self._remove(connection, where, "quota", SWEEP_TRAJECTORIES) >= SWEEP_TRAJECTORIES
+        return (
+            self._replace_by_tombstones(connection, where, "quota", SWEEP_TRAJECTORIES)
+            >= SWEEP_TRAJECTORIES
+        )
 
-    def _remove(
+    def _replace_by_tombstones(
         self,
         connection: Connection,
         where: ColumnElement[bool],
@@ -346,14 +360,14 @@ class TrajectoryRepository:
         connection.execute(change.values(deletion_reason=reason, deleted_at=now, bytes=0))
         return len(ids)
 
-    def _surplus(self, connection: Connection) -> list[ColumnElement[bool]]:
+    def _surplus_tombstones(self, connection: Connection) -> list[ColumnElement[bool]]:
         """Return a condition for each owner that has too many tombstones. The condition matches the
         owner's oldest tombstones beyond the maximum."""
         counts = select(_COLUMNS.owner).where(~_IS_LIVE).group_by(_COLUMNS.owner)
         crowded = counts.having(func.count() > self._max_tombstones)
         return [
             (_COLUMNS.owner == owner)
-            & (_COLUMNS.seq <= _newest_beyond(owner, self._max_tombstones))
+            & (_COLUMNS.seq <= _seq_beyond_newest(owner, self._max_tombstones))
             for owner in connection.execute(crowded).scalars().all()
         ]
 
@@ -376,7 +390,7 @@ class TrajectoryRepository:
 
     def _deletion_reason(self, row: Mapping[Any, Any]) -> DeletionReason | None:
         if row["deletion_reason"]:
-            return next(each for each in _REASONS if each == row["deletion_reason"])
+            return next(each for each in _DELETION_REASONS if each == row["deletion_reason"])
         has_expired = row["ended_at"] is not None and row["expires_at"] <= self._now()
         return "expired" if has_expired else None
 
@@ -396,7 +410,7 @@ def _summary(row: RowMapping) -> TrajectorySummary:
     return TrajectorySummary(*(row[name] for name in names))
 
 
-def _named(owner: str, run_id: str) -> ColumnElement[bool]:
+def _is_trajectory(owner: str, run_id: str) -> ColumnElement[bool]:
     return (_COLUMNS.owner == owner) & (_COLUMNS.id == run_id)
 
 
@@ -404,14 +418,14 @@ def _is_choice(owner: str, root_run_id: str) -> ColumnElement[bool]:
     return (_COLUMNS.owner == owner) & (_COLUMNS.root_run_id == root_run_id)
 
 
-def _forget(connection: Connection, where: ColumnElement[bool]) -> int:
+def _delete_tombstones(connection: Connection, where: ColumnElement[bool]) -> int:
     """Delete the oldest tombstones that match `where`, at most SWEEP_ROWS. Return their number."""
     tombstones = select(_COLUMNS.seq).where(where, ~_IS_LIVE)
     oldest = tombstones.order_by(_COLUMNS.deleted_at, _COLUMNS.seq).limit(SWEEP_ROWS)
     return connection.execute(delete(TRAJECTORIES).where(_COLUMNS.seq.in_(oldest))).rowcount
 
 
-def _newest_beyond(owner: str, count: int) -> ScalarSelect[int]:
+def _seq_beyond_newest(owner: str, count: int) -> ScalarSelect[int]:
     """Select the `seq` of the owner's newest tombstone that is not among the `count` newest."""
     tombstones = select(_COLUMNS.seq).where(_COLUMNS.owner == owner, ~_IS_LIVE)
     return tombstones.order_by(_COLUMNS.seq.desc()).limit(1).offset(count).scalar_subquery()

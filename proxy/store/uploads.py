@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, select, update
 
 from proxy.store.blobs import Blob, BlobStore
-from proxy.store.database import Database, check_quota, oldest, sweep_batch
+from proxy.store.database import Database, check_quota, oldest_rows, sweep_batch
 from proxy.store.records import Page, PageRequest, StoredUpload, Upload
 from proxy.store.tables import FILES
 
@@ -29,12 +29,12 @@ class UploadRepository:
         filename: str,
         purpose: str,
         mime_type: str,
-        expires_at: Callable[[int], int],
+        compute_expiry: Callable[[int], int],
         quota: int,
     ) -> StoredUpload:
         """Store an upload. Raises QuotaError.
 
-        `expires_at` computes the expiry from the time of creation; `quota` is in bytes.
+        `compute_expiry` computes the expiry from the time of creation; `quota` is in bytes.
         """
         now = int(self._now())
         upload = StoredUpload(
@@ -46,7 +46,7 @@ class UploadRepository:
             sha256=blob.sha256,
             blob=blob.name,
             created_at=now,
-            expires_at=expires_at(now),
+            expires_at=compute_expiry(now),
         )
         row = {name: getattr(upload, name) for name in StoredUpload.__slots__}
 
@@ -54,14 +54,14 @@ class UploadRepository:
             check_quota(connection, owner, blob.bytes, quota, now)
             connection.execute(insert(FILES), {"owner": owner, **row})
 
-        async with self._blobs.removed_on_error(blob):
+        async with self._blobs.remove_on_error(blob):
             await self._database.write(transaction)
         return upload
 
     async def get(self, owner: str, file_id: str) -> StoredUpload | None:
         """Return the owner's upload, or None if it does not exist or its blob is missing or has
         another size."""
-        query = select(FILES).where(FILES.c.owner == owner, FILES.c.id == file_id, self._live())
+        query = select(FILES).where(FILES.c.owner == owner, FILES.c.id == file_id, self._is_live())
 
         def convert(row: RowMapping) -> StoredUpload | None:
             return _upload(row) if self._blobs.is_intact(row["blob"], row["bytes"]) else None
@@ -79,7 +79,7 @@ class UploadRepository:
         self, owner: str, request: PageRequest, purpose: str | None
     ) -> Page[StoredUpload]:
         """Return a page of the owner's uploads. Raises BadRequestError."""
-        visible = self._live()
+        visible = self._is_live()
         if purpose is not None:
             visible &= FILES.c.purpose == purpose
         return await self._database.read_page(
@@ -90,7 +90,7 @@ class UploadRepository:
         """Delete the owner's upload. Return False if there is none."""
         change = (
             update(FILES)
-            .where(FILES.c.owner == owner, FILES.c.id == file_id, self._live())
+            .where(FILES.c.owner == owner, FILES.c.id == file_id, self._is_live())
             .values(deleted_at=int(self._now()))
             .returning(FILES.c.blob)
         )
@@ -100,11 +100,11 @@ class UploadRepository:
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete expired uploads. See Repository."""
-        expired = oldest(FILES, (FILES.c.expires_at <= now) & _NOT_DELETED)
+        expired = oldest_rows(FILES, (FILES.c.expires_at <= now) & _NOT_DELETED)
         return sweep_batch(
             connection,
             update(FILES).where(expired).values(deleted_at=now),
-            delete(FILES).where(oldest(FILES, FILES.c.deleted_at < forget_before)),
+            delete(FILES).where(oldest_rows(FILES, FILES.c.deleted_at < forget_before)),
         )
 
     def blobs(self, connection: Connection) -> dict[str, int]:
@@ -116,7 +116,7 @@ class UploadRepository:
             missing = update(FILES).where(FILES.c.blob == blob, _NOT_DELETED)
             connection.execute(missing.values(deleted_at=now))
 
-    def _live(self) -> ColumnElement[bool]:
+    def _is_live(self) -> ColumnElement[bool]:
         return _NOT_DELETED & (FILES.c.expires_at > self._now())
 
 

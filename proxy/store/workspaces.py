@@ -6,7 +6,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, case, delete, func
 
 from policies.sessions import Session, SessionSettings, SessionState
 from proxy.store.blobs import Blob, BlobStore
-from proxy.store.database import Database, oldest, sweep_batch
+from proxy.store.database import Database, oldest_rows, sweep_batch
 from proxy.store.tables import WORKSPACES
 from sandbox_runtime.errors import FileMissingError
 from sandbox_runtime.sandbox import Sink
@@ -31,32 +31,34 @@ class WorkspaceRepository:
         self._settings = settings
 
     async def save(self, state: SessionState, write: Callable[[Sink], Awaitable[int]]) -> None:
-        async with self._blobs.new() as writer:
+        async with self._blobs.open_writer() as writer:
             await write(writer.write)
             blob = await writer.commit()
         await self._add(state, blob)
 
-    async def alias(self, state: SessionState, of: SessionState) -> None:
-        blob = await self._blob(of)
-        if blob and state != of:
+    async def alias(self, state: SessionState, target: SessionState) -> None:
+        blob = await self._find_blob(target)
+        if blob and state != target:
             await self._add(state, await self._blobs.copy(blob))
 
-    async def newest(self, session: Session) -> str | None:
+    async def newest_state_name(self, session: Session) -> str | None:
         newest = (
-            select(WORKSPACES.c.state).where(_in_session(session), self._live()).order_by(_LATEST)
+            select(WORKSPACES.c.state)
+            .where(_in_session(session), self._is_live())
+            .order_by(_NEWEST_FIRST)
         )
         return await self._database.read(lambda c: c.execute(newest).scalars().first())
 
-    async def known(self, session: Session, names: Sequence[str]) -> set[str]:
+    async def stored_names(self, session: Session, names: Sequence[str]) -> set[str]:
         if not names:
             return set()
         known = select(WORKSPACES.c.state).where(
-            _in_session(session), WORKSPACES.c.state.in_(names), self._live()
+            _in_session(session), WORKSPACES.c.state.in_(names), self._is_live()
         )
         return await self._database.read(lambda c: set(c.execute(known).scalars()))
 
     async def read(self, state: SessionState) -> AsyncIterator[bytes]:
-        blob = await self._blob(state)
+        blob = await self._find_blob(state)
         if blob is None:
             raise FileMissingError(f"the snapshot of {state.session.name} no longer exists")
         async for piece in self._blobs.read(blob.name):
@@ -69,7 +71,7 @@ class WorkspaceRepository:
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete expired snapshots. See Repository."""
-        expired = oldest(WORKSPACES, WORKSPACES.c.expires_at <= now)
+        expired = oldest_rows(WORKSPACES, WORKSPACES.c.expires_at <= now)
         return sweep_batch(connection, delete(WORKSPACES).where(expired))
 
     def blobs(self, connection: Connection) -> dict[str, int]:
@@ -80,9 +82,9 @@ class WorkspaceRepository:
         for blob in blobs:
             connection.execute(delete(WORKSPACES).where(WORKSPACES.c.blob == blob))
 
-    async def _blob(self, state: SessionState) -> Blob | None:
+    async def _find_blob(self, state: SessionState) -> Blob | None:
         query = select(WORKSPACES).where(
-            _in_session(state.session), WORKSPACES.c.state == state.name, self._live()
+            _in_session(state.session), WORKSPACES.c.state == state.name, self._is_live()
         )
 
         def convert(row: RowMapping) -> Blob | None:
@@ -111,7 +113,7 @@ class WorkspaceRepository:
             connection.execute(insert(WORKSPACES), row)
             return replaced + self._evict(connection, state.session)
 
-        async with self._blobs.removed_on_error(blob):
+        async with self._blobs.remove_on_error(blob):
             unused = await self._database.write(transaction)
         await self._blobs.remove(unused)
 
@@ -121,12 +123,14 @@ class WorkspaceRepository:
         too_many = (
             select(WORKSPACES.c.seq)
             .where(_in_session(session))
-            .order_by(_LATEST)
+            .order_by(_NEWEST_FIRST)
             .offset(MAX_STATES)
         )
         # The newest snapshot stays, whatever its size. Snapshots with the same content count once,
         # because their blobs may be links to one file.
-        copy_number = func.row_number().over(partition_by=WORKSPACES.c.sha256, order_by=_LATEST)
+        copy_number = func.row_number().over(
+            partition_by=WORKSPACES.c.sha256, order_by=_NEWEST_FIRST
+        )
         counted = (
             select(
                 WORKSPACES.c.seq,
@@ -143,11 +147,11 @@ class WorkspaceRepository:
         evicted = delete(WORKSPACES).where(beyond).returning(WORKSPACES.c.blob)
         return list(connection.execute(evicted).scalars())
 
-    def _live(self) -> ColumnElement[bool]:
+    def _is_live(self) -> ColumnElement[bool]:
         return WORKSPACES.c.expires_at > self._now()
 
 
-_LATEST = WORKSPACES.c.seq.desc()
+_NEWEST_FIRST = WORKSPACES.c.seq.desc()
 
 
 def _in_session(session: Session) -> ColumnElement[bool]:

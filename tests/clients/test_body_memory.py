@@ -147,7 +147,7 @@ async def post_status(client: httpx.AsyncClient, body: bytes) -> int:
 async def test_key_is_limited_to_its_share_of_the_body_memory(tmp_path: Path) -> None:
     release = asyncio.Event()
     script = [Held(text_reply("Long."), release), text_reply("Hi.")]
-    memory = BodyMemory(24 * MIB, share_bytes=12 * MIB)
+    memory = BodyMemory(24 * MIB, max_bytes_per_owner=12 * MIB)
     with anyio.fail_after(30):
         async with (
             scripted_backend(script) as backend,

@@ -137,7 +137,7 @@ async def complete(client: openai.AsyncOpenAI, **fields: Any) -> Any:
 
 async def test_operator_key_is_not_sent_to_the_backend(tmp_path: Path) -> None:
     gate = KeyGate()
-    keyring = Keyring(is_closed=True, operator="sk-operator")
+    keyring = Keyring(is_closed=True, operator_secret="sk-operator")
     async with proxy_server(gate, tmp_path, keyring=keyring) as there:
         for path, status in (("/metrics", 200), ("/v1/chat/completions", 401)):
             method = "GET" if status == 200 else "POST"

@@ -68,7 +68,7 @@ async def test_file_url_is_refused(model: str, backend_fetches: bool, tmp_path: 
         {"type": "input_file", "file_url": "file:///etc/passwd"},
         {"image_url": "file:///etc/logo.png"},  # a part without a type
     ]
-    inputs = Inputs(fetcher=Fetcher(), backend_fetches=backend_fetches)
+    inputs = Inputs(fetcher=Fetcher(), backend_fetches_urls=backend_fetches)
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path, inputs=inputs) as url,
@@ -85,7 +85,7 @@ async def test_file_url_is_refused(model: str, backend_fetches: bool, tmp_path: 
 async def test_urls_are_passed_to_a_backend_that_fetches(tmp_path: Path) -> None:
     internet = Internet({"inside.example": ["10.0.0.1"]})
     fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
-    inputs = Inputs(fetcher=fetcher, backend_fetches=True)
+    inputs = Inputs(fetcher=fetcher, backend_fetches_urls=True)
     inside = image_part("http://inside.example/p.png")
     async with (
         scripted_backend([SUBMIT, text_reply("Seen.")]) as backend,

@@ -293,7 +293,7 @@ async def test_metrics_need_the_key(tmp_path: Path) -> None:
 async def test_metrics_need_the_operator_key_if_the_server_has_several_keys(
     operator: str | None, sent: str, status: int, tmp_path: Path
 ) -> None:
-    keyring = Keyring([("sk-a", Key("a")), ("sk-b", Key("b"))], operator=operator)
+    keyring = Keyring([("sk-a", Key("a")), ("sk-b", Key("b"))], operator_secret=operator)
     headers = {"authorization": f"Bearer {sent}"}
     async with (
         scripted_backend([]) as backend,

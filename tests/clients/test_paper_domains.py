@@ -16,13 +16,13 @@ from policies.paper_prompts import DOMAIN_PROMPTS, Domain
 from proxy.config import ConfigError, parse
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.paper_prompts import REFERENCE_FILES
-from proxy.profiles import Profiles, build_profiles, shipped
+from proxy.profiles import Profiles, build_profiles, shipped_profiles
 from sandbox_runtime.tools import make_tools
 from tests.fakes.backend import ScriptedBackend, scripted_backend
 from tests.fakes.paper import paper
 from tests.fakes.server import running_proxy
 
-DOMAINS = [name.removeprefix("paper-") for name in shipped() if name.startswith("paper-")]
+DOMAINS = [name.removeprefix("paper-") for name in shipped_profiles() if name.startswith("paper-")]
 PROBLEM = 'What is \\frac{1}{2} of {"a": 84}?'
 ANSWER = "\\boxed{42}"
 WRITE = call("execute_bash", command=f"printf '%s\\n' '{ANSWER}' > /testbed/answer.txt")
@@ -116,7 +116,7 @@ async def test_trajectory_limit_of_a_domain_ends_the_run(
 
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_domain_differs_from_paper_only_in_prompts_and_trajectory_limit(domain: str) -> None:
-    named = profiles(profiles={"short": {"extends": f"paper-{domain}"}}).named
+    named = profiles(profiles={"short": {"extends": f"paper-{domain}"}}).by_name
     found, general = named[f"paper-{domain}"], named["paper"]
     assert found.isolation == general.isolation
     assert found.observation == general.observation
@@ -127,7 +127,7 @@ def test_domain_differs_from_paper_only_in_prompts_and_trajectory_limit(domain: 
 
 def test_custom_profile_can_select_a_domain_and_change_its_prompts() -> None:
     tree = {"lab": {"extends": "paper", "agent": {"domain": "math", "prompts": {"no_call": "Go."}}}}
-    agent = profiles(profiles=tree).named["lab"].agent
+    agent = profiles(profiles=tree).by_name["lab"].agent
     assert (agent.prompts.system, agent.prompts.no_call) == (DOMAIN_PROMPTS["math"].system, "Go.")
 
 
@@ -175,7 +175,7 @@ async def test_prompts_of_the_installed_reference_package_are_sent(
     ]
     assert backend.requests[0].body["tools"] == TOOLS
     assert answer["choices"][0]["message"]["content"].strip() == ANSWER
-    assert served.named["paper"].agent.prompts.system_prompt() == "general in /testbed."
+    assert served.by_name["paper"].agent.prompts.system_prompt() == "general in /testbed."
 
 
 def test_prompt_file_precedes_the_package_in_the_profile_paper_only(
@@ -185,7 +185,7 @@ def test_prompt_file_precedes_the_package_in_the_profile_paper_only(
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "prompts.yaml"
     file.write_text('{system_prompt: Mine., instance_prompt: "{problem_statement}"}', "utf-8")
-    named = profiles(paper={"prompts": "reference", "prompt_file": str(file)}).named
+    named = profiles(paper={"prompts": "reference", "prompt_file": str(file)}).by_name
     assert named["paper"].agent.prompts.system_prompt() == "Mine."
     assert named["paper-math"].agent.prompts.system_prompt() == "math in /testbed."
 

@@ -117,8 +117,8 @@ KEYS = [("sk-a", Key("a")), ("sk-b", Key("b"))]
         (single_key("sk-a"), "sk-a", 200),
         (single_key("sk-a"), "sk-wrong", 401),
         (Keyring(KEYS), "sk-a", 403),
-        (Keyring(KEYS, operator="sk-operator"), "sk-a", 403),
-        (Keyring(KEYS, operator="sk-operator"), "sk-operator", 200),
+        (Keyring(KEYS, operator_secret="sk-operator"), "sk-a", 403),
+        (Keyring(KEYS, operator_secret="sk-operator"), "sk-operator", 200),
     ],
 )
 async def test_only_the_operator_key_can_pause_the_server(

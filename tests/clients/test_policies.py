@@ -52,7 +52,7 @@ async def served(
             "memory",
             state_dir,
             profiles=build_profiles(config),
-            keyring=Keyring([*KEYS, ("sk-other", Key("other"))], operator="sk-operator"),
+            keyring=Keyring([*KEYS, ("sk-other", Key("other"))], operator_secret="sk-operator"),
             passthrough="all",
         ) as url,
         http_client(url) as http,

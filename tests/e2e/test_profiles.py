@@ -17,7 +17,7 @@ from proxy.audit.audit_log import verify
 from proxy.config import parse
 from proxy.keys import Key, Keyring
 from proxy.models.scripted import call, tool_reply
-from proxy.profiles import build_profiles, shipped
+from proxy.profiles import build_profiles, shipped_profiles
 from proxy.runs.manager import RunManager
 from tests.e2e.networks import addresses_of
 from tests.fakes.backend import scripted_backend
@@ -199,5 +199,5 @@ async def test_paper_has_a_stateless_shell_and_one_call_per_turn(tmp_path: Path)
 def test_every_shipped_profile_has_a_test() -> None:
     text = Path(__file__).read_text("utf-8")
     # tests/clients/test_paper_domains.py tests the profiles of the paper's domains.
-    names = [name for name in shipped() if not name.startswith("paper-")]
+    names = [name for name in shipped_profiles() if not name.startswith("paper-")]
     assert all(f"test_{name}_" in text for name in names)

@@ -25,15 +25,15 @@ class MemorySnapshots:
         self.made.append(state)
         self._keep(state, b"".join(pieces))
 
-    async def alias(self, state: SessionState, of: SessionState) -> None:
-        data = self.kept.get(of.session, {}).get(of.name)
+    async def alias(self, state: SessionState, target: SessionState) -> None:
+        data = self.kept.get(target.session, {}).get(target.name)
         if data is not None:
             self._keep(state, data)
 
-    async def newest(self, session: Session) -> str | None:
+    async def newest_state_name(self, session: Session) -> str | None:
         return next(reversed(self.kept.get(session, {})), None)
 
-    async def known(self, session: Session, names: Sequence[str]) -> set[str]:
+    async def stored_names(self, session: Session, names: Sequence[str]) -> set[str]:
         return set(names) & self.kept.get(session, {}).keys()
 
     async def read(self, state: SessionState) -> AsyncIterator[bytes]:

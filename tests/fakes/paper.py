@@ -5,13 +5,14 @@ from typing import Any
 
 from policies.paper_prompts import ReferencePrompts
 from policies.profile import AgentSettings, Profile
-from proxy.profiles import overlaid, shipped
+from proxy.profiles import shipped_profiles, with_settings
 
 
 def paper(words: ReferencePrompts = ReferencePrompts()) -> Profile:
     """Return the profile with these prompts."""
-    return overlaid(
-        Profile(agent=AgentSettings(prompts=words)), {**shipped()["paper"], "name": "paper"}
+    return with_settings(
+        Profile(agent=AgentSettings(prompts=words)),
+        {**shipped_profiles()["paper"], "name": "paper"},
     )
 
 

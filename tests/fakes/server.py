@@ -36,7 +36,7 @@ from proxy.app import create_app
 from proxy.demo import SCRIPT
 from proxy.files import FileLookup, FileStore
 from proxy.http_server import ConnectionRegistry, HTTPProtocol
-from proxy.inputs import Inputs, TextLengths
+from proxy.inputs import Inputs, TextTokenCounter
 from proxy.keys import ANYONE, Key, Keyring
 from proxy.metrics import Metrics
 from proxy.models.openai_http import OpenAIHTTPModel
@@ -186,7 +186,7 @@ def make_services(
     verdicts = make_verdicts(model, store) if make_verdicts else ToolVerdicts()
     metrics = metrics or Metrics()
     if isinstance(sandboxes, Pool):
-        metrics.follow_pool(sandboxes)
+        metrics.observe_pool(sandboxes)
     agent = Agent(WatchedModel(model, verdicts, metrics), workspaces, make_tools)
     make_runs = make_runs or partial(
         RunManager, tool_verdicts=verdicts, metrics=metrics, trajectories=store.trajectories
@@ -197,7 +197,11 @@ def make_services(
         workspaces=workspaces,
         files=files,
         file_limits=FileLimits(),
-        inputs=Inputs(uploads=FileLookup(store), lengths=TextLengths(model), window=agent.window),
+        inputs=Inputs(
+            uploads=FileLookup(store),
+            token_counter=TextTokenCounter(model),
+            find_window=agent.window,
+        ),
         profiles=Profiles.only(Profile(isolation=isolation)),
         tool_verdicts=verdicts,
     )

@@ -15,10 +15,10 @@ from proxy.config import (
     ConfigError,
     ServerConfig,
     backend_key_variable,
+    check_key_forwarding,
     data_dir,
     load,
     parse,
-    require_forwarding_fits,
     secret,
     setting_paths,
 )
@@ -255,8 +255,8 @@ def test_openai_api_key_that_is_blank_is_not_sent(monkeypatch: pytest.MonkeyPatc
 def test_forward_client_key_excludes_other_keys(tree: dict[str, Any], message: str) -> None:
     backend = {"forward_client_key": True, **tree.get("backend", {})}
     with pytest.raises(ConfigError, match=message):
-        require_forwarding_fits(parse({**tree, "backend": backend}, "c.yaml"))
-    require_forwarding_fits(parse(tree, "c.yaml"))
+        check_key_forwarding(parse({**tree, "backend": backend}, "c.yaml"))
+    check_key_forwarding(parse(tree, "c.yaml"))
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ async def test_only_the_public_addresses_of_a_name_are_dialed() -> None:
 
 async def test_forbidden_address_is_refused() -> None:
     internet = Internet()
-    async with fetcher_for(internet, forbidden=[(PUBLIC, 80)]) as fetcher:
+    async with fetcher_for(internet, forbidden_addresses=[(PUBLIC, 80)]) as fetcher:
         with pytest.raises(FetchError, match="the proxy's own"):
             await fetch(fetcher)
     assert internet.dialed == []

@@ -11,7 +11,7 @@ async def test_reader_gets_the_earlier_frames_and_then_new_ones() -> None:
     received: list[list[str]] = []
 
     async def read(first: int) -> None:
-        while frames := await frame_log.since(first):
+        while frames := await frame_log.wait_for_frames(first):
             received.append(list(frames))
             first += len(frames)
 
@@ -30,15 +30,21 @@ async def test_recorded_frames_are_replayed_with_the_latest_ones() -> None:
     frame_log.add(["aaaa", "bbbb", "cccc"])
     restored = FrameLog.from_json(frame_log.to_json(["dd"]))
     with anyio.fail_after(5):
-        assert (restored.first, await restored.since(0)) == (1, ["bbbb", "cccc", "dd"])
-        assert (await restored.since(3), await restored.since(4)) == (["dd"], [])
+        assert (restored.first_number, await restored.wait_for_frames(0)) == (
+            1,
+            ["bbbb", "cccc", "dd"],
+        )
+        assert (await restored.wait_for_frames(3), await restored.wait_for_frames(4)) == (
+            ["dd"],
+            [],
+        )
 
 
 async def test_oldest_frames_are_dropped_and_the_newest_is_kept() -> None:
     frame_log = FrameLog(max_chars=10)
     frame_log.add(["aaaa", "bbbb", "cccc"])
-    assert (frame_log.first, frame_log.chars) == (1, 8)
-    assert await frame_log.since(0) == ["bbbb", "cccc"]
-    assert await frame_log.since(2) == ["cccc"]
+    assert (frame_log.first_number, frame_log.chars) == (1, 8)
+    assert await frame_log.wait_for_frames(0) == ["bbbb", "cccc"]
+    assert await frame_log.wait_for_frames(2) == ["cccc"]
     frame_log.add(["d" * 100])
-    assert (frame_log.first, await frame_log.since(3)) == (3, ["d" * 100])
+    assert (frame_log.first_number, await frame_log.wait_for_frames(3)) == (3, ["d" * 100])

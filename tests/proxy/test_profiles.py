@@ -11,7 +11,7 @@ from policies.profile import Profile
 from proxy.config import ConfigError, parse
 from proxy.errors import BadRequestError, ForbiddenError
 from proxy.keys import Key, Keyring
-from proxy.profiles import Profiles, build_profiles, shipped
+from proxy.profiles import Profiles, build_profiles, shipped_profiles
 
 ANYONE = Key()
 NO_NETWORK = {"isolation": {"network": {"mode": "none"}}}
@@ -31,9 +31,9 @@ def config_error(**tree: Any) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_profiles())
 def test_shipped_profile_describes_its_purpose(name: str) -> None:
-    profile = profiles().named[name]
+    profile = profiles().by_name[name]
     assert profile.name == name
     assert len(profile.about) > 80
 
@@ -53,19 +53,19 @@ def test_request_cannot_leave_an_audited_profile_for_one_without_audit() -> None
     watched = profiles(**FINANCE)
     for name in ("default", "research", "strict"):
         with pytest.raises(ForbiddenError):
-            watched.of(ANYONE, "m", name, {})
+            watched.select(ANYONE, "m", name, {})
 
 
 def test_error_for_an_unknown_profile_lists_only_the_profiles_of_the_key() -> None:
     with pytest.raises(BadRequestError, match="'research'") as raised:
-        profiles().of(STUDENT, "m", "fast", {})
+        profiles().select(STUDENT, "m", "fast", {})
     assert "'paper'" not in str(raised.value)
 
 
 def test_policy_of_a_key_adds_rules_and_removes_none() -> None:
     rule = {"name": "own", "target": "command", "pattern": "rm", "action": "deny"}
     key = Key("k", ("finance",), {"watch": {"rules": [rule]}, "audit": {"enabled": False}})
-    profile = profiles(**FINANCE).of(key, "m", None, {})
+    profile = profiles(**FINANCE).select(key, "m", None, {})
     assert [rule.name for rule in profile.watch.rules] == ["order-hosts", "own"]
     assert profile.audit.enabled
 
@@ -74,7 +74,7 @@ def test_rules_and_detectors_of_a_profile_are_added_to_those_of_config_yaml() ->
     rule = {"name": "own", "target": "command", "pattern": "rm", "action": "deny"}
     secret = {"name": "badge", "pattern": "B-[0-9]+"}
     redaction = {"detectors": ["aws"], "patterns": [secret]}
-    found = profiles(**FINANCE, watch={"rules": [rule]}, redaction=redaction).named
+    found = profiles(**FINANCE, watch={"rules": [rule]}, redaction=redaction).by_name
     assert [rule.name for rule in found["finance"].watch.rules] == ["own", "order-hosts"]
     assert [rule.name for rule in found["default"].watch.rules] == ["own"]
     assert found["finance"].redaction.detectors == ("aws", "all")
@@ -84,24 +84,24 @@ def test_rules_and_detectors_of_a_profile_are_added_to_those_of_config_yaml() ->
 def test_policy_with_hosts_opens_no_network_in_a_profile_without_one() -> None:
     key = Key("k", ("strict", "research"), {"isolation": {"network": {"allowed_hosts": ["pypi"]}}})
     found = profiles()
-    assert found.of(key, "m", "strict", {}).isolation == found.named["strict"].isolation
-    egress = found.of(key, "m", "research", {}).isolation.network
+    assert found.select(key, "m", "strict", {}).isolation == found.by_name["strict"].isolation
+    egress = found.select(key, "m", "research", {}).isolation.network
     assert (egress.mode, egress.allowed_hosts) == ("allowlist", ("pypi",))
 
 
 def test_strict_limits_inputs_and_fetches_no_urls() -> None:
-    inputs = profiles().named["strict"].inputs
+    inputs = profiles().by_name["strict"].inputs
     assert (inputs.fetch_urls, inputs.max_file_mib, inputs.max_total_mib) == (False, 16, 32)
 
 
 def test_settings_of_config_yaml_hold_for_profiles_that_do_not_set_them() -> None:
-    found = profiles(limits={"max_turns": 7}).named
+    found = profiles(limits={"max_turns": 7}).by_name
     assert found["default"].limits.max_turns == 7
     assert found["strict"].limits.max_turns == 30
 
 
 def test_operators_profile_inherits_from_the_profile_it_extends() -> None:
-    found = profiles(profiles={"lab": {"extends": "research", "limits": {"max_turns": 9}}}).named
+    found = profiles(profiles={"lab": {"extends": "research", "limits": {"max_turns": 9}}}).by_name
     assert found["lab"].limits.max_turns == 9
     assert found["lab"].limits.max_run_seconds == found["research"].limits.max_run_seconds
     assert found["lab"].isolation == found["research"].isolation
@@ -124,12 +124,12 @@ def test_profile_is_that_of_request_model_key_or_server_in_this_order(
     key: Key, model: str, requested: str | None, expected: str
 ) -> None:
     found = profiles(models={"qwen3-4b*": {"profile": "strict"}})
-    assert found.of(key, model, requested, {}).name == expected
+    assert found.select(key, model, requested, {}).name == expected
 
 
 def test_profile_that_allows_more_needs_a_key_that_lists_it() -> None:
     with pytest.raises(ForbiddenError) as raised:
-        profiles().of(ANYONE, "m", "research", {})
+        profiles().select(ANYONE, "m", "research", {})
     assert (raised.value.status, raised.value.param) == (403, "sandbox.profile")
     assert "Profile 'research' needs a key that lists it" in raised.value.message
     assert "limits.max_turns: 200 is more than profile 'default' allows (100)" in (
@@ -139,11 +139,11 @@ def test_profile_that_allows_more_needs_a_key_that_lists_it() -> None:
 
 def test_unknown_profile_is_an_error_that_lists_the_profiles() -> None:
     with pytest.raises(BadRequestError, match="There is no profile 'fast': one of 'default', "):
-        profiles().of(ANYONE, "m", "fast", {})
+        profiles().select(ANYONE, "m", "fast", {})
 
 
 def test_request_may_ask_for_less_than_its_key_allows() -> None:
-    found = profiles().of(STUDENT, "m", None, {"limits": {"max_turns": 5}, "enabled": "never"})
+    found = profiles().select(STUDENT, "m", None, {"limits": {"max_turns": 5}, "enabled": "never"})
     assert (found.limits.max_turns, found.enabled) == (5, "never")
 
 
@@ -174,7 +174,7 @@ def test_error_for_a_request_beyond_its_policy_names_the_bound(
     key: Key, tree: Any, message: str, param: str
 ) -> None:
     with pytest.raises(ForbiddenError) as raised:
-        profiles().of(key, "m", None, tree)
+        profiles().select(key, "m", None, tree)
     assert (raised.value.message, raised.value.param) == (message, param)
 
 
@@ -208,7 +208,7 @@ def test_error_for_a_request_beyond_its_policy_names_the_bound(
 )
 def test_invalid_setting_of_a_request_is_a_bad_request(tree: Any, param: str) -> None:
     with pytest.raises(BadRequestError) as raised:
-        profiles().of(ANYONE, "m", None, tree)
+        profiles().select(ANYONE, "m", None, tree)
     assert raised.value.param == param
 
 
@@ -273,19 +273,19 @@ def test_keyring_finds_the_key_of_a_secret() -> None:
 
 def test_server_with_one_profile_uses_it_for_every_request() -> None:
     only = Profile(name="mine")
-    assert Profiles.only(only).of(ANYONE, "m", None, {}) is only
+    assert Profiles.only(only).select(ANYONE, "m", None, {}) is only
 
 
 def test_shipped_profiles_are_the_files_of_policies_profiles() -> None:
     bundles = Path(__file__).parents[2] / "policies" / "profiles"
-    assert {path.stem for path in bundles.glob("*.yaml")} == shipped().keys()
+    assert {path.stem for path in bundles.glob("*.yaml")} == shipped_profiles().keys()
 
 
 def test_paper_profile_needs_a_key_that_lists_it() -> None:
     with pytest.raises(ForbiddenError) as raised:
-        profiles().of(ANYONE, "m", "paper", {})
+        profiles().select(ANYONE, "m", "paper", {})
     assert "Profile 'paper' needs a key that lists it" in str(raised.value)
-    assert profiles().of(Key("k", ("paper",)), "m", None, {}).isolation.network.mode == "open"
+    assert profiles().select(Key("k", ("paper",)), "m", None, {}).isolation.network.mode == "open"
 
 
 @pytest.mark.parametrize(
@@ -299,17 +299,17 @@ def test_policy_removes_the_network_of_paper_and_keeps_its_limits(
     restriction: dict[str, Any],
 ) -> None:
     key = Key("k", ("paper",))
-    paper = profiles().of(key, "m", None, {})
-    found = profiles(**restriction).of(key, "m", None, {})
+    paper = profiles().select(key, "m", None, {})
+    found = profiles(**restriction).select(key, "m", None, {})
     assert (found.isolation.network.mode, found.limits) == ("none", paper.limits)
-    by_key = profiles().of(Key("k", ("paper",), NO_NETWORK), "m", None, {})
+    by_key = profiles().select(Key("k", ("paper",), NO_NETWORK), "m", None, {})
     assert (by_key.isolation.network.mode, by_key.limits) == ("none", paper.limits)
 
 
 def test_request_restricts_paper_and_cannot_extend_it() -> None:
     key = Key("k", ("paper",))
     restrictions = {"limits": {"max_trajectory_tokens": 1000}, **NO_NETWORK}
-    found = profiles().of(key, "m", None, restrictions)
+    found = profiles().select(key, "m", None, restrictions)
     assert (found.limits.max_trajectory_tokens, found.isolation.network.mode) == (1000, "none")
     wider: list[dict[str, Any]] = [
         {"compact": True},
@@ -320,8 +320,8 @@ def test_request_restricts_paper_and_cannot_extend_it() -> None:
     ]
     for limits in wider:
         with pytest.raises(ForbiddenError):
-            profiles().of(key, "m", None, {"limits": limits})
+            profiles().select(key, "m", None, {"limits": limits})
     long = {"extends": "paper", "limits": {"max_trajectory_tokens": 131_072}}
-    wide = profiles(profiles={"paper-long": long}).of(Key("k", ("paper-long",)), "m", None, {})
+    wide = profiles(profiles={"paper-long": long}).select(Key("k", ("paper-long",)), "m", None, {})
     assert wide.limits.max_trajectory_tokens == 131_072
     assert not wide.limits.compact

@@ -33,7 +33,7 @@ def write_file(tmp_path: Path, content: Any) -> Path:
 
 def test_prompts_of_the_file_are_used_with_the_sandbox_directories(tmp_path: Path) -> None:
     tree = {"paper": {"prompt_file": str(write_file(tmp_path, FILE))}}
-    agent = build_profiles(parse(tree, "c.yaml")).named["paper"].agent
+    agent = build_profiles(parse(tree, "c.yaml")).by_name["paper"].agent
     assert agent.style == "reference"
     assert agent.prompts.system_prompt() == "In /testbed, from /testbed/documents to /testbed."
     assert agent.prompts.problem("x") == "x!"

@@ -64,7 +64,7 @@ async def frame_names(recording: FrameLog) -> list[str]:
     """Return the event names of all frames, up to the end of the log."""
     frames: list[str] = []
     with anyio.fail_after(10):
-        while new := await recording.since(len(frames)):
+        while new := await recording.wait_for_frames(len(frames)):
             frames += new
     return [frame.split("\n")[0] for frame in frames]
 
@@ -100,7 +100,7 @@ async def test_final_frames_are_sent_after_the_response_is_stored(database: Data
         with anyio.fail_after(10):
             group.start_soon(recorder.on_error, RunCancelledError())
             await repository.reached.wait()
-            assert len(await recorder.frames.since(0)) == len(begin)
+            assert len(await recorder.frames.wait_for_frames(0)) == len(begin)
             repository.release.set()
     frames_sent = await frame_names(recorder.frames)
     assert frames_sent == [*begin, "event: error", "event: response.failed"]

@@ -174,7 +174,7 @@ async def test_run_without_a_session_saves_nothing(harness: Harness) -> None:
     async with harness.workspaces.use(None, ISOLATION) as lease:
         await (await lease.sandbox()).exec("echo one > file", timeout_s=5)
     await until(lambda: harness.alive == 0)
-    assert await harness.snapshots.newest(CHAT) is None
+    assert await harness.snapshots.newest_state_name(CHAT) is None
 
 
 async def test_unavailable_sandbox_is_reported_to_the_request() -> None:

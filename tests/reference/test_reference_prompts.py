@@ -48,7 +48,7 @@ def test_profiles_have_the_texts_of_the_package(
     package = Path(reference["package"])
     (tmp_path / package.name).symlink_to(package)
     monkeypatch.syspath_prepend(tmp_path)
-    named = build_profiles(parse({"paper": {"prompts": "reference"}}, "c.yaml")).named
+    named = build_profiles(parse({"paper": {"prompts": "reference"}}, "c.yaml")).by_name
     for domain, name in REFERENCE_FILES.items():
         file = yaml.safe_load((package / name).read_text(encoding="utf-8"))
         prompts = named["paper" if domain == "general" else f"paper-{domain}"].agent.prompts

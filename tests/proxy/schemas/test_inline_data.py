@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from proxy.schemas.content_parts import InlineData, data_url
+from proxy.schemas.content_parts import InlineData, parse_data_url
 
 
 def bare(text: str) -> InlineData:
@@ -54,10 +54,10 @@ def test_base64_padding_before_the_end_is_refused_even_between_pieces() -> None:
     ],
 )
 def test_data_url_is_decoded(url: str, mime_type: str, written: bytes) -> None:
-    data = data_url(url)
+    data = parse_data_url(url)
     assert (data.mime_type, data.measure(), content(data)) == (mime_type, len(written), written)
 
 
 def test_data_url_without_data_is_refused() -> None:
     with pytest.raises(ValueError, match="no comma"):
-        data_url("data:text/csv;base64")
+        parse_data_url("data:text/csv;base64")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import BadRequestError, ProxyError, error_body
+from proxy.errors import BadRequestError, ProxyError, anthropic_error_body
 from proxy.schemas.messages_request import as_chat, as_chat_to_count
 
 HELLO = [{"role": "user", "content": "Hello."}]
@@ -14,7 +14,7 @@ WARMTH = {"name": "warmth", "input_schema": {"type": "object"}}
 def error_message(**body: Any) -> str:
     with pytest.raises(BadRequestError) as caught:
         as_chat({"model": "m", "max_tokens": 10, "messages": HELLO, **body})
-    message: str = error_body(caught.value, "req_1")["error"]["message"]
+    message: str = anthropic_error_body(caught.value, "req_1")["error"]["message"]
     return message
 
 
@@ -82,7 +82,7 @@ def test_continued_thread_is_refused_with_404() -> None:
     assert as_chat({**body, "thread": {"type": "create"}}).chat == as_chat(body).chat
     with pytest.raises(ProxyError) as caught:
         as_chat({**body, "thread": {"type": "continue", "previous_message_id": "msg_1"}})
-    error = error_body(caught.value, "r")["error"]
+    error = anthropic_error_body(caught.value, "r")["error"]
     assert (caught.value.status, error["type"]) == (404, "not_found_error")
     assert error["details"] == {"error_code": "thread_not_found"}
 
@@ -91,5 +91,7 @@ def test_max_tokens_is_required_except_for_token_counts() -> None:
     body = {"model": "m", "messages": HELLO}
     with pytest.raises(BadRequestError) as caught:
         as_chat(body)
-    assert error_body(caught.value, "r")["error"]["message"] == "max_tokens: Field required"
+    assert (
+        anthropic_error_body(caught.value, "r")["error"]["message"] == "max_tokens: Field required"
+    )
     assert "max_tokens" not in as_chat_to_count(body).chat

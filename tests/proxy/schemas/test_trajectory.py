@@ -21,7 +21,7 @@ from proxy.agent.events import (
 )
 from proxy.errors import BusyError
 from proxy.schemas.trajectory import (
-    LEFT_OUT,
+    TRUNCATION_MARKER,
     TrajectoryWriter,
     json_pieces,
     read_trajectory,
@@ -125,8 +125,8 @@ def test_contents_beyond_the_size_limit_are_left_out() -> None:
     whole, cut = read(events), read(events, max_bytes=700)
     assert (whole["is_truncated"], cut["is_truncated"]) == (False, True)
     assert cut["messages"][:2] == [QUESTION, FIRST]
-    assert cut["messages"][2] == {"role": "user", "content": LEFT_OUT}
-    assert cut["tool_calls"][0]["observation"] == LEFT_OUT
+    assert cut["messages"][2] == {"role": "user", "content": TRUNCATION_MARKER}
+    assert cut["tool_calls"][0]["observation"] == TRUNCATION_MARKER
     assert cut["result"] == whole["result"]
 
 
@@ -136,11 +136,11 @@ def test_settings_rules_and_connections_beyond_the_size_limit_are_left_out() -> 
     events = [model_call(0, QUESTION, reply=FIRST, tools=tools), rule]
     whole, cut = read(events), read(events, max_bytes=100)
     assert (len(whole["rules"]), whole["settings"]) == (1, [{"tools": tools}])
-    assert (cut["rules"], cut["settings"]) == ([], [{"note": LEFT_OUT}])
+    assert (cut["rules"], cut["settings"]) == ([], [{"note": TRUNCATION_MARKER}])
 
 
 def test_message_that_quotes_the_truncation_note_is_not_truncated() -> None:
-    quoting = {"role": "assistant", "content": LEFT_OUT}
+    quoting = {"role": "assistant", "content": TRUNCATION_MARKER}
     assert read([model_call(0, QUESTION, reply=quoting)])["is_truncated"] is False
 
 
@@ -247,6 +247,6 @@ def test_tokens_of_a_call_beyond_the_size_limit_are_left_out_whole() -> None:
     second = CallTokens([1, 2, 3, 4], [5], [-0.25])
     calls = [replace(model_call(0, LONG, reply=FIRST), tokens=each) for each in (first, second)]
     found = read(calls, max_bytes=1200)
-    assert [each["tokens_missing"] for each in found["model_calls"]] == [None, LEFT_OUT]
+    assert [each["tokens_missing"] for each in found["model_calls"]] == [None, TRUNCATION_MARKER]
     assert [segment["response_ids"] for segment in found["token_segments"]] == [[3]]
     assert found["is_truncated"]

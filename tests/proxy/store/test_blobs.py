@@ -36,7 +36,7 @@ def blobs(tmp_path: Path) -> Iterator[BlobStore]:
 
 
 async def store_blob(blobs: BlobStore, data: bytes) -> Blob:
-    async with blobs.new() as writer:
+    async with blobs.open_writer() as writer:
         await writer.write(data)
         return await writer.commit()
 
@@ -49,7 +49,7 @@ async def test_files_are_not_accessed_in_the_event_loops_thread(
     copy = await blobs.copy(blob)
     assert [piece async for piece in blobs.read(copy.name)]
     await blobs.remove([blob.name, copy.name])
-    async with blobs.new() as writer:
+    async with blobs.open_writer() as writer:
         await writer.write(b"y" * 2_000_000)
     accesses = [access for access in _seen if access[1].startswith(str(tmp_path / "blobs"))]
     assert {event for event, _, _ in accesses} >= {"open", "os.rename", "os.link", "os.remove"}
@@ -72,7 +72,7 @@ async def test_cancelled_writer_leaves_no_file(size: int, blobs: BlobStore, tmp_
 
 
 async def test_empty_blob_is_stored(blobs: BlobStore, tmp_path: Path) -> None:
-    async with blobs.new() as writer:
+    async with blobs.open_writer() as writer:
         blob = await writer.commit()
     assert (blob.bytes, blobs.is_intact(blob.name, 0)) == (0, True)
     assert not list((tmp_path / "blobs").glob(f"*{PART_SUFFIX}"))

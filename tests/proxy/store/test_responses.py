@@ -11,7 +11,7 @@ from policies.sessions import ResponseSettings
 from proxy.errors import BadRequestError
 from proxy.store.conversations import EMPTY_CONVERSATION_BYTES
 from proxy.store.records import PageRequest, StoredConversation, StoredResponse
-from proxy.store.responses import MAX_CHAIN
+from proxy.store.responses import MAX_CHAIN_LENGTH
 from proxy.store.store import Store
 from tests.fakes.manual_clock import ManualClock
 
@@ -230,13 +230,13 @@ async def test_long_chain_is_truncated_at_the_oldest_response(
 ) -> None:
     with opened(tmp_path, clock) as store:
         previous = None
-        for n in range(MAX_CHAIN + 3):
+        for n in range(MAX_CHAIN_LENGTH + 3):
             response = StoredResponse(f"resp_{n}", "cntr_1", "1", {"output": []}, previous)
             await store.responses.begin(MINE, response, [message_item(f"in_{n}")], ())
             previous = response.id
         assert previous
         found = await inputs(store, previous)
-    assert found == [f"in_{n}" for n in range(2, MAX_CHAIN + 3)]
+    assert found == [f"in_{n}" for n in range(2, MAX_CHAIN_LENGTH + 3)]
 
 
 async def test_item_is_added_once_to_a_conversation(store: Store) -> None:
@@ -252,11 +252,11 @@ async def test_item_list_continues_after_a_deleted_item(store: Store) -> None:
     conversation = await store.conversations.create(MINE, {}, three)
     assert await store.conversations.delete_item(MINE, conversation.id, "item_1")
     assert not await store.conversations.delete_item(MINE, conversation.id, "item_1")
-    page = PageRequest(10, newest_first=False, after="item_1")
+    page = PageRequest(10, newest_first=False, after_id="item_1")
     found = await store.conversations.page(MINE, conversation.id, page)
     assert [item["id"] for item in found.items] == ["item_2"]
     with pytest.raises(BadRequestError, match="there is no 'item_9' in this list"):
-        await store.conversations.page(MINE, conversation.id, PageRequest(after="item_9"))
+        await store.conversations.page(MINE, conversation.id, PageRequest(after_id="item_9"))
 
 
 async def test_conversation_belongs_to_its_owner(store: Store) -> None:

@@ -13,7 +13,7 @@ from proxy.agent.suspension import SuspendedRun
 from proxy.store.database import SWEEP_ROWS
 from proxy.store.migrations import STEPS
 from proxy.store.records import StoredRun
-from proxy.store.runs import LOST_S, MAX_BYTES, MAX_RUNS, MAX_SUMMARIES, SUMMARY_KEEP_S
+from proxy.store.runs import LOST_KEEP_S, MAX_BYTES, MAX_RUNS, MAX_SUMMARIES, SUMMARY_KEEP_S
 from proxy.store.store import Store
 from tests.fakes.manual_clock import ManualClock
 
@@ -73,7 +73,7 @@ async def test_run_of_a_dead_process_is_lost(
         assert found
         assert found.status == "lost"
         await store.sweep()
-    clock.advance(LOST_S)
+    clock.advance(LOST_KEEP_S)
     await store.sweep()
     assert await store.runs.find(OWNER, "r1") is None
 
@@ -81,11 +81,11 @@ async def test_run_of_a_dead_process_is_lost(
 async def test_result_kept_for_a_retry_is_taken_once_unless_returned(store: Store) -> None:
     result = replace(ENDED, key=None)
     await end(store, result, for_retry=True)
-    assert await store.runs.take_for_retry(OWNER, "f1", excluding=["r1"]) is None
-    assert await store.runs.take_for_retry(OWNER, "f1", excluding=[]) == result
-    assert await store.runs.take_for_retry(OWNER, "f1", excluding=[]) is None
+    assert await store.runs.take_for_retry(OWNER, "f1", excluded_ids=["r1"]) is None
+    assert await store.runs.take_for_retry(OWNER, "f1", excluded_ids=[]) == result
+    assert await store.runs.take_for_retry(OWNER, "f1", excluded_ids=[]) is None
     await store.runs.return_for_retry("r1")
-    assert await store.runs.take_for_retry(OWNER, "f1", excluding=[]) == result
+    assert await store.runs.take_for_retry(OWNER, "f1", excluded_ids=[]) == result
 
 
 @pytest.mark.parametrize(("runs", "chars"), [(MAX_RUNS + 1, 1), (3, MAX_BYTES // 2)])

@@ -53,7 +53,7 @@ def opened(directory: Path, clock: ManualClock) -> Iterator[Store]:
 
 async def store_blob(store: Store, data: bytes) -> Blob:
     """Store a blob without a row."""
-    async with store.blobs.new() as writer:
+    async with store.blobs.open_writer() as writer:
         await writer.write(data)
         return await writer.commit()
 
@@ -65,7 +65,7 @@ async def uploaded(store: Store, data: bytes, name: str = "a.txt") -> StoredUplo
         filename=name,
         purpose="user_data",
         mime_type="text/plain",
-        expires_at=lambda created_at: created_at + HOUR_S,
+        compute_expiry=lambda created_at: created_at + HOUR_S,
         quota=100,
     )
 
@@ -185,7 +185,7 @@ async def test_upload_list_continues_after_a_deleted_upload(
     uploads = [await uploaded(store, b"a", name) for name in "abc"]
     await store.uploads.delete(OWNER, uploads[1].id)
     await store.sweep()
-    page = await store.uploads.page(OWNER, PageRequest(limit=1, after=uploads[1].id), None)
+    page = await store.uploads.page(OWNER, PageRequest(limit=1, after_id=uploads[1].id), None)
     assert [upload.filename for upload in page.items] == ["a"]
 
 
@@ -209,12 +209,12 @@ async def main():
     store = Store(Path(sys.argv[1]))
     print("open", flush=True)
     for number in range(int(sys.argv[2])):
-        async with store.blobs.new() as writer:
+        async with store.blobs.open_writer() as writer:
             await writer.write(b"x")
             blob = await writer.commit()
         await store.uploads.add(
             "somebody", blob, filename=str(number), purpose="user_data",
-            mime_type="text/plain", expires_at=lambda at: at + 3600, quota=10**9,
+            mime_type="text/plain", compute_expiry=lambda at: at + 3600, quota=10**9,
         )
         await store.sweep()
     store.close()
@@ -315,7 +315,7 @@ def test_directory_that_cannot_be_created_is_reported_in_one_line(tmp_path: Path
 
 
 async def test_slowly_written_blob_is_not_swept(store: Store, clock: ManualClock) -> None:
-    async with store.blobs.new() as writer:
+    async with store.blobs.open_writer() as writer:
         await writer.write(b"a")
         clock.advance(2 * GRACE_S)
         await store.sweep()

@@ -34,7 +34,7 @@ async def test_newest_snapshots_of_a_session_are_kept(tmp_path: Path) -> None:
     names = [str(number) for number in range(MAX_STATES + 3)]
     for name in names:
         await store.workspaces.save(SessionState(CHAT, name), sending(name.encode()))
-    assert await store.workspaces.known(CHAT, names) == set(names[3:])
+    assert await store.workspaces.stored_names(CHAT, names) == set(names[3:])
     assert await read(store, SessionState(CHAT, names[-1])) == names[-1].encode()
     assert len(list(store.blobs.path(".").iterdir())) == MAX_STATES
     store.close()
@@ -47,10 +47,18 @@ async def test_oldest_snapshots_beyond_the_quota_are_deleted(tmp_path: Path) -> 
     await store.workspaces.save(SessionState(other, "1"), sending(os.urandom(2 * MIB)))
     for chat in chats:
         await store.workspaces.save(SessionState(chat, "1"), sending(os.urandom(MIB)))
-    assert [await store.workspaces.newest(chat) for chat in chats] == [None, "1", "1", "1"]
+    assert [await store.workspaces.newest_state_name(chat) for chat in chats] == [
+        None,
+        "1",
+        "1",
+        "1",
+    ]
     await store.workspaces.save(SessionState(CHAT, "1"), sending(os.urandom(4 * MIB)))
-    assert [await store.workspaces.newest(chat) for chat in (*chats, CHAT)] == [*[None] * 4, "1"]
-    assert await store.workspaces.newest(other) == "1"
+    assert [await store.workspaces.newest_state_name(chat) for chat in (*chats, CHAT)] == [
+        *[None] * 4,
+        "1",
+    ]
+    assert await store.workspaces.newest_state_name(other) == "1"
     store.close()
 
 
@@ -63,7 +71,7 @@ async def test_aliased_snapshots_count_once(tmp_path: Path) -> None:
         await store.workspaces.alias(
             SessionState(CHAT, str(number)), SessionState(CHAT, str(number - 1))
         )
-    assert await store.workspaces.newest(other.session) == "1"
+    assert await store.workspaces.newest_state_name(other.session) == "1"
     store.close()
 
 
@@ -76,7 +84,7 @@ async def test_expired_snapshots_and_suspended_runs_are_deleted(tmp_path: Path) 
     assert await store.suspended_runs.find("me", "r1") == suspended
     assert await store.suspended_runs.find("somebody else", "r1") is None
     now += 3601
-    assert await store.workspaces.newest(CHAT) is None
+    assert await store.workspaces.newest_state_name(CHAT) is None
     with pytest.raises(SandboxFileError):
         await read(store, SessionState(CHAT, "1"))
     now += 8 * 24 * 3600
@@ -84,7 +92,7 @@ async def test_expired_snapshots_and_suspended_runs_are_deleted(tmp_path: Path) 
     await store.sweep()
     now += 2 * 3600
     await store.sweep()
-    assert await store.workspaces.known(CHAT, ["1"]) == set()
+    assert await store.workspaces.stored_names(CHAT, ["1"]) == set()
     store.close()
 
 
@@ -96,7 +104,7 @@ async def test_snapshot_without_its_blob_is_deleted(tmp_path: Path) -> None:
     with pytest.raises(SandboxFileError):
         await read(store, SessionState(CHAT, "1"))
     await store.sweep()
-    assert await store.workspaces.newest(CHAT) is None
+    assert await store.workspaces.newest_state_name(CHAT) is None
     store.close()
 
 
