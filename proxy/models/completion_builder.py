@@ -51,11 +51,11 @@ def parse_completion(payload: Any) -> Completion:
 
 @contextmanager
 def attach_partial(build: Callable[[], Completion]) -> Iterator[None]:
-    """Set `CompletionStopped.partial` to the completion so far if the block is stopped."""
+    """Set the `partial_completion` of a CompletionStopped to the completion so far."""
     try:
         yield
     except CompletionStopped as stopped:
-        stopped.partial = build()
+        stopped.partial_completion = build()
         raise
 
 

@@ -399,10 +399,10 @@ class RunManager:
         redactor = Redactor(secrets)
 
         async def redact(event: Event) -> None:
-            for redacted in redactor.events(event):
+            for redacted in redactor.redact_event(event):
                 await publish(redacted)
 
-        return redactor.result(await self.agent.answer(task, redact))
+        return redactor.redact_result(await self.agent.answer(task, redact))
 
     async def _suspend(self, owner: str, result: Result) -> Result:
         """Store the suspended runs of a result. Return the result without the suspended runs."""
