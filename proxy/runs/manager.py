@@ -369,7 +369,7 @@ class RunManager:
         if not task.profile.audit.enabled:
             return None
         assert self.audit_logs, "a server whose profiles have an audit log has a directory for it"
-        return self.audit_logs.of_run(task, identity.owner, identity.fingerprint)
+        return self.audit_logs.create_run_log(task, identity.owner, identity.fingerprint)
 
     def _trajectory_recorder(self, task: AgentTask, owner: str) -> TrajectoryRecorder | None:
         if task.capture == "none" or self._trajectories is None:
