@@ -189,11 +189,11 @@ def decode_error_body(body: bytes) -> Any:
 def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
     """Return the delay in seconds from the header `retry-after-ms`, else from `retry-after`, else
     None. The names in `headers` are lower case."""
-    milliseconds = _number(headers.get("retry-after-ms", ""))
+    milliseconds = _parse_number(headers.get("retry-after-ms", ""))
     if milliseconds is not None:
         return milliseconds / 1000
     value = headers.get("retry-after", "").strip()
-    seconds = _number(value)
+    seconds = _parse_number(value)
     return seconds if seconds is not None else _seconds_until(value, now)
 
 
@@ -203,21 +203,21 @@ def redact(message: str, secret: str | None) -> str:
     return message if secret is None or len(secret) < 8 else message.replace(secret, "[key]")
 
 
-def unreachable(reason: str) -> BackendError:
+def unreachable_error(reason: str) -> BackendError:
     """Return the error for a backend that cannot be reached."""
     return BackendError(
         f"the backend cannot be reached: {reason}", status=502, code="backend_unreachable"
     )
 
 
-def timed_out(reason: str) -> BackendError:
+def timeout_error(reason: str) -> BackendError:
     """Return the error for a backend that sent nothing for too long."""
     return BackendError(
         f"the backend did not answer in time: {reason}", status=504, code="backend_timeout"
     )
 
 
-def connection_lost() -> BackendError:
+def connection_lost_error() -> BackendError:
     """Return the error for a connection that was closed before the end of a response."""
     return BackendError(
         "the backend's connection closed before the answer was complete",
@@ -243,23 +243,23 @@ def parse_json(text: bytes) -> Any:
             return from_json(text, allow_inf_nan=False)
         return json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
-        raise bad_response("it is not JSON") from error
+        raise bad_response_error("it is not JSON") from error
     finally:
         if pauses_gc:
             gc.enable()
 
 
 @contextmanager
-def wrong_types_as_backend_error(what: str) -> Iterator[None]:
+def wrong_types_as_backend_error(value_name: str) -> Iterator[None]:
     """Raise BackendError for an exception that a field of the wrong type causes in the block.
-    `what` names the parsed value in the error's message."""
+    `value_name` names the parsed value in the error's message."""
     try:
         yield
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise bad_response(f"{what} has a field of a wrong type") from error
+        raise bad_response_error(f"{value_name} has a field of a wrong type") from error
 
 
-def bad_response(reason: str) -> BackendError:
+def bad_response_error(reason: str) -> BackendError:
     """Return the error for a response that does not follow the API."""
     return BackendError(
         f"the backend's answer cannot be read: {reason}", status=502, code="backend_bad_response"
@@ -271,14 +271,14 @@ def _parse_error_body(payload: Any) -> _ErrorBody:
     if isinstance(payload, list) and payload and isinstance(payload[0], dict):
         payload = payload[0]  # Gemini's OpenAI endpoint wraps the error in a list
     if not isinstance(payload, dict):
-        message = _message(payload)
+        message = _message_text(payload)
         return _ErrorBody(message=message, sizes=parse_context_sizes(message, {}))
     fields = payload.get("error") or payload
     if not isinstance(fields, dict):
-        message = _message(fields)
+        message = _message_text(fields)
         kind = _optional_str(payload.get("error_type"))
         return _ErrorBody(message=message, type=kind, sizes=parse_context_sizes(message, payload))
-    message = _message(
+    message = _message_text(
         fields.get("message") or fields.get("detail") or fields.get("error") or fields
     )
     return _ErrorBody(
@@ -305,7 +305,7 @@ def _find_tools_refusal(body: _ErrorBody, status: int | None) -> str:
     return found[0] if found else ""
 
 
-def _message(value: Any) -> str:
+def _message_text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
@@ -336,7 +336,7 @@ def _error_status(status: int | None, overflows: bool) -> int:
     return 400 if overflows else 502
 
 
-def _number(value: str) -> float | None:
+def _parse_number(value: str) -> float | None:
     try:
         number = float(value)
     except ValueError:
@@ -357,12 +357,16 @@ def _seconds_until(http_date: str, now: datetime) -> float | None:
 def parse_context_sizes(message: str, fields: Mapping[str, Any]) -> ContextSizes:
     """Return the sizes in llama.cpp's `fields` of an error, else in the error's message. Return no
     sizes if the size of the context is missing, or if prompt and answer would have fit."""
-    n_ctx, (in_message, in_words) = _count(fields.get("n_ctx")), _first(_WINDOW_PATTERNS, message)
+    n_ctx, (in_message, in_words) = (
+        _positive_int(fields.get("n_ctx")),
+        _first_number(_WINDOW_PATTERNS, message),
+    )
     window = n_ctx or in_message
     sizes = ContextSizes(
         window=window if window is not None and MIN_WINDOW <= window <= MAX_WINDOW else None,
-        prompt=_count(fields.get("n_prompt_tokens")) or _first(_PROMPT_PATTERNS, message)[0],
-        answer=_first(_ANSWER_PATTERNS, message)[0],
+        prompt=_positive_int(fields.get("n_prompt_tokens"))
+        or _first_number(_PROMPT_PATTERNS, message)[0],
+        answer=_first_number(_ANSWER_PATTERNS, message)[0],
         excerpt="" if n_ctx else in_words,
     )
     return sizes if sizes.is_overflow else ContextSizes()
@@ -370,11 +374,11 @@ def parse_context_sizes(message: str, fields: Mapping[str, Any]) -> ContextSizes
 
 def _llama_cpp_sizes(fields: Mapping[str, Any]) -> dict[str, int]:
     """Return llama.cpp's size fields, which clients of llama.cpp read to shorten a conversation."""
-    counts = {name: _count(fields.get(name)) for name in ("n_prompt_tokens", "n_ctx")}
+    counts = {name: _positive_int(fields.get(name)) for name in ("n_prompt_tokens", "n_ctx")}
     return {name: count for name, count in counts.items() if count is not None}
 
 
-def _first(patterns: Sequence[str], message: str) -> tuple[int | None, str]:
+def _first_number(patterns: Sequence[str], message: str) -> tuple[int | None, str]:
     """Return the number in the match of the first pattern that matches, and the match."""
     for pattern in patterns:
         if found := re.search(pattern, message, re.IGNORECASE):
@@ -382,5 +386,5 @@ def _first(patterns: Sequence[str], message: str) -> tuple[int | None, str]:
     return None, ""
 
 
-def _count(value: Any) -> int | None:
+def _positive_int(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
