@@ -199,7 +199,7 @@ class _SingleCallHandler:
     """Emits the pieces of a single call's completion as they arrive."""
 
     def __init__(self, task: AgentTask, emit: Emit) -> None:
-        self._first_call = FirstCallProgress(task.delivery.status_hold, emit)
+        self._first_call_progress = FirstCallProgress(task.delivery.status_hold, emit)
         self._emit = emit
         self._has_emitted = False
 
@@ -216,7 +216,7 @@ class _SingleCallHandler:
             case ModelCallFailed() if self._has_emitted:
                 raise StopRetryingError
             case ModelCallAccepted() | ModelCallFailed():
-                await self._first_call.on_progress(delta)
+                await self._first_call_progress.on_progress(delta)
 
 
 async def _complete(

@@ -45,7 +45,7 @@ class AnswerWriter:
         self._artifact_store = task.artifact_store
         self._profile = task.profile
         self._rewrite_links = task.request.rewrite_links
-        self._links: LinkRewriter | None = None
+        self._link_rewriter: LinkRewriter | None = None
         self._submit_reader = TextArgument("answer")
         self._held_submission = ""
         """The beginning of a submitted answer, held while it repeats the narration before it."""
@@ -75,11 +75,13 @@ class AnswerWriter:
 
     async def write(self, piece: str, sandbox: Sandbox | None, logprobs: Any = None) -> None:
         """Send a piece of the answer."""
-        if self._links is None:
+        if self._link_rewriter is None:
             await self._restart_after_narration()
-            self._links = LinkRewriter(await self._linkable_paths(sandbox), self._record_link)
+            self._link_rewriter = LinkRewriter(
+                await self._linkable_paths(sandbox), self._record_link
+            )
         self.source_text += piece
-        await self._send(self._links.feed(piece), logprobs)
+        await self._send(self._link_rewriter.feed(piece), logprobs)
 
     async def write_submit(self, arguments: str, sandbox: Sandbox | None) -> None:
         """Send the answer contained in a piece of submit's arguments, unless it only repeats the
@@ -146,8 +148,8 @@ class AnswerWriter:
             self.answer_offset += len(narration.text) + len(SEPARATOR)
 
     async def _flush_links(self) -> None:
-        if self._links is not None:
-            links, self._links = self._links, None
+        if self._link_rewriter is not None:
+            links, self._link_rewriter = self._link_rewriter, None
             await self._send(links.finish(), None)
 
     async def _send(self, text: str, logprobs: Any) -> None:

@@ -138,12 +138,12 @@ async def collect_artifacts(
     Raises SandboxLostError if the sandbox is lost before the files are listed. Later failures
     become warnings or skipped files, for the answer is valid without the files.
     """
-    end = asyncio.get_running_loop().time() + timeout_s
+    deadline = asyncio.get_running_loop().time() + timeout_s
     found = await collector.find_produced_files(sandbox, linked_paths, timeout_s)
     withheld = await guard.withheld_files(found.produced_files)
     allowed = [file for file in found.produced_files if file.path not in withheld]
     selection = select_files(allowed, task.profile.artifacts)
-    saved = await _save_files(sandbox, selection.chosen, task.artifact_store, emit, end)
+    saved = await _save_files(sandbox, selection.chosen, task.artifact_store, emit, deadline)
     ruled_out = [
         SkippedFile(f.path, f.bytes, "rule") for f in found.produced_files if f.path in withheld
     ]
@@ -156,26 +156,30 @@ async def collect_artifacts(
 
 async def _save_files(
     sandbox: Sandbox,
-    chosen: Sequence[ProducedFile],
+    chosen_files: Sequence[ProducedFile],
     artifact_store: ArtifactStore,
     emit: Emit,
-    end: float,
+    deadline: float,
 ) -> CollectedArtifacts:
-    """Save files until `end`, by the event loop's clock."""
+    """Save files until `deadline`, by the event loop's clock."""
     artifacts, skipped_files, names = list[Artifact](), list[SkippedFile](), UniqueDisplayNames()
-    for n, file in enumerate(chosen):
+    for n, file in enumerate(chosen_files):
         try:
-            left_s = max(0.0, end - asyncio.get_running_loop().time())
+            left_s = max(0.0, deadline - asyncio.get_running_loop().time())
             artifact = await artifact_store.save(sandbox, file, left_s)
         except FileTimeoutError:
-            skipped_files += [SkippedFile(rest.path, rest.bytes, "no_time") for rest in chosen[n:]]
+            skipped_files += [
+                SkippedFile(rest.path, rest.bytes, "no_time") for rest in chosen_files[n:]
+            ]
             break
         except SandboxFileError:
             # A process that still runs has changed or removed the file.
             skipped_files.append(SkippedFile(file.path, file.bytes, "changed"))
             continue
         except SandboxLostError:
-            skipped_files += [SkippedFile(rest.path, rest.bytes, "lost") for rest in chosen[n:]]
+            skipped_files += [
+                SkippedFile(rest.path, rest.bytes, "lost") for rest in chosen_files[n:]
+            ]
             return CollectedArtifacts(artifacts, skipped_files, (SANDBOX_LOST,))
         artifacts.append(replace(artifact, filename=names.assign(artifact.path)))
         await emit(FileProduced(artifact.file_id, artifact.path, artifact.bytes))

@@ -50,7 +50,7 @@ MAX_SUMMARY_ATTEMPTS = 4
 """Maximum number of summary calls. After each call that does not fit, the transcript is halved."""
 MIN_SHOWN_CHARS = 200
 """Minimum number of characters that a transcript shows of each message."""
-MAX_CHARS_A_TOKEN = 6
+MAX_CHARS_PER_TOKEN = 6
 _TEMPLATE_BYTES = 16
 """Bytes that a chat template adds to a message."""
 WRITE_TIMEOUT_S = 10.0
@@ -320,15 +320,21 @@ class _Compactor:
                 return None
             if reply is None:
                 return None
-            return strip_reasoning(text_of(reply.message))[: max_tokens * MAX_CHARS_A_TOKEN]
+            return strip_reasoning(text_of(reply.message))[: max_tokens * MAX_CHARS_PER_TOKEN]
         return ""
 
     def _record_compaction(
-        self, kind: Literal["stubs", "summary"], overflow: _Overflow, after: int
+        self, kind: Literal["stubs", "summary"], overflow: _Overflow, tokens_after: int
     ) -> None:
-        self.compactions.append(Compaction(kind, overflow.cause, overflow.tokens_before, after))
+        self.compactions.append(
+            Compaction(kind, overflow.cause, overflow.tokens_before, tokens_after)
+        )
         _LOG.info(
-            "context %s: %s, %d to %d tokens", overflow.cause, kind, overflow.tokens_before, after
+            "context %s: %s, %d to %d tokens",
+            overflow.cause,
+            kind,
+            overflow.tokens_before,
+            tokens_after,
         )
 
 
@@ -450,7 +456,7 @@ class ObservationFiles:
         # Runs of a session share the sandbox. The beginning of a run id is a time stamp.
         self._file_prefix = run_id[-8:]
         self._get_sandbox = get_sandbox
-        self._count = 0
+        self._file_count = 0
 
     async def save(self, text: str) -> str | None:
         """Write a text into the sandbox. Return the path, or None if the run has no sandbox or the
@@ -458,8 +464,8 @@ class ObservationFiles:
         sandbox = await self._get_sandbox()
         if sandbox is None:
             return None
-        self._count += 1
-        path = f"{OBSERVATION_DIR}/{self._file_prefix}-{self._count}.txt"
+        self._file_count += 1
+        path = f"{OBSERVATION_DIR}/{self._file_prefix}-{self._file_count}.txt"
 
         async def text_bytes() -> AsyncIterator[bytes]:
             yield text.encode(errors="replace")

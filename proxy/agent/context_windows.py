@@ -27,8 +27,8 @@ names, so both tables need a limit."""
 class ContextWindows:
     """The context windows of all models of one backend, in tokens of prompt and answer together."""
 
-    def __init__(self, configured: int | None = None) -> None:
-        self._configured_window = configured
+    def __init__(self, configured_window: int | None = None) -> None:
+        self._configured_window = configured_window
         self._listed_windows: dict[str, int] = {}
         """Windows that the server lists, by model."""
         self._refused_windows: dict[tuple[str, str], int] = {}

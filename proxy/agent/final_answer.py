@@ -145,7 +145,7 @@ class FinalCall:
         writer: AnswerWriter,
         executor: ToolExecutor,
         emit: Emit,
-        first_call: FirstCallProgress,
+        first_call_progress: FirstCallProgress,
         rules: ProseRules,
     ) -> None:
         self._task = task
@@ -153,7 +153,7 @@ class FinalCall:
         self._writer = writer
         self._executor = executor
         self._emit = emit
-        self._first_call = first_call
+        self._first_call_progress = first_call_progress
         self._rules = rules
         self._last_text = ""
         """The last complete answer of the model."""
@@ -227,7 +227,7 @@ class FinalCall:
         may_show = streams and self._task.request.answer_form is None
         async with StreamHandler(
             self._emit,
-            self._first_call,
+            self._first_call_progress,
             self._writer,
             self._executor,
             Prose(self._rules),

@@ -85,7 +85,7 @@ class AgentLoop:
         self._style = style_of(profile)
         self._task, self._input = task, agent_input
         self._emit, self._lease, self._egress_watch = emit, lease, egress_watch
-        self._capabilities, self._outcome = CapabilityCounter(), RunOutcome()
+        self._capability_counter, self._outcome = CapabilityCounter(), RunOutcome()
         self._time_plan = time_plan(profile.limits.max_run_seconds, clock.deadline_s)
         self._limits = replace(profile.limits, max_run_seconds=self._time_plan.work_s)
         self._artifact_collector = ArtifactCollector(
@@ -134,14 +134,14 @@ class AgentLoop:
         self._prose_rules = UNCHECKED_RULES
         if self._style.accepts_prose and not task.captures_tokens:
             self._prose_rules = prose_rules(task, self._input.messages, prompt, schemas)
-        self._first_call = FirstCallProgress(task.delivery.status_hold, emit)
+        self._first_call_progress = FirstCallProgress(task.delivery.status_hold, emit)
         self._new_ids = (f"call_{task.run_id}_{n}" for n in itertools.count(1))
         self._call_runner = CallRunner(
             self._executor,
             self._conversation,
             self.budget,
             self._outcome,
-            self._capabilities,
+            self._capability_counter,
             limits=self._limits,
             client_tool_names=self._client_tool_names,
         )
@@ -181,7 +181,7 @@ class AgentLoop:
         turns_left = self._limits.max_turns - self.budget.turns
         self._style.prepare_turn(self._conversation.history, turns_left)
         self.budget.turns += 1
-        self._capabilities.begin_turn()
+        self._capability_counter.begin_turn()
         await self._emit(TurnStarted(self.budget.turns))
         await self._writer.begin()
         complete = self._conversation.complete_turn
@@ -220,7 +220,7 @@ class AgentLoop:
         calls = (task, self._emit, self._executor, self._client_tool_names, self._new_ids)
         return StreamHandler(
             self._emit,
-            self._first_call,
+            self._first_call_progress,
             self._writer,
             self._executor,
             prose,
@@ -386,7 +386,7 @@ class AgentLoop:
 
     async def _best_answer(self, stop: StopReason) -> str:
         parts = (self._task, self._conversation, self._writer, self._executor, self._emit)
-        call = FinalCall(*parts, self._first_call, self._prose_rules)
+        call = FinalCall(*parts, self._first_call_progress, self._prose_rules)
         seconds = self._final_answer_timeout_s() if self._limits.final_question else None
         takes_prose = self._style.accepts_prose
         best = BestAnswer(self._task, self._outcome, call, seconds, takes_prose=takes_prose)
@@ -454,7 +454,11 @@ class AgentLoop:
             segments=len(self._conversation.compactions) + 1,
             compactions=self._conversation.compactions,
             stats=run_stats(
-                self._input, self._conversation, self.budget, self._executor, self._capabilities
+                self._input,
+                self._conversation,
+                self.budget,
+                self._executor,
+                self._capability_counter,
             ),
             artifacts=collected.artifacts,
             skipped_files=collected.skipped_files,
@@ -499,7 +503,7 @@ def run_stats(
     conversation: Conversation,
     budget: RunBudget,
     executor: ToolExecutor,
-    capabilities: CapabilityCounter,
+    capability_counter: CapabilityCounter,
 ) -> RunStats:
     """Return the statistics of a run."""
     trajectory = conversation.trajectory
@@ -517,7 +521,7 @@ def run_stats(
         cpu_ms=int(budget.cpu_s * 1000),
         peak_mem_bytes=executor.peak_memory_bytes,
         egress_bytes=budget.egress_bytes,
-        capability_turns=capabilities.turns,
+        capability_turns=capability_counter.turns,
         **token_counts(conversation.usage),
         **run_times(
             wall_s=budget.wall_time_s,

@@ -120,7 +120,7 @@ class Prose:
             raise CompletionStopped("stop", stop)
         self._append_delta(delta)
         if self.rules.ends_replies:
-            self._check(piece)
+            self._raise_if_repetitive(piece)
         limit = self.rules.max_tokens
         if limit is not None and self.tokens >= limit and not self._may_be_call():
             raise CompletionStopped("max_tokens")
@@ -128,7 +128,7 @@ class Prose:
         if most is not None and self._chars > most and not self._may_be_call():
             raise CompletionStopped("no_call")
 
-    def _check(self, piece: str) -> None:
+    def _raise_if_repetitive(self, piece: str) -> None:
         self.is_echo = self.is_echo or self._echo_check.add_and_check(piece)
         if self.is_echo and self._ends_at_echo:
             raise CompletionStopped("echo")
@@ -147,11 +147,11 @@ class Prose:
         """The estimated number of tokens so far."""
         return estimated_tokens(len(self._pieces), self._chars)
 
-    def take_ready(self, *, is_due: bool = False) -> list[TextDelta]:
-        """Return the pieces that may be shown now. `is_due` is True after HOLD_S."""
+    def take_ready(self, *, is_hold_over: bool = False) -> list[TextDelta]:
+        """Return the pieces that may be shown now. `is_hold_over` is True after HOLD_S."""
         if not self._held_deltas or self._echo_check.is_suspect or self.is_echo:
             return []
-        if not (self.is_shown or is_due or self._held_chars >= HOLD_CHARS):
+        if not (self.is_shown or is_hold_over or self._held_chars >= HOLD_CHARS):
             return []
         if not (self.is_shown or self._has_held_text):
             return []

@@ -134,9 +134,9 @@ def answered_run_ids(messages: Sequence[Message]) -> list[str]:
     return list(found)[:MAX_RESUMED_RUNS]
 
 
-def run_id_of_call(id: str) -> str | None:
+def run_id_of_call(call_id: str) -> str | None:
     """Return the run id in a call id, or None if the proxy did not create the call id."""
-    match = _CALL_ID.fullmatch(id)
+    match = _CALL_ID.fullmatch(call_id)
     return match[1] if match else None
 
 

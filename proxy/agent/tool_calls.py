@@ -132,9 +132,9 @@ def repair_calls(message: Message, new_ids: Iterator[str]) -> Message:
     return {**message, "tool_calls": entries}
 
 
-def _repaired_entry(entry: Any, seen: set[str], new_ids: Iterator[str]) -> dict[str, Any]:
+def _repaired_entry(entry: Any, seen_ids: set[str], new_ids: Iterator[str]) -> dict[str, Any]:
     fixed = dict(entry) if isinstance(entry, dict) else {}
-    if not isinstance(fixed.get("id"), str) or not fixed["id"] or fixed["id"] in seen:
+    if not isinstance(fixed.get("id"), str) or not fixed["id"] or fixed["id"] in seen_ids:
         fixed["id"] = next(new_ids)
     function = fixed.get("function")
     function = fixed["function"] = dict(function) if isinstance(function, dict) else {}
@@ -247,9 +247,9 @@ def _text_up_to_tag(text: str, at: int) -> str:
     return text[at : end.start() if end else None].strip()
 
 
-def _distinct_calls(found: Iterable[list[_WrittenCall]]) -> list[_WrittenCall]:
+def _distinct_calls(call_groups: Iterable[list[_WrittenCall]]) -> list[_WrittenCall]:
     calls: list[_WrittenCall] = []
-    for call in itertools.chain.from_iterable(found):
+    for call in itertools.chain.from_iterable(call_groups):
         if call not in calls:
             calls.append(call)
         if len(calls) > MAX_CALLS:

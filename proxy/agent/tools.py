@@ -219,7 +219,7 @@ class CallRunner:
         conversation: Conversation,
         budget: RunBudget,
         outcome: RunOutcome,
-        capabilities: CapabilityCounter,
+        capability_counter: CapabilityCounter,
         limits: Limits,
         client_tool_names: Collection[str],
     ) -> None:
@@ -227,7 +227,7 @@ class CallRunner:
         self._conversation = conversation
         self._budget = budget
         self._outcome = outcome
-        self._capabilities = capabilities
+        self._capability_counter = capability_counter
         self._limits = limits
         self._client_tool_names = client_tool_names
 
@@ -306,7 +306,7 @@ class CallRunner:
         if answer:  # readable, although its JSON is cut off or wrongly escaped
             call = replace(call, arguments={"answer": answer}, mistake=None)
         timeout_s = min(self._limits.command_timeout_s, self._budget.time_left_s)
-        self._capabilities.record(self._executor.canonical_name(call.name), call.arguments)
+        self._capability_counter.record(self._executor.canonical_name(call.name), call.arguments)
         if not is_submit and not call.mistake and call.name in self._executor.names:
             self._conversation.has_used_tools = True
         observation = await self._executor.run(call, timeout_s, self._budget.time_left_s)

@@ -68,7 +68,7 @@ class StreamHandler:
     def __init__(
         self,
         emit: Emit,
-        first_call: FirstCallProgress,
+        first_call_progress: FirstCallProgress,
         writer: AnswerWriter,
         executor: ToolExecutor,
         prose: Prose,
@@ -83,7 +83,7 @@ class StreamHandler:
         answer is emitted piece by piece. `client_calls` emits the calls of the client's tools.
         Calls of tools other than `allowed_tools` are ignored; None allows all."""
         self._emit = emit
-        self._first_call = first_call
+        self._first_call_progress = first_call_progress
         self._writer = writer
         self._executor = executor
         self._streams = streams
@@ -99,7 +99,7 @@ class StreamHandler:
         self._lock = asyncio.Lock()
         """Held while a delta or the timer is handled."""
         self._timer: asyncio.Task[None] | None = None
-        self._is_due = visibility == "at once"
+        self._is_hold_over = visibility == "at once"
         self.prose = prose
 
     async def __aenter__(self) -> Self:
@@ -142,7 +142,7 @@ class StreamHandler:
     async def _on_progress(self, progress: CallProgress) -> None:
         """Handle an accepted or failed attempt. Raises StopRetryingError if the client has already
         seen a part of the failed attempt's reply."""
-        await self._first_call.on_progress(progress)
+        await self._first_call_progress.on_progress(progress)
         if isinstance(progress, ModelCallFailed):
             if (
                 self._has_emitted_reasoning
@@ -156,7 +156,7 @@ class StreamHandler:
         """Discard the failed attempt's reply, of which nothing was shown."""
         self.prose, self._reasoning_check = self.prose.fresh_copy(), RepetitionCheck()
         self._has_begun_call, self._text_after_call = False, []
-        self._is_due = self._visibility == "at once"
+        self._is_hold_over = self._visibility == "at once"
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -166,19 +166,19 @@ class StreamHandler:
             self.prose.add(delta)
         finally:
             await self._show()
-        if self._visibility == "soon" and not self._is_due and self._timer is None:
-            self._timer = asyncio.create_task(self._show_when_due())
+        if self._visibility == "soon" and not self._is_hold_over and self._timer is None:
+            self._timer = asyncio.create_task(self._show_after_hold())
 
     async def _show(self) -> None:
         if self._visibility == "never":
             return
-        for piece in self.prose.take_ready(is_due=self._is_due):
+        for piece in self.prose.take_ready(is_hold_over=self._is_hold_over):
             await self._writer.write(piece.text, self._executor.current_sandbox, piece.logprobs)
 
-    async def _show_when_due(self) -> None:
+    async def _show_after_hold(self) -> None:
         await asyncio.sleep(HOLD_S)
         async with self._lock:
-            self._is_due = True
+            self._is_hold_over = True
             if not self._has_begun_call:
                 await self._show()
 

@@ -42,7 +42,7 @@ from proxy.audit.audit_log import (
 from proxy.errors import AuditError, ProxyError
 
 log = logging.getLogger(__name__)
-THREADS = 4
+THREAD_COUNT = 4
 """Number of threads that write audit logs, and nothing else: a disk that hangs delays only logs."""
 MAX_QUEUED_JOBS = 64
 """Maximum number of a run's writes that wait for the disk. Above it, the run waits."""
@@ -180,7 +180,7 @@ class AuditLogs:
         self._keep_days = keep_days
         self._key = key
         self._now = now
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="audit")
+        self._threads = ThreadPoolExecutor(THREAD_COUNT, thread_name_prefix="audit")
         self._tasks = set[asyncio.Task[None]]()
         self._last_sweep_day = ""
         self.failures = 0

@@ -26,7 +26,7 @@ Fields = Mapping[str, Any]
 INDEX_NAME = "index"
 TAIL_BYTES = 65_536
 """Number of bytes that are read from the end of an index: more than the length of a line."""
-UNREADABLE = "the last line of the day's index cannot be read"
+UNREADABLE_INDEX = "the last line of the day's index cannot be read"
 State = Literal["ok", "unfinished", "WRONG"]
 
 
@@ -203,7 +203,7 @@ def _read_last_position(file: int) -> Fields | None:
     whole = tail[: tail.rfind(b"\n") + 1]
     torn = tail[len(whole) :]
     if torn and not _is_torn_line(torn):  # removing the text would hide a change
-        raise OSError(errno.EIO, UNREADABLE)
+        raise OSError(errno.EIO, UNREADABLE_INDEX)
     last = _chain_position(whole) if whole else None
     if torn:
         os.ftruncate(file, size - len(torn))
@@ -215,7 +215,7 @@ def _chain_position(lines: bytes) -> Fields:
         entry = json.loads(lines.splitlines()[-1])
         return {"seq": int(entry["seq"]), "hash": str(entry["hash"])}
     except (ValueError, KeyError, TypeError) as error:
-        raise OSError(errno.EIO, UNREADABLE) from error
+        raise OSError(errno.EIO, UNREADABLE_INDEX) from error
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -64,42 +64,42 @@ _TOOLS_REFUSED = re.compile(
 )
 MIN_WINDOW, MAX_WINDOW = 256, 100_000_000
 """The smallest and the largest plausible context, in tokens."""
-_N = r"(\d[\d,_]*)"
+_COUNT = r"(\d[\d,_]*)"
 _WINDOW_PATTERNS = (
     # OpenAI, vLLM, SGLang, DeepSeek, OpenRouter: "maximum context length is 4096 tokens"; xAI
-    rf"maximum (?:context|prompt|model) length (?:is|of) {_N}",
+    rf"maximum (?:context|prompt|model) length (?:is|of) {_COUNT}",
     # Mistral: "too large for model with 32768 maximum context length"
-    rf"{_N} maximum context length",
+    rf"{_COUNT} maximum context length",
     # vLLM: "the model's context length is only 4096"; SGLang: "context length (4096 tokens)";
     # llama.cpp: "context size (256 tokens)"; llama-cpp-python: "context window of 2048"
-    rf"context (?:length|size|window)(?: is only| is| of)? \(?{_N}",
+    rf"context (?:length|size|window)(?: is only| is| of)? \(?{_COUNT}",
     # Anthropic: "… tokens > 200000 maximum", "178959 + 64000 > 200000"
-    rf"\d(?: tokens)? > {_N}",
+    rf"\d(?: tokens)? > {_COUNT}",
     # TGI: "must be <= 4096"; Gemini: "tokens allowed (1048575)"; SGLang: "allowed length (4096";
     # OpenAI: "limit of 272000"; Bedrock: "model maximum (4096)"
-    rf"must be <= {_N}",
-    rf"(?:allowed|allowed length|configured limit|max_model_len|model maximum)(?: of)? \(?{_N}",
+    rf"must be <= {_COUNT}",
+    rf"(?:allowed|allowed length|configured limit|max_model_len|model maximum)(?: of)? \(?{_COUNT}",
     # vLLM, if max_tokens exceeds the context
-    rf"max_model_len={_N}",
+    rf"max_model_len={_COUNT}",
 )
 _PROMPT_PATTERNS = (
-    rf"resulted in {_N} tokens",
-    rf"\({_N} in (?:the|your) (?:messages|prompt)",
-    rf"{_N} tokens from the input",
-    rf"{_N} \+ \d+ > \d",
-    rf"(?:has|contains|passed)(?: at least)? {_N} (?:input )?tokens",
-    rf"too long: {_N} tokens",
-    rf"(?:input|input length|request|tokens|count|prompt) \({_N}(?: tokens)?\)",
-    rf"given: {_N}",
-    rf"(?:prompt length|count of) {_N}",
+    rf"resulted in {_COUNT} tokens",
+    rf"\({_COUNT} in (?:the|your) (?:messages|prompt)",
+    rf"{_COUNT} tokens from the input",
+    rf"{_COUNT} \+ \d+ > \d",
+    rf"(?:has|contains|passed)(?: at least)? {_COUNT} (?:input )?tokens",
+    rf"too long: {_COUNT} tokens",
+    rf"(?:input|input length|request|tokens|count|prompt) \({_COUNT}(?: tokens)?\)",
+    rf"given: {_COUNT}",
+    rf"(?:prompt length|count of) {_COUNT}",
 )
 _ANSWER_PATTERNS = (
-    rf"\d \+ {_N} > \d",
-    rf"{_N} (?:tokens )?(?:in|for) +the completion",
-    rf"requested {_N} output tokens",
-    rf"is too large: {_N}",
-    rf"and {_N} `max_new_tokens`",
-    rf"max_(?:completion_)?tokens={_N} cannot be greater",
+    rf"\d \+ {_COUNT} > \d",
+    rf"{_COUNT} (?:tokens )?(?:in|for) +the completion",
+    rf"requested {_COUNT} output tokens",
+    rf"is too large: {_COUNT}",
+    rf"and {_COUNT} `max_new_tokens`",
+    rf"max_(?:completion_)?tokens={_COUNT} cannot be greater",
 )
 
 

@@ -42,7 +42,7 @@ from proxy.store.tool_verdicts import ToolVerdictRepository
 log = logging.getLogger(__name__)
 K = TypeVar("K")
 V = TypeVar("V")
-PROBE_S = 120.0
+PROBE_TIMEOUT_S = 120.0
 """The timeout of one probe. It is long because a busy engine answers late."""
 REPROBE_AFTER_S = 60.0
 """The seconds until the next probe after a probe has failed, or after a refusal that contradicts a
@@ -86,12 +86,14 @@ class ToolSettings:
     """The setting `backend.tool_support` and its overrides by model."""
 
     default: ToolSupport = "always"
-    by_model: Sequence[tuple[str, ToolSupport]] = ()
+    model_overrides: Sequence[tuple[str, ToolSupport]] = ()
     """Names of models, or patterns with `*`, and their settings. The first match counts."""
 
     def for_model(self, model: str) -> ToolSupport:
         """Return the setting for a model."""
-        matching = (setting for pattern, setting in self.by_model if fnmatchcase(model, pattern))
+        matching = (
+            setting for pattern, setting in self.model_overrides if fnmatchcase(model, pattern)
+        )
         return next(matching, self.default)
 
 
@@ -124,38 +126,41 @@ class ToolProbe:
                 return f"{path} {version}"[:MAX_VERSION_CHARS]
         return None
 
-    async def verdict(self, name: str, version: str | None) -> ToolVerdict | None:
+    async def verdict(self, model_name: str, version: str | None) -> ToolVerdict | None:
         """Return the verdict on a model, or None if the probe is inconclusive. Raises
         BackendError."""
         upstream = self._model.upstream
         if upstream is None or (version is None and not self._is_local):
             return None
         messages = _random_prompt()
-        has_tools = await _template_contains_tools(upstream, name, messages)
+        has_tools = await _template_contains_tools(upstream, model_name, messages)
         try:
-            with_tools = await self._prompt_tokens(name, messages, [_PROBE_TOOL])
+            with_tools = await self._prompt_tokens(model_name, messages, [_PROBE_TOOL])
         except ToolsRefusedError as error:
-            return refused_verdict(name, error.message)
+            return refused_verdict(model_name, error.message)
         if has_tools:
             return SUPPORTED
-        without = await self._prompt_tokens(name, messages, [])
+        without = await self._prompt_tokens(model_name, messages, [])
         if not with_tools or not without:
             return None
-        return SUPPORTED if with_tools > without else ignored_verdict(name)
+        return SUPPORTED if with_tools > without else ignored_verdict(model_name)
 
-    async def refusal(self, name: str) -> ToolVerdict | None:
+    async def refusal(self, model_name: str) -> ToolVerdict | None:
         """Return the verdict against a model if the backend refuses a request with a harmless tool,
         else None. Raises BackendError."""
         try:
-            await self._prompt_tokens(name, _random_prompt(), [_PROBE_TOOL])
+            await self._prompt_tokens(model_name, _random_prompt(), [_PROBE_TOOL])
         except ToolsRefusedError as error:
-            return refused_verdict(name, error.message)
+            return refused_verdict(model_name, error.message)
         return None
 
     async def _prompt_tokens(
-        self, name: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+        self,
+        model_name: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
     ) -> int:
-        body = {"model": name, "messages": messages, "max_tokens": MAX_TOKENS}
+        body = {"model": model_name, "messages": messages, "max_tokens": MAX_TOKENS}
         if tools:
             body["tools"] = tools
         completion = await self._model.complete(body, None)
@@ -174,12 +179,12 @@ def _abbreviate(value: Any) -> str:
 
 
 async def _template_contains_tools(
-    upstream: Upstream, name: str, messages: Sequence[Mapping[str, Any]]
+    upstream: Upstream, model_name: str, messages: Sequence[Mapping[str, Any]]
 ) -> bool:
     """Return True if a tool makes the prompt longer, according to the server's tokenizer or
     template. False proves nothing: these endpoints of older vLLMs ignore tools."""
     for path in (_TOKENIZE, _APPLY_TEMPLATE):
-        body: dict[str, Any] = {"model": name, "messages": messages}
+        body: dict[str, Any] = {"model": model_name, "messages": messages}
         without = _prompt_size(await _fetch_json(upstream, "POST", path, body))
         if without:
             body["tools"] = [_PROBE_TOOL]
@@ -346,7 +351,7 @@ class ToolVerdicts:
     async def _probe_model(self, probe: ToolProbe, model: str) -> None:
         known = self._known_verdicts.get(model)
         try:
-            async with asyncio.timeout(PROBE_S):
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
                 is_listed = model in await probe.models()
                 version = await probe.version() if is_listed else None
                 verdict = await self._new_verdict(probe, model, version) if is_listed else None
@@ -362,7 +367,7 @@ class ToolVerdicts:
 
     async def _confirm_refusal(self, probe: ToolProbe, model: str) -> None:
         try:
-            async with asyncio.timeout(PROBE_S):
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
                 verdict = await probe.refusal(model)
         except (BackendError, TimeoutError) as error:
             log.debug("the refusal of tools for %r could not be confirmed: %s", model, error)

@@ -297,11 +297,11 @@ class RunManager:
         """Return the run of a retry without a key. Samplers send many equal requests at once, and
         each must get a run of its own. A run without subscribers therefore comes first, and a run
         whose subscriber may already be gone comes last."""
-        if run := self._find_unsubscribed(identity):
+        if run := self._find_unsubscribed_run(identity):
             return run
         if stored := await self._archive.find_for_retry(identity, excluded_ids=self._runs.keys()):
             return stored
-        if run := self._find_unsubscribed(identity):  # its client has disconnected meanwhile
+        if run := self._find_unsubscribed_run(identity):  # its client has disconnected meanwhile
             return run
         request = (identity.owner, identity.fingerprint)
         if request in self._failed_requests:
@@ -310,7 +310,7 @@ class RunManager:
         running = (run for run in self._retriable_runs(identity) if run.status == "running")
         return min(running, key=lambda run: run.subscriber_count, default=None)
 
-    def _find_unsubscribed(self, identity: RequestIdentity) -> Run | None:
+    def _find_unsubscribed_run(self, identity: RequestIdentity) -> Run | None:
         return next(
             (run for run in self._retriable_runs(identity) if not run.subscriber_count), None
         )
