@@ -31,7 +31,7 @@ class ContextWindows:
         self._configured_window = configured_window
         self._listed_windows: dict[str, int] = {}
         """Windows that the server lists, by model."""
-        self._refused_windows: dict[tuple[str, str], int] = {}
+        self._windows_from_refusals: dict[tuple[str, str], int] = {}
         """Windows that refusals of the owner's requests named, by owner and model."""
         self._max_used_tokens: dict[tuple[str, str], int] = {}
         """Most tokens of prompt and answer in one call since the last refusal, by owner and model:
@@ -83,7 +83,7 @@ class ContextWindows:
         if self._configured_window is not None:
             return self._configured_window
         refused, listed = (
-            self._refused_windows.get((owner, model_name)),
+            self._windows_from_refusals.get((owner, model_name)),
             self._listed_windows.get(model_name),
         )
         return self._first_possible_window(owner, model_name, refused, listed)
@@ -93,7 +93,7 @@ class ContextWindows:
         may be able to forge refusals. If earlier calls had more tokens, the server was replaced,
         and their usage is forgotten."""
         if sizes.window is not None:
-            _put_bounded(self._refused_windows, (owner, model_name), sizes.window)
+            _put_bounded(self._windows_from_refusals, (owner, model_name), sizes.window)
             if sizes.window < self._max_used_tokens.get((owner, model_name), 0):
                 del self._max_used_tokens[owner, model_name]
 

@@ -38,8 +38,8 @@ class Redactor:
 
     def __init__(self, secrets: SecretFinder) -> None:
         self._secrets = secrets
-        self._first_choice = _ChoiceRedactor(secrets)
-        self._other_choices: dict[int, _ChoiceRedactor] = {}
+        self._first_redactor = _ChoiceRedactor(secrets)
+        self._other_redactors: dict[int, _ChoiceRedactor] = {}
         """The redactors of further choices, by their index."""
 
     def redact_event(self, event: Event) -> Iterator[Event]:
@@ -48,9 +48,9 @@ class Redactor:
         there. Events of client tool calls are not redacted, but a run whose profile redacts
         secrets has none: see `client_call_stream`."""
         if not isinstance(event, ChoiceEvent):
-            yield from self._first_choice.redact_event(event)
+            yield from self._first_redactor.redact_event(event)
             return
-        other = self._other_choices.setdefault(event.index, _ChoiceRedactor(self._secrets))
+        other = self._other_redactors.setdefault(event.index, _ChoiceRedactor(self._secrets))
         for each in other.redact_event(event.event):
             yield ChoiceEvent(event.index, each)
 
@@ -59,10 +59,10 @@ class Redactor:
         and `response`, such as `logprobs`, are dropped, because a secret may be spread over the
         entries of several tokens. The arguments of client tool calls are not redacted."""
         others = [
-            self._other_choices.get(index, _ChoiceRedactor(self._secrets)).redact_result(other)
+            self._other_redactors.get(index, _ChoiceRedactor(self._secrets)).redact_result(other)
             for index, other in enumerate(result.others, 1)
         ]
-        return replace(self._first_choice.redact_result(result), others=others)
+        return replace(self._first_redactor.redact_result(result), others=others)
 
 
 class _ChoiceRedactor:
