@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from proxy.agent.model import Credentials, Model, UpstreamRequest, UpstreamResponse
 from proxy.errors import BackendError, UnauthorizedError
-from proxy.models.backend_errors import backend_error_from_response, timed_out
+from proxy.models.backend_errors import backend_error_from_response, timeout_error
 
 CACHE_S = 300.0
 """Seconds that the verification of a key is cached."""
@@ -161,7 +161,7 @@ class ClientKeys:
                         return status not in _REFUSED_STATUSES
                 return await self._may_request_completion(credentials)
         except TimeoutError as error:
-            raise timed_out("it does not say whether it accepts the key") from error
+            raise timeout_error("it does not say whether it accepts the key") from error
 
     async def _model_list_decides(self) -> bool:
         """Return True if the backend lists its models only for valid keys: a random key is tried.

@@ -39,7 +39,7 @@ from proxy.agent.model import (
     refusal_of,
 )
 from proxy.agent.result import Result, RunStats, Stopwatch, run_times, token_counts, usage_count
-from proxy.agent.task import AgentInput, AgentTask, PendingInput, RunClock, out_of_time
+from proxy.agent.task import AgentInput, AgentTask, PendingInput, RunClock, out_of_time_error
 from proxy.agent.turn_stream import FirstCallProgress, emit_reasoning
 from proxy.errors import BackendError, may_be_file_refusal, unreadable_files_error
 from proxy.workspaces import Workspaces
@@ -57,7 +57,7 @@ class Agent:
     model: Model
     workspaces: Workspaces
     make_tools: Callable[[Profile], Sequence[Tool]]
-    equipment: SandboxContents = SandboxContents()
+    sandbox_contents: SandboxContents = SandboxContents()
     windows: ContextWindows = field(default_factory=ContextWindows)
 
     async def window(
@@ -87,7 +87,7 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 first = group.create_task(run(task, emit))
                 others = [
-                    group.create_task(run(other, _emit_choice(index, emit)))
+                    group.create_task(run(other, _choice_emitter(index, emit)))
                     for index, other in enumerate(task.others, 1)
                 ]
         except BaseExceptionGroup as failures:
@@ -109,7 +109,7 @@ class Agent:
                 self.model_of(task),
                 self.windows,
                 self.make_tools(task.profile),
-                self.equipment,
+                self.sandbox_contents,
                 task,
                 agent_input,
                 emit,
@@ -137,7 +137,7 @@ class Agent:
         return self.model.with_credentials(credentials) if credentials else self.model
 
 
-def _emit_choice(index: int, emit: Emit) -> Emit:
+def _choice_emitter(index: int, emit: Emit) -> Emit:
     async def emit_of_choice(event: Event) -> None:
         await emit(ChoiceEvent(index, event))
 
@@ -154,7 +154,7 @@ async def _single_call(model: Model, task: AgentTask, emit: Emit) -> Result:
             metered = metered_model(model, budget, task, emit)
             completion = await _complete(metered, task, emit, model_time)
     except TimeoutError as error:
-        raise out_of_time(task) from error
+        raise out_of_time_error(task) from error
     refusal = refusal_of(completion.message)
     if refusal:
         await emit(Refused(refusal))
@@ -164,7 +164,7 @@ async def _single_call(model: Model, task: AgentTask, emit: Emit) -> Result:
         run_id=task.run_id,
         container_id=task.artifact_store.container_id,
         model=task.model,
-        answer="" if refusal else _text(completion),
+        answer="" if refusal else _answer_text(completion),
         stop_reason=stop,
         finish_reason=completion.finish_reason,
         tool_calls=(),
@@ -199,24 +199,24 @@ class _SingleCallHandler:
     """Emits the pieces of a single call's completion as they arrive."""
 
     def __init__(self, task: AgentTask, emit: Emit) -> None:
-        self._first_call = FirstCallProgress(task.delivery.status_hold, emit)
+        self._first_call_progress = FirstCallProgress(task.delivery.status_hold, emit)
         self._emit = emit
-        self._has_shown = False
+        self._has_emitted = False
 
     async def on_delta(self, delta: ModelDelta) -> None:
         """Emit a delta. Raises StopRetryingError for a failed attempt if the client has already
         seen a part of its reply, or if a retry would come too late to decide the status line."""
         match delta:
             case ReasoningDelta():
-                self._has_shown = True
+                self._has_emitted = True
                 await self._emit(delta)
             case TextDelta(text, logprobs):
-                self._has_shown = True
+                self._has_emitted = True
                 await self._emit(AnswerDelta(text, logprobs))
-            case ModelCallFailed() if self._has_shown:
+            case ModelCallFailed() if self._has_emitted:
                 raise StopRetryingError
             case ModelCallAccepted() | ModelCallFailed():
-                await self._first_call.on_progress(delta)
+                await self._first_call_progress.on_progress(delta)
 
 
 async def _complete(
@@ -230,7 +230,9 @@ async def _complete(
         **task.params.token_limits,
     }
     on_delta = (
-        model_time.pausing(_SingleCallHandler(task, emit).on_delta) if task.request.stream else None
+        model_time.pause_during(_SingleCallHandler(task, emit).on_delta)
+        if task.request.stream
+        else None
     )
     try:
         with model_time:
@@ -242,12 +244,12 @@ async def _complete(
         raise
     if not task.request.stream:
         await emit_reasoning(completion, emit)
-        if text := _text(completion):
+        if text := _answer_text(completion):
             await emit(AnswerDelta(text))
     return completion
 
 
-def _text(completion: Completion) -> str:
+def _answer_text(completion: Completion) -> str:
     return (
         text_of(completion.message).encode(errors="replace").decode()
     )  # UTF-8 cannot encode a lone surrogate

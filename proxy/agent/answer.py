@@ -25,7 +25,7 @@ ANSWER_FILE_S = 10.0
 """Timeout of reading one answer file, in seconds."""
 _GUESSED_DIRS = ("/mnt/data", OUTPUT_DIR)
 """Directories that models name for their files: `/mnt/data` is known from other services."""
-_RELATIVE_DIR = OUTPUT_DIR.removeprefix(f"{WORKING_DIR}/")
+_RELATIVE_OUTPUT_DIR = OUTPUT_DIR.removeprefix(f"{WORKING_DIR}/")
 _PATH_END = r"(?![\w/-]|\.\w)"
 _PATH_START = r"(?<![\w./\\\"'-])"
 """Matches before a relative path that is neither the rest of another path nor a string in code."""
@@ -45,15 +45,15 @@ class AnswerWriter:
         self._artifact_store = task.artifact_store
         self._profile = task.profile
         self._rewrite_links = task.request.rewrite_links
-        self._links: LinkRewriter | None = None
-        self._submit = TextArgument("answer")
-        self._submit_held = ""
+        self._link_rewriter: LinkRewriter | None = None
+        self._submit_reader = TextArgument("answer")
+        self._held_submission = ""
         """The beginning of a submitted answer, held while it repeats the narration before it."""
         self._linked_paths = set[str]()
         self._narration: _AnswerPart | None = None
         """The text that was sent as an answer and turned out to be narration; None once other text
         was sent."""
-        self.source = ""
+        self.source_text = ""
         """The answer so far, with paths as the model wrote them."""
         self.text = ""
         """The answer so far, as it was sent to the client."""
@@ -62,33 +62,35 @@ class AnswerWriter:
 
     async def begin(self) -> None:
         """Begin a new answer. Text of an earlier answer becomes narration."""
-        await self._end()
+        await self._flush_links()
         if self.text:
-            self._narration = _AnswerPart(self.source, self.text)
-        self._submit, self._submit_held = TextArgument("answer"), ""
-        self.source = self.text = ""
+            self._narration = _AnswerPart(self.source_text, self.text)
+        self._submit_reader, self._held_submission = TextArgument("answer"), ""
+        self.source_text = self.text = ""
 
     async def mark_as_narration(self) -> None:
         """Turn the text sent so far into narration, because the client sees other output next."""
         await self.begin()
-        await self._restart()
+        await self._restart_after_narration()
 
     async def write(self, piece: str, sandbox: Sandbox | None, logprobs: Any = None) -> None:
         """Send a piece of the answer."""
-        if self._links is None:
-            await self._restart()
-            self._links = LinkRewriter(await self._linkable(sandbox), self._url)
-        self.source += piece
-        await self._send(self._links.feed(piece), logprobs)
+        if self._link_rewriter is None:
+            await self._restart_after_narration()
+            self._link_rewriter = LinkRewriter(
+                await self._linkable_paths(sandbox), self._record_link
+            )
+        self.source_text += piece
+        await self._send(self._link_rewriter.feed(piece), logprobs)
 
     async def write_submit(self, arguments: str, sandbox: Sandbox | None) -> None:
         """Send the answer contained in a piece of submit's arguments, unless it only repeats the
         narration before it."""
-        piece = self._submit_held + self._submit.feed(arguments)
-        self._submit_held = ""
-        before = _without_space(self._narration.source) if self._narration else None
+        piece = self._held_submission + self._submit_reader.feed(arguments)
+        self._held_submission = ""
+        before = _without_space(self._narration.source_text) if self._narration else None
         if before is not None and before.startswith(_without_space(piece)):
-            self._submit_held = piece
+            self._held_submission = piece
         elif piece:
             await self.write(piece, sandbox)
 
@@ -96,17 +98,17 @@ class AnswerWriter:
         """Send the part of `answer` that has not been sent yet. If `answer` does not begin with the
         text sent so far, send all of it, as a new answer. Send nothing if the narration sent last
         is the same text, except for white space."""
-        if not answer.startswith(self.source.rstrip()):
+        if not answer.startswith(self.source_text.rstrip()):
             await self.begin()
-        if self._narration and not self.source and self._narration.matches(answer):
-            self.source, self.text = self._narration.source, self._narration.text
+        if self._narration and not self.source_text and self._narration.matches(answer):
+            self.source_text, self.text = self._narration.source_text, self._narration.text
             self._narration = None
-        elif missing := answer[len(self.source) :]:
+        elif missing := answer[len(self.source_text) :]:
             # Text without a slash cannot contain a path, so the files need not be listed.
             await self.write(missing, sandbox if "/" in answer else None)
-        await self._end()
+        await self._flush_links()
 
-    async def list_files(self, artifacts: Iterable[Artifact]) -> None:
+    async def append_file_links(self, artifacts: Iterable[Artifact]) -> None:
         """Append links to the files that the answer does not link to. Do nothing if the request
         rules out links, or if the profile's `artifacts.list_files` is not "always"."""
         unnamed = [artifact for artifact in artifacts if artifact.url not in self.text]
@@ -119,7 +121,7 @@ class AnswerWriter:
         and files of earlier runs that have expired."""
         return [path for path in self._linked_paths if not await self._artifact_store.has(path)]
 
-    async def _linkable(self, sandbox: Sandbox | None) -> list[str]:
+    async def _linkable_paths(self, sandbox: Sandbox | None) -> list[str]:
         """Return the paths of the files that will become artifacts. Links to other files would be
         dead."""
         if sandbox is None or not self._rewrite_links:
@@ -132,11 +134,11 @@ class AnswerWriter:
         allowed = (file for file in files if file.path not in withheld)
         return [file.path for file in select_files(allowed, self._profile.artifacts).chosen]
 
-    def _url(self, path: str) -> str:
+    def _record_link(self, path: str) -> str:
         self._linked_paths.add(path)
         return self._artifact_store.url(path)
 
-    async def _restart(self) -> None:
+    async def _restart_after_narration(self) -> None:
         """If narration was sent as the answer, send a separator after it and report that the answer
         starts again."""
         narration, self._narration = self._narration, None
@@ -145,9 +147,9 @@ class AnswerWriter:
             await self._emit(AnswerRestarted())
             self.answer_offset += len(narration.text) + len(SEPARATOR)
 
-    async def _end(self) -> None:
-        if self._links is not None:
-            links, self._links = self._links, None
+    async def _flush_links(self) -> None:
+        if self._link_rewriter is not None:
+            links, self._link_rewriter = self._link_rewriter, None
             await self._send(links.finish(), None)
 
     async def _send(self, text: str, logprobs: Any) -> None:
@@ -161,12 +163,12 @@ class AnswerWriter:
 class _AnswerPart:
     """Text that was sent as an answer and turned out to be narration."""
 
-    source: str
+    source_text: str
     text: str
 
     def matches(self, answer: str) -> bool:
         """Return True if the text equals `answer` except for white space."""
-        return _without_space(self.source) == _without_space(answer)
+        return _without_space(self.source_text) == _without_space(answer)
 
 
 def _link_item(artifact: Artifact) -> str:
@@ -207,19 +209,19 @@ class LinkRewriter:
 
     def __init__(self, paths: Iterable[str], url_of: Callable[[str], str]) -> None:
         self._url_of = url_of
-        self._targets = _spellings(paths)
-        self._sorted = sorted(self._targets)
-        longest_first = sorted(self._targets, key=len, reverse=True)
+        self._paths_by_spelling = _paths_by_spelling(paths)
+        self._sorted_spellings = sorted(self._paths_by_spelling)
+        longest_first = sorted(self._paths_by_spelling, key=len, reverse=True)
         alternatives = "|".join(map(_spelling_pattern, longest_first))
         self._pattern = re.compile(alternatives)
-        self._longest = len(longest_first[0]) + 2 if longest_first else 0
+        self._max_match_chars = len(longest_first[0]) + 2 if longest_first else 0
         self._pending = ""
         self._lookbehind = ""
 
     def feed(self, piece: str) -> str:
         """Add a piece of text. Return the text that can be sent by now."""
         self._pending += piece
-        if not self._targets:
+        if not self._paths_by_spelling:
             return self._release(len(self._pending))
         return self._release(self._settled_chars())
 
@@ -231,16 +233,17 @@ class LinkRewriter:
         """Return the number of pending characters that are ready to send, because no later text can
         make them the beginning of a path."""
         text = self._pending
-        for index in range(max(0, len(text) - self._longest), len(text)):
+        for index in range(max(0, len(text) - self._max_match_chars), len(text)):
             if self._may_become_path(text[index:]):
                 return index
         return len(text)
 
-    def _may_become_path(self, rest: str) -> bool:
-        """Return True if `rest` is a prefix of a spelling, or a spelling and one more character."""
-        at = bisect_left(self._sorted, rest)
-        begins = at < len(self._sorted) and self._sorted[at].startswith(rest)
-        return begins or rest[:-1] in self._targets
+    def _may_become_path(self, ending: str) -> bool:
+        """Return True if `ending` is a prefix of a spelling, or a spelling and one more
+        character."""
+        at = bisect_left(self._sorted_spellings, ending)
+        begins = at < len(self._sorted_spellings) and self._sorted_spellings[at].startswith(ending)
+        return begins or ending[:-1] in self._paths_by_spelling
 
     def _release(self, end: int) -> str:
         """Return the pending text up to `end`, with paths rewritten to links. A path that begins
@@ -249,7 +252,7 @@ class LinkRewriter:
         out: list[str] = []
         position = len(self._lookbehind)
         end += position
-        for match in self._pattern.finditer(text, position) if self._targets else ():
+        for match in self._pattern.finditer(text, position) if self._paths_by_spelling else ():
             if match.start() >= end:
                 break
             out += [text[position : match.start()], self._link(match)]
@@ -261,7 +264,7 @@ class LinkRewriter:
         return "".join(out)
 
     def _link(self, match: "re.Match[str]") -> str:
-        path = self._targets[match.group()]
+        path = self._paths_by_spelling[match.group()]
         url = self._url_of(path)
         if match.group().startswith("]("):
             return f"]({url})"
@@ -275,18 +278,20 @@ def _spelling_pattern(spelling: str) -> str:
     """Return the regular expression that matches one spelling."""
     if spelling.startswith("]("):
         return re.escape(spelling)
-    is_relative = spelling.lstrip("`").startswith((f"{_RELATIVE_DIR}/", f"./{_RELATIVE_DIR}/"))
+    is_relative = spelling.lstrip("`").startswith(
+        (f"{_RELATIVE_OUTPUT_DIR}/", f"./{_RELATIVE_OUTPUT_DIR}/")
+    )
     return (_PATH_START if is_relative else "") + re.escape(spelling) + _PATH_END
 
 
-def _spellings(paths: Iterable[str]) -> dict[str, str]:
+def _paths_by_spelling(paths: Iterable[str]) -> dict[str, str]:
     """Return a map from each spelling that a model may use for a path to that path."""
     found: dict[str, str] = {}
     for path in paths:
         relative = path.removeprefix(OUTPUT_DIR + "/")
         for name in {relative, quote(relative, errors="surrogateescape")}:
             absolute = [f"{directory}/{name}" for directory in _GUESSED_DIRS]
-            below = f"{_RELATIVE_DIR}/{name}"
+            below = f"{_RELATIVE_OUTPUT_DIR}/{name}"
             for spelling in (*absolute, *(f"sandbox:{each}" for each in absolute)):
                 found[spelling] = found[f"`{spelling}`"] = path
             for spelling in (below, f"./{below}"):

@@ -32,10 +32,10 @@ MAX_HASH_S, HASH_SHARE = 15.0, 0.25
 """Maximum duration of hashing files: in seconds, and as a share of the time left."""
 _MANIFEST = f"{INPUT_DIR}/.given"
 """The manifest of the input files that earlier runs put into this workspace."""
-_OUTPUTS = f"{OUTPUT_DIR}/"
+_OUTPUT_PREFIX = f"{OUTPUT_DIR}/"
 _MAX_MANIFEST_BYTES = 1 << 20
-_UNLISTED = Listing((), truncated=True)
-NOT_ALL_LISTED = RunWarning(
+_TIMED_OUT_LISTING = Listing((), truncated=True)
+FILES_NOT_LISTED = RunWarning(
     "files_not_listed",
     "The output directory has more files than could be listed. Files that are missing here are"
     " still in the output directory.",
@@ -53,7 +53,7 @@ class FoundFiles:
 
     is_complete: bool
     """False if there were too many files to list all of them in time."""
-    produced: list[ProducedFile] = field(default_factory=list)
+    produced_files: list[ProducedFile] = field(default_factory=list)
     skipped_files: list[SkippedFile] = field(default_factory=list)
     """Files that may have changed: their hashes, or the files before the run, are unknown because
     there was no time."""
@@ -66,51 +66,51 @@ class ArtifactCollector:
     artifact, so only its size is compared.
     """
 
-    def __init__(self, inputs: Sequence[InputFile], max_file_bytes: int) -> None:
+    def __init__(self, input_files: Sequence[InputFile], max_file_bytes: int) -> None:
         initial = {
             file.path: FileVersion(None, file.identity)
-            for file in inputs
-            if file.path.startswith(_OUTPUTS)
+            for file in input_files
+            if file.path.startswith(_OUTPUT_PREFIX)
         }
         self._max_file_bytes = max_file_bytes
-        self._before = initial or None
+        self._existing_files = initial or None
         """The files that existed before the run; None if there were none."""
-        self._is_before_known = True
+        self._knows_existing_files = True
 
-    async def record_existing(self, sandbox: Sandbox, seconds: float) -> None:
-        """Record the files of earlier runs. `seconds` limits the time for listing and hashing."""
-        listing = await self._hashed(sandbox, seconds)
-        self._is_before_known = listing is not _UNLISTED
-        existing = {output_path(entry.path): _contents(entry) for entry in listing.entries}
-        self._before = {**existing, **(self._before or {})}
+    async def record_existing_files(self, sandbox: Sandbox, timeout_s: float) -> None:
+        """Record the files of earlier runs. `timeout_s` limits the time for listing and hashing."""
+        listing = await self._list_with_hashes(sandbox, timeout_s)
+        self._knows_existing_files = listing is not _TIMED_OUT_LISTING
+        existing = {output_path(entry.path): _file_version(entry) for entry in listing.entries}
+        self._existing_files = {**existing, **(self._existing_files or {})}
 
-    async def produced(
-        self, sandbox: Sandbox, linked: Collection[str], seconds: float
+    async def find_produced_files(
+        self, sandbox: Sandbox, linked_paths: Collection[str], timeout_s: float
     ) -> FoundFiles:
-        """Return the regular files that are new, have changed, or are in `linked`."""
-        if self._before is None:
-            listing = await _listing(sandbox, None, seconds)
+        """Return the regular files that are new, have changed, or are in `linked_paths`."""
+        if self._existing_files is None:
+            listing = await _list_output_dir(sandbox, None, timeout_s)
         else:
-            listing = await self._hashed(sandbox, seconds)
+            listing = await self._list_with_hashes(sandbox, timeout_s)
         found = FoundFiles(is_complete=not listing.truncated)
-        before, linked = self._before or {}, set(linked)
+        before, linked = self._existing_files or {}, set(linked_paths)
         for entry in listing.entries:
             if entry.kind != "file":
                 continue
             path = output_path(entry.path)
-            is_unknown = path not in before and not self._is_before_known
+            is_unknown = path not in before and not self._knows_existing_files
             has_changed = path in linked or (
-                None if is_unknown else is_changed(before.get(path), _contents(entry))
+                None if is_unknown else is_changed(before.get(path), _file_version(entry))
             )
             if has_changed:
-                found.produced.append(ProducedFile(path, entry.bytes))
+                found.produced_files.append(ProducedFile(path, entry.bytes))
             elif has_changed is None and entry.bytes <= self._max_file_bytes:
                 found.skipped_files.append(SkippedFile(path, entry.bytes, "no_time"))
         return found
 
-    async def _hashed(self, sandbox: Sandbox, seconds: float) -> Listing:
-        hash_s = min(MAX_HASH_S, seconds * HASH_SHARE)
-        return await _listing(sandbox, HashLimits(self._max_file_bytes, hash_s), seconds)
+    async def _list_with_hashes(self, sandbox: Sandbox, timeout_s: float) -> Listing:
+        hash_s = min(MAX_HASH_S, timeout_s * HASH_SHARE)
+        return await _list_output_dir(sandbox, HashLimits(self._max_file_bytes, hash_s), timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,55 +125,61 @@ class CollectedArtifacts:
 
 async def collect_artifacts(
     sandbox: Sandbox,
-    outputs: ArtifactCollector,
-    linked: Collection[str],
+    collector: ArtifactCollector,
+    linked_paths: Collection[str],
     task: AgentTask,
     guard: Guard,
     emit: Emit,
-    seconds: float,
+    timeout_s: float,
 ) -> CollectedArtifacts:
-    """Save the files that a run produced, and the `linked` files of its answer that are not saved
-    yet, within `seconds`.
+    """Save the files that a run produced, and those files at the `linked_paths` of its answer that
+    are not saved yet, within `timeout_s`.
 
     Raises SandboxLostError if the sandbox is lost before the files are listed. Later failures
     become warnings or skipped files, for the answer is valid without the files.
     """
-    end = asyncio.get_running_loop().time() + seconds
-    found = await outputs.produced(sandbox, linked, seconds)
-    withheld = await guard.withheld_files(found.produced)
-    allowed = [file for file in found.produced if file.path not in withheld]
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    found = await collector.find_produced_files(sandbox, linked_paths, timeout_s)
+    withheld = await guard.withheld_files(found.produced_files)
+    allowed = [file for file in found.produced_files if file.path not in withheld]
     selection = select_files(allowed, task.profile.artifacts)
-    saved = await _save(sandbox, selection.chosen, task.artifact_store, emit, end)
-    ruled_out = [SkippedFile(f.path, f.bytes, "rule") for f in found.produced if f.path in withheld]
+    saved = await _save_files(sandbox, selection.chosen, task.artifact_store, emit, deadline)
+    ruled_out = [
+        SkippedFile(f.path, f.bytes, "rule") for f in found.produced_files if f.path in withheld
+    ]
     return CollectedArtifacts(
         saved.artifacts,
         [*selection.skipped, *ruled_out, *saved.skipped_files, *found.skipped_files],
-        [*withheld.values(), *saved.warnings, *(() if found.is_complete else (NOT_ALL_LISTED,))],
+        [*withheld.values(), *saved.warnings, *(() if found.is_complete else (FILES_NOT_LISTED,))],
     )
 
 
-async def _save(
+async def _save_files(
     sandbox: Sandbox,
-    chosen: Sequence[ProducedFile],
+    chosen_files: Sequence[ProducedFile],
     artifact_store: ArtifactStore,
     emit: Emit,
-    end: float,
+    deadline: float,
 ) -> CollectedArtifacts:
-    """Save files until `end`, by the event loop's clock."""
+    """Save files until `deadline`, by the event loop's clock."""
     artifacts, skipped_files, names = list[Artifact](), list[SkippedFile](), UniqueDisplayNames()
-    for n, file in enumerate(chosen):
+    for n, file in enumerate(chosen_files):
         try:
-            left_s = max(0.0, end - asyncio.get_running_loop().time())
+            left_s = max(0.0, deadline - asyncio.get_running_loop().time())
             artifact = await artifact_store.save(sandbox, file, left_s)
         except FileTimeoutError:
-            skipped_files += [SkippedFile(rest.path, rest.bytes, "no_time") for rest in chosen[n:]]
+            skipped_files += [
+                SkippedFile(rest.path, rest.bytes, "no_time") for rest in chosen_files[n:]
+            ]
             break
         except SandboxFileError:
             # A process that still runs has changed or removed the file.
             skipped_files.append(SkippedFile(file.path, file.bytes, "changed"))
             continue
         except SandboxLostError:
-            skipped_files += [SkippedFile(rest.path, rest.bytes, "lost") for rest in chosen[n:]]
+            skipped_files += [
+                SkippedFile(rest.path, rest.bytes, "lost") for rest in chosen_files[n:]
+            ]
             return CollectedArtifacts(artifacts, skipped_files, (SANDBOX_LOST,))
         artifacts.append(replace(artifact, filename=names.assign(artifact.path)))
         await emit(FileProduced(artifact.file_id, artifact.path, artifact.bytes))
@@ -207,17 +213,17 @@ async def read_manifest(sandbox: Sandbox) -> dict[str, str]:
 async def write_manifest(sandbox: Sandbox, identities: Mapping[str, str]) -> None:
     """Write the identities of the input files, by path, into the workspace for later runs."""
 
-    async def written() -> AsyncIterator[bytes]:
+    async def manifest_bytes() -> AsyncIterator[bytes]:
         yield json.dumps(identities).encode()
 
     with suppress(SandboxFileError):  # the next run uploads the files again
-        await sandbox.put(_MANIFEST, written())
+        await sandbox.put(_MANIFEST, manifest_bytes())
 
 
 async def list_output_files(sandbox: Sandbox) -> list[ProducedFile]:
     """Return the regular files in the output directory. Return an empty list if the directory is
     missing or listing it times out. Raises SandboxLostError."""
-    listing = await _listing(sandbox, None, LINK_LISTING_S)
+    listing = await _list_output_dir(sandbox, None, LINK_LISTING_S)
     return [
         ProducedFile(output_path(entry.path), entry.bytes)
         for entry in listing.entries
@@ -225,14 +231,18 @@ async def list_output_files(sandbox: Sandbox) -> list[ProducedFile]:
     ]
 
 
-async def _listing(sandbox: Sandbox, hashes: HashLimits | None, seconds: float) -> Listing:
+async def _list_output_dir(
+    sandbox: Sandbox, hash_limits: HashLimits | None, timeout_s: float
+) -> Listing:
     try:
-        return await sandbox.list(OUTPUT_DIR, hashes=hashes, timeout_s=min(LIST_TIMEOUT_S, seconds))
+        return await sandbox.list(
+            OUTPUT_DIR, hashes=hash_limits, timeout_s=min(LIST_TIMEOUT_S, timeout_s)
+        )
     except FileTimeoutError:
-        return _UNLISTED
+        return _TIMED_OUT_LISTING
     except SandboxFileError:
         return Listing((), truncated=False)
 
 
-def _contents(entry: DirectoryEntry) -> FileVersion:
+def _file_version(entry: DirectoryEntry) -> FileVersion:
     return FileVersion(entry.bytes, entry.sha256)

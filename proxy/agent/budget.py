@@ -57,9 +57,9 @@ class RunBudget:
     """The limits and expenses of one run. The run reserves each expense in advance and reports the
     actual expense afterwards."""
 
-    def __init__(self, task: AgentTask, limits: Limits, began: float) -> None:
+    def __init__(self, task: AgentTask, limits: Limits, started_at: float) -> None:
         """`limits` are those of the profile, with the wall time cut to the client's deadline.
-        `began` is the start of the run, by time.monotonic."""
+        `started_at` is the start of the run, by time.monotonic."""
         self.turns = 0
         self.commands = 0
         self.cpu_s = 0.0
@@ -72,19 +72,19 @@ class RunBudget:
         """The reply to the last call as far as it arrived, if an error or a cancellation cut it
         off; else None."""
         reservation = task.limits.reservation
-        self._daily = DailyBudgetUse(reservation.account) if reservation else None
-        self._began = began
-        self._calls = 0
+        self._daily_budget = DailyBudgetUse(reservation.account) if reservation else None
+        self._started_at = started_at
+        self._call_count = 0
         self._tokens = 0
         self._prompt_tokens = 0
         self._output_chars = 0
         self._traffic_quotas: list[tuple[TrafficQuota, int]] = []
-        self._reminded: dict[str, int] = {}
+        self._reminded_levels: dict[str, int] = {}
         """The highest level of each budget that the model was reminded of."""
 
     @property
     def wall_time_s(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self._started_at
 
     @property
     def time_left_s(self) -> float:
@@ -100,14 +100,14 @@ class RunBudget:
         self, messages: list[Message], trajectory_tokens: int
     ) -> StopReason | None:
         """Reserve a model call with tools. Return the limit that rules the call out, or None."""
-        if stop := exceeded(self._limits, self._spent(trajectory_tokens)):
+        if stop := exceeded(self._limits, self._spent_so_far(trajectory_tokens)):
             return stop
         return await self._reserve_call(messages)
 
     async def reserve_out_of_band_call(self, messages: Sequence[Message]) -> StopReason | None:
         """Reserve a model call in addition to the turn's own call, which is still to be made.
         Return the limit that rules the call out, or None."""
-        spent = self._spent()
+        spent = self._spent_so_far()
         with_turn = replace(
             spent,
             tokens=spent.tokens + spent.next_tokens,
@@ -118,7 +118,11 @@ class RunBudget:
         return await self._reserve_call(messages)
 
     async def _reserve_call(self, messages: Sequence[Message]) -> StopReason | None:
-        return await self._daily.reserve_call(self._expected(messages)) if self._daily else None
+        return (
+            await self._daily_budget.reserve_call(self._expected_expense(messages))
+            if self._daily_budget
+            else None
+        )
 
     async def call(
         self, model: ChatModel, body: Mapping[str, Any], on_delta: OnDelta | None
@@ -127,8 +131,10 @@ class RunBudget:
         `on_delta` raises CompletionStopped, return the reply as far as it arrived. A reply that an
         error or a cancellation cuts off is counted as far as it arrived, and is left in
         `partial_completion`. Raises BackendError."""
-        expected = self._expected(body["messages"]) if self._daily else Expense()
-        reservation = await self._daily.pop_call_reservation(expected) if self._daily else None
+        expected = self._expected_expense(body["messages"]) if self._daily_budget else Expense()
+        reservation = (
+            await self._daily_budget.pop_call_reservation(expected) if self._daily_budget else None
+        )
         recorder = CompletionRecorder(body["messages"])
         self.partial_completion = None
         try:
@@ -138,24 +144,24 @@ class RunBudget:
         except (BackendError, asyncio.CancelledError) as error:
             with anyio.CancelScope(shield=True):
                 was_made = not isinstance(error, BackendError)
-                await self._count_cut_off(recorder, reservation, was_made=was_made)
+                await self._count_cut_off_reply(recorder, reservation, was_made=was_made)
             raise
-        await self._count_call(_counted(reply, body["messages"]), reservation)
+        await self._count_call(_token_usage(reply, body["messages"]), reservation)
         return reply
 
     async def _count_call(self, tokens: TokenUsage, reservation: Reservation | None) -> None:
         cost = cost_usd(self._tariff, tokens)
-        is_known = cost is not None and (self.cost_usd is not None or not self._calls)
+        is_known = cost is not None and (self.cost_usd is not None or not self._call_count)
         self.cost_usd = (self.cost_usd or 0.0) + (cost or 0.0) if is_known else None
-        self._calls += 1
+        self._call_count += 1
         self._tokens += tokens.total
         self._prompt_tokens = tokens.prompt
-        if self._daily and reservation:
-            await self._daily.settle(
+        if self._daily_budget and reservation:
+            await self._daily_budget.settle(
                 reservation, Expense(tokens=tokens.total, cost_usd=cost or 0.0)
             )
 
-    async def _count_cut_off(
+    async def _count_cut_off_reply(
         self, recorder: "CompletionRecorder", reservation: Reservation | None, *, was_made: bool
     ) -> None:
         """Count a reply that was cut off. `was_made` is True if the backend may have worked on the
@@ -163,18 +169,18 @@ class RunBudget:
         if recorder.has_begun:
             self.partial_completion = recorder.completion()
             await self._count_call(parse_usage(self.partial_completion.usage), reservation)
-        elif self._daily and reservation and not was_made:
-            await self._daily.settle(reservation, Expense())
+        elif self._daily_budget and reservation and not was_made:
+            await self._daily_budget.settle(reservation, Expense())
 
-    def _expected(self, messages: Sequence[Message]) -> Expense:
+    def _expected_expense(self, messages: Sequence[Message]) -> Expense:
         prompt = TokenUsage(prompt=max(self._prompt_tokens, estimate_prompt_tokens(messages)))
         return Expense(tokens=prompt.prompt, cost_usd=cost_usd(self._tariff, prompt) or 0.0)
 
     async def reserve_command(self) -> StopReason | None:
         """Reserve and count a command. Return the limit that rules the command out, or None."""
-        stop = exceeded_command_limit(self._limits, self._spent())
-        if not stop and self._daily:
-            stop = await self._daily.reserve_command()
+        stop = exceeded_command_limit(self._limits, self._spent_so_far())
+        if not stop and self._daily_budget:
+            stop = await self._daily_budget.reserve_command()
         if not stop:
             self.commands += 1
             self._limit_egress()
@@ -184,10 +190,10 @@ class RunBudget:
         """Count the expenses of a command that has ended."""
         self.cpu_s += observation.cpu_s
         self._output_chars += len(observation.text)
-        if self._daily:
+        if self._daily_budget:
             chars = len(observation.text)
             actual = Expense(commands=1, cpu_s=observation.cpu_s, tool_output_chars=chars)
-            await self._daily.end_command(actual, self.egress_bytes)
+            await self._daily_budget.end_command(actual, self.egress_bytes)
 
     def track_traffic(self, traffic: TrafficQuota) -> None:
         """Count the traffic of a sandbox from now on."""
@@ -197,27 +203,29 @@ class RunBudget:
     def _limit_egress(self) -> None:
         """Cap the traffic of the current sandbox at the bytes that are left."""
         left = in_bytes(self._limits.max_egress_mib) - self.egress_bytes
-        if self._daily:
-            left = self._daily.egress_left(left, self.egress_bytes)
+        if self._daily_budget:
+            left = self._daily_budget.egress_bytes_left(left, self.egress_bytes)
         self._cap_traffic(left)
 
-    def _cap_traffic(self, count: int) -> None:
+    def _cap_traffic(self, max_bytes: int) -> None:
         for traffic, _ in self._traffic_quotas[-1:]:  # earlier sandboxes are lost
-            traffic.limit_further_traffic(count)
+            traffic.limit_further_traffic(max_bytes)
 
     def reminder(self) -> str:
         """Return a line that names the budgets that are nearly used up, or "". Each budget is named
         once at each of a few levels."""
-        spent = self._spent()
-        is_over = exceeded(self._limits, spent) or (self._daily and self._daily.is_over)
+        spent = self._spent_so_far()
+        is_over = exceeded(self._limits, spent) or (
+            self._daily_budget and self._daily_budget.is_over
+        )
         if is_over or not self._limits.tell_remaining:
             return ""
         left = low_budget_hints(self._limits, spent)
-        if self._daily:
-            left |= self._daily.low_budget_hints()
-        line = reminder(left, self._reminded)
-        self._reminded |= {
-            kind: max(remaining.level, self._reminded.get(kind, 0))
+        if self._daily_budget:
+            left |= self._daily_budget.low_budget_hints()
+        line = reminder(left, self._reminded_levels)
+        self._reminded_levels |= {
+            kind: max(remaining.level, self._reminded_levels.get(kind, 0))
             for kind, remaining in left.items()
         }
         return line
@@ -226,13 +234,13 @@ class RunBudget:
         """Settle the daily budget, if there is one: refund the reservations of calls that were not
         made, and count the traffic since the last command. If the budget limits traffic, the
         sandbox is cut off from the network until its next run."""
-        if self._daily:
-            if self._daily.bounds_egress:
+        if self._daily_budget:
+            if self._daily_budget.bounds_egress:
                 self._cap_traffic(0)
-            await self._daily.refund_unused()
-            await self._daily.count_egress(self.egress_bytes)
+            await self._daily_budget.refund_unused_calls()
+            await self._daily_budget.count_egress(self.egress_bytes)
 
-    def _spent(self, trajectory_tokens: int = 0) -> Spent:
+    def _spent_so_far(self, trajectory_tokens: int = 0) -> Spent:
         next_prompt = TokenUsage(prompt=self._prompt_tokens, cached=self._prompt_tokens)
         return Spent(
             turns=self.turns,
@@ -280,17 +288,17 @@ class DailyBudgetUse:
         self._account = account
         self._spent = Expense()
         """Expenses of the key as of the last reservation, and this run's settlements since then."""
-        self._calls: list[Reservation] = []
+        self._call_reservations: list[Reservation] = []
         """Reservations of calls that are still to be made. The next call uses the last
         reservation."""
-        self._command: Reservation | None = None
-        self._egress_counted = 0
-        self._stop: StopReason | None = None
+        self._command_reservation: Reservation | None = None
+        self._counted_egress_bytes = 0
+        self._stop_reason: StopReason | None = None
 
     @property
     def is_over(self) -> bool:
         """True if a part of the daily budget is used up, as of the last reservation."""
-        return self._stop is not None or bool(
+        return self._stop_reason is not None or bool(
             exhausted(self._account.budget, self._spent, Expense())
         )
 
@@ -299,39 +307,39 @@ class DailyBudgetUse:
         return self._account.budget.egress_mib is not None
 
     async def reserve_call(self, expected: Expense) -> StopReason | None:
-        reservation = None if self._stop else await self._reserve(expected)
-        self._calls += [reservation] if reservation else []
-        return self._stop
+        reservation = None if self._stop_reason else await self._reserve(expected)
+        self._call_reservations += [reservation] if reservation else []
+        return self._stop_reason
 
     async def pop_call_reservation(self, expected: Expense) -> Reservation:
         """Remove and return the reservation of the next call. If none was made, reserve `expected`
         even if the daily budget is used up, and return that reservation."""
-        if self._calls:
-            return self._calls.pop()
+        if self._call_reservations:
+            return self._call_reservations.pop()
         reservation = await self._account.overdraw(expected)
         self._spent = reservation.spent
         return reservation
 
-    async def refund_unused(self) -> None:
+    async def refund_unused_calls(self) -> None:
         """Refund the reservations of calls that were not made."""
-        while self._calls:
-            await self.settle(self._calls.pop(), Expense())
+        while self._call_reservations:
+            await self.settle(self._call_reservations.pop(), Expense())
 
     async def reserve_command(self) -> StopReason | None:
-        if not self._stop:
-            self._command = await self._reserve(Expense(commands=1))
-        return self._stop
+        if not self._stop_reason:
+            self._command_reservation = await self._reserve(Expense(commands=1))
+        return self._stop_reason
 
     async def end_command(self, actual: Expense, egress_bytes: int) -> None:
-        reservation, self._command = self._command, None
+        reservation, self._command_reservation = self._command_reservation, None
         if reservation:
-            new = egress_bytes - self._egress_counted
-            self._egress_counted = egress_bytes
+            new = egress_bytes - self._counted_egress_bytes
+            self._counted_egress_bytes = egress_bytes
             await self.settle(reservation, actual + Expense(egress_bytes=new))
 
     async def count_egress(self, egress_bytes: int) -> None:
-        if new := egress_bytes - self._egress_counted:
-            self._egress_counted = egress_bytes
+        if new := egress_bytes - self._counted_egress_bytes:
+            self._counted_egress_bytes = egress_bytes
             with anyio.CancelScope(shield=True):  # traffic counts even if the client disconnects
                 await self._account.overdraw(Expense(egress_bytes=new))
 
@@ -339,13 +347,13 @@ class DailyBudgetUse:
         self._spent += actual - reservation.expected
         await self._account.settle(reservation, actual)
 
-    def egress_left(self, limit: int, egress_bytes: int) -> int:
+    def egress_bytes_left(self, limit: int, egress_bytes: int) -> int:
         """Return the number of bytes that may still pass, at most `limit`. `egress_bytes` is the
         run's traffic so far."""
         mib = self._account.budget.egress_mib
         if mib is None:
             return limit
-        uncounted = egress_bytes - self._egress_counted
+        uncounted = egress_bytes - self._counted_egress_bytes
         return min(limit, in_bytes(mib) - self._spent.egress_bytes - uncounted)
 
     def low_budget_hints(self) -> dict[str, LowBudgetHint]:
@@ -355,7 +363,7 @@ class DailyBudgetUse:
         reservation = await self._account.take(expected)
         self._spent = reservation.spent
         if reservation.exhausted:
-            self._stop = STOP_REASONS[reservation.exhausted]
+            self._stop_reason = STOP_REASONS[reservation.exhausted]
             return None
         return reservation
 
@@ -367,11 +375,11 @@ class CompletionRecorder:
     def __init__(self, messages: Sequence[Message]) -> None:
         """`messages` is the prompt."""
         self._messages = messages
-        self._text: list[TextDelta] = []
-        self._reasoning: list[str] = []
-        self._pieces = 0
+        self._text_deltas: list[TextDelta] = []
+        self._reasoning_texts: list[str] = []
+        self._piece_count = 0
         self._chars = 0
-        self._count: TokenCount | None = None
+        self._token_count: TokenCount | None = None
         self._counted_pieces = 0
         """Number of pieces that had arrived when the backend sent the count."""
 
@@ -387,81 +395,84 @@ class CompletionRecorder:
     @property
     def has_begun(self) -> bool:
         """True once a piece of the reply has arrived."""
-        return self._pieces > 0
+        return self._piece_count > 0
 
     def completion(self, stopped: CompletionStopped | None = None) -> Completion:
         """Return the reply as far as it arrived. `stopped` is the cause if the proxy cut it off.
 
         Tool calls are left out, except in a reply that was cut off because of too many calls. That
-        reply keeps its complete calls and one further call, so that `Turn.has_more` is True."""
-        if stopped is not None and stopped.cause == "many_calls" and stopped.partial:
-            return replace(stopped.partial, usage=self._usage(), stopped="many_calls")
-        reasoning = "".join(self._reasoning)
-        text = "".join(delta.text for delta in self._text)
-        if stopped is not None and stopped.stop:
-            text = text.partition(stopped.stop)[0]
+        reply keeps its complete calls and one further call, so that `Turn.has_more_calls` is
+        True."""
+        if stopped is not None and stopped.cause == "many_calls" and stopped.partial_completion:
+            return replace(stopped.partial_completion, usage=self._usage(), stop_cause="many_calls")
+        reasoning = "".join(self._reasoning_texts)
+        text = "".join(delta.text for delta in self._text_deltas)
+        if stopped is not None and stopped.stop_string:
+            text = text.partition(stopped.stop_string)[0]
         message: Message = {"role": "assistant", "content": text}
         if reasoning:
             message |= {"reasoning": reasoning, "reasoning_content": reasoning}
         is_complete = stopped is not None and stopped.cause in ("stop", "no_call")
-        sent = stopped.partial if stopped else None
+        sent = stopped.partial_completion if stopped else None
         return Completion(
             message=message,
             finish_reason="stop" if is_complete else "length",
             usage=self._usage(),
-            choice={**(sent.choice if sent else {}), **self._choice(stopped)},
+            choice={**(sent.choice if sent else {}), **self._choice_fields(stopped)},
             response=sent.response if sent else {},
-            stopped=stopped.cause if stopped else None,
+            stop_cause=stopped.cause if stopped else None,
         )
 
     def _record(self, delta: ModelDelta) -> None:
         match delta:
             case TextDelta(text):
-                self._text.append(delta)
-                self._add(text)
+                self._text_deltas.append(delta)
+                self._count_piece(text)
             case ReasoningDelta(text):
-                self._reasoning.append(text)
-                self._add(text)
+                self._reasoning_texts.append(text)
+                self._count_piece(text)
             case ToolCallDelta(arguments=text):
-                self._add(text)
+                self._count_piece(text)
             case TokenCount():
-                self._count, self._counted_pieces = delta, self._pieces
+                self._token_count, self._counted_pieces = delta, self._piece_count
             case ModelCallFailed():  # its tokens still count
-                self._text.clear()
-                self._reasoning.clear()
+                self._text_deltas.clear()
+                self._reasoning_texts.clear()
 
-    def _add(self, text: str) -> None:
-        self._pieces += 1
+    def _count_piece(self, text: str) -> None:
+        self._piece_count += 1
         self._chars += len(text)
 
     def _usage(self) -> dict[str, Any]:
         """Return the usage so far: from the backend's running count, else an estimate that is
         marked `estimated`."""
-        if self._count is not None:
-            prompt = self._count.prompt
-            completion = self._count.completion + self._pieces - self._counted_pieces
+        if self._token_count is not None:
+            prompt = self._token_count.prompt
+            completion = self._token_count.completion + self._piece_count - self._counted_pieces
         else:
             prompt = estimate_prompt_tokens(self._messages)
-            completion = estimated_tokens(self._pieces, self._chars)
+            completion = estimated_tokens(self._piece_count, self._chars)
         usage = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
         }
-        return usage if self._count is not None else {**usage, "estimated": True}
+        return usage if self._token_count is not None else {**usage, "estimated": True}
 
-    def _choice(self, stopped: CompletionStopped | None) -> dict[str, Any]:
-        contents = [d.logprobs.get("content") for d in self._text if isinstance(d.logprobs, dict)]
+    def _choice_fields(self, stopped: CompletionStopped | None) -> dict[str, Any]:
+        contents = [
+            d.logprobs.get("content") for d in self._text_deltas if isinstance(d.logprobs, dict)
+        ]
         found = [tokens for tokens in contents if isinstance(tokens, list)]
         choice: dict[str, Any] = {}
         if found:
             choice["logprobs"] = {"content": [token for tokens in found for token in tokens]}
-        if stopped is not None and stopped.stop is not None:
-            choice["stop_reason"] = stopped.stop
+        if stopped is not None and stopped.stop_string is not None:
+            choice["stop_reason"] = stopped.stop_string
         return choice
 
 
-def _counted(reply: Completion, messages: list[Message]) -> TokenUsage:
+def _token_usage(reply: Completion, messages: list[Message]) -> TokenUsage:
     """Return the tokens of a call, or an estimate if the backend reports neither tokens nor a
     cost."""
     tokens = parse_usage(reply.usage)

@@ -41,14 +41,14 @@ class CapturedModel(MeteredModel):
     ) -> None:
         super().__init__(model, budget, timeout_s)
         self._emit = emit
-        self._previous: list[Message] = []
+        self._previous_messages: list[Message] = []
         """The messages of the previous call."""
-        self._tokens: CallTokens | None = None
+        self._call_tokens: CallTokens | None = None
         """The tokens of the last call, if it has ended and tokens are captured."""
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         began = time.monotonic()
-        self._tokens = None
+        self._call_tokens = None
         try:
             reply = await self._call(body, on_delta)
         except BackendError as error:
@@ -68,28 +68,28 @@ class CapturedModel(MeteredModel):
         self,
         body: Mapping[str, Any],
         reply: Completion | None,
-        began: float,
+        started_at: float,
         error: str | None = None,
     ) -> None:
         messages = list(body["messages"])
-        shared_prefix = common_length(self._previous, messages)
-        self._previous = messages
+        shared_prefix = common_prefix_length(self._previous_messages, messages)
+        self._previous_messages = messages
         event = ModelCallFinished(
             shared_prefix=shared_prefix,
             messages=messages[shared_prefix:],
             settings={name: value for name, value in body.items() if name != "messages"},
-            duration_s=time.monotonic() - began,
+            duration_s=time.monotonic() - started_at,
             reply=reply.message if reply else None,
             finish_reason=reply.finish_reason if reply else "",
             usage=reply.usage if reply else {},
             error=error,
-            tokens=self._tokens,
+            tokens=self._call_tokens,
         )
         try:
             await self._emit(event)
         except Exception:
             log.exception("a model call cannot be captured")
-            self._previous = []  # the next call repeats the messages
+            self._previous_messages = []  # the next call repeats the messages
 
 
 class TokenCapturedModel(CapturedModel):
@@ -105,7 +105,9 @@ class TokenCapturedModel(CapturedModel):
 
     async def _call(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         reply = await self._complete(body)
-        self._tokens = CallTokens(missing=self._refusal) if self._refusal else read_tokens(reply)
+        self._call_tokens = (
+            CallTokens(missing=self._refusal) if self._refusal else read_tokens(reply)
+        )
         reply = without_tokens(reply, body)
         if on_delta is not None:
             try:
@@ -113,7 +115,7 @@ class TokenCapturedModel(CapturedModel):
                 for delta in completion_deltas(reply):
                     await on_delta(delta)
             except CompletionStopped as stopped:
-                return replace(reply, stopped=stopped.cause)
+                return replace(reply, stop_cause=stopped.cause)
         return reply
 
     async def _complete(self, body: Mapping[str, Any]) -> Completion:
@@ -128,7 +130,7 @@ class TokenCapturedModel(CapturedModel):
         return await MeteredModel.complete(self, body, None)
 
 
-def common_length(first: Sequence[Message], second: Sequence[Message]) -> int:
+def common_prefix_length(first: Sequence[Message], second: Sequence[Message]) -> int:
     """Return the number of messages at the start of both prompts that are the same objects."""
     length = 0
     for one, other in zip(first, second, strict=False):

@@ -31,7 +31,7 @@ from sandbox_runtime.errors import SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Sandbox
 
 _LOG = logging.getLogger(__name__)
-TOKEN_LIMITS = ("n_predict", "max_completion_tokens", "max_tokens")
+TOKEN_LIMIT_FIELDS = ("n_predict", "max_completion_tokens", "max_tokens")
 """The fields in which backends take a request's token limit."""
 MIN_ANSWER_TOKENS = 256
 """Minimum token limit that a call is lowered to."""
@@ -50,7 +50,7 @@ MAX_SUMMARY_ATTEMPTS = 4
 """Maximum number of summary calls. After each call that does not fit, the transcript is halved."""
 MIN_SHOWN_CHARS = 200
 """Minimum number of characters that a transcript shows of each message."""
-MAX_CHARS_A_TOKEN = 6
+MAX_CHARS_PER_TOKEN = 6
 _TEMPLATE_BYTES = 16
 """Bytes that a chat template adds to a message."""
 WRITE_TIMEOUT_S = 10.0
@@ -82,57 +82,57 @@ class ContextFitter:
         self._history = history
         self._counter = counter
         self._compactor = _Compactor(history, counter, files, complete)
-        self._ceiling: int | None = None
+        self._max_prompt_tokens: int | None = None
         """Maximum prompt tokens, learnt from refusals; None before the first refusal."""
 
     @property
     def known_window(self) -> int | None:
         """The context window if it is known without asking the server, in tokens."""
-        return self._window.known
+        return self._window.known_tokens
 
     @property
     def compactions(self) -> Sequence[Compaction]:
         """The compactions of the history, in order."""
         return self._compactor.compactions
 
-    async def fit(self, extra: Mapping[str, Any], *, may_compact: bool) -> Mapping[str, Any]:
-        """Return the fields `extra` of a call, with the token limit lowered if necessary. Compact
+    async def fit(self, extra_fields: Mapping[str, Any], *, may_compact: bool) -> Mapping[str, Any]:
+        """Return the `extra_fields` of a call, with the token limit lowered if necessary. Compact
         the history first if the prompt does not fit and `may_compact` is True."""
-        if len(self._history.entries) == self._history.own_start:
-            return extra  # only the client's request: the backend decides whether it fits
+        if len(self._history.entries) == self._history.run_start_index:
+            return extra_fields  # only the client's request: the backend decides whether it fits
         window = await self._window.tokens()
-        limit = self._limit(window, extra)
+        limit = self._prompt_limit(window, extra_fields)
         may_compact = may_compact and self._compacts
-        if may_compact and limit is not None and (before := self._tokens()) > limit:
-            await self._compactor.make_room(_Overflow("nearly full", limit, before))
-        return self._with_token_limit(window, extra)
+        if may_compact and limit is not None and (before := self._prompt_tokens()) > limit:
+            await self._compactor.compact(_Overflow("nearly full", limit, before))
+        return self._with_token_limit(window, extra_fields)
 
     async def fit_after_overflow(
-        self, extra: Mapping[str, Any], error: ContextOverflowError, *, may_compact: bool
+        self, extra_fields: Mapping[str, Any], error: ContextOverflowError, *, may_compact: bool
     ) -> Mapping[str, Any]:
         """Make a call smaller that the backend refused as too long: compact the history if
         `may_compact` is True, and lower the token limit. Return the fields of the call. Raises
         `error` if neither is possible."""
-        self._learn(extra, error.sizes)
+        self._record_refusal(extra_fields, error.sizes)
         window = await self._window.tokens()
-        limit, before = self._limit(window, extra), self._tokens()
+        limit, before = self._prompt_limit(window, extra_fields), self._prompt_tokens()
         if limit is None or before <= limit:
-            self._ceiling = limit = int(before * REFUSED_SHARE)
+            self._max_prompt_tokens = limit = int(before * REFUSED_SHARE)
         compacts = may_compact and self._compacts
         overflow = _Overflow("refused", limit, before)
-        is_smaller = compacts and await self._compactor.make_room(overflow)
-        smaller = self._with_token_limit(window, extra)
-        if not is_smaller and smaller == extra:
+        is_smaller = compacts and await self._compactor.compact(overflow)
+        smaller = self._with_token_limit(window, extra_fields)
+        if not is_smaller and smaller == extra_fields:
             raise error
         return smaller
 
     async def limit_after_overflow(
-        self, extra: Mapping[str, Any], error: ContextOverflowError
+        self, extra_fields: Mapping[str, Any], error: ContextOverflowError
     ) -> Mapping[str, Any]:
         """Return the fields of a refused call, with the token limit lowered to fit the window that
         the refusal names."""
-        self._learn(extra, error.sizes)
-        return self._with_token_limit(await self._window.tokens(), extra)
+        self._record_refusal(extra_fields, error.sizes)
+        return self._with_token_limit(await self._window.tokens(), extra_fields)
 
     def record_usage(self, messages: Sequence[Message], reply: Completion) -> None:
         """Record the backend's token counts of these messages and the reply."""
@@ -141,45 +141,51 @@ class ContextFitter:
         self._counter.record_usage(messages, prompt, answer)
         self._window.record_usage(prompt + answer)
 
-    def _tokens(self) -> int:
+    def _prompt_tokens(self) -> int:
         return self._counter.tokens(self._history.messages)
 
-    def _learn(self, extra: Mapping[str, Any], sizes: ContextSizes) -> None:
+    def _record_refusal(self, extra_fields: Mapping[str, Any], sizes: ContextSizes) -> None:
         """Record the sizes in a refusal."""
         self._window.record_refusal(sizes)
         if sizes.window is None:
             return
-        requested = _token_limit(extra)[1]
+        requested = _token_limit(extra_fields)[1]
         prompt = sizes.prompt or sizes.window - (sizes.answer or requested or 0)
-        if prompt > self._tokens():
+        if prompt > self._prompt_tokens():
             self._counter.record_usage(self._history.messages, prompt, 0)
         if sizes.answer and requested is None and sizes.answer < sizes.window:
-            self._ceiling = (
+            self._max_prompt_tokens = (
                 sizes.window - sizes.answer
             )  # the backend reserves the rest for the answer
 
-    def _limit(self, window: int | None, extra: Mapping[str, Any]) -> int | None:
+    def _prompt_limit(self, window: int | None, extra_fields: Mapping[str, Any]) -> int | None:
         """Return the maximum prompt tokens, or None if unknown."""
         limits = (
-            [] if window is None else [window - reserved_tokens(window, _token_limit(extra)[1])]
+            []
+            if window is None
+            else [window - reserved_tokens(window, _token_limit(extra_fields)[1])]
         )
-        if self._ceiling is not None:
-            limits.append(self._ceiling)
+        if self._max_prompt_tokens is not None:
+            limits.append(self._max_prompt_tokens)
         return min(limits, default=None)
 
-    def _with_token_limit(self, window: int | None, extra: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _with_token_limit(
+        self, window: int | None, extra_fields: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
         """Return the fields with a token limit that fits beside the prompt. Backends refuse a limit
         that does not fit, and the prompt has grown since the client chose its limit."""
-        field, requested = _token_limit(extra)
+        field, requested = _token_limit(extra_fields)
         if window is None or requested is None:
-            return extra
-        prompt = self._tokens()
+            return extra_fields
+        prompt = self._prompt_tokens()
         left = window - prompt - SPARE_TOKENS - prompt // SPARE_DIVISOR
-        return {**extra, field: left} if MIN_ANSWER_TOKENS <= left < requested else extra
+        return (
+            {**extra_fields, field: left} if MIN_ANSWER_TOKENS <= left < requested else extra_fields
+        )
 
 
-def _token_limit(extra: Mapping[str, Any]) -> tuple[str, int | None]:
-    found = ((field, extra.get(field)) for field in TOKEN_LIMITS)
+def _token_limit(extra_fields: Mapping[str, Any]) -> tuple[str, int | None]:
+    found = ((field, extra_fields.get(field)) for field in TOKEN_LIMIT_FIELDS)
     return next(((field, n) for field, n in found if isinstance(n, int)), ("", None))
 
 
@@ -190,7 +196,7 @@ class _Overflow:
     cause: Literal["nearly full", "refused"]
     limit: int
     """Maximum prompt tokens."""
-    before: int
+    tokens_before: int
     """Prompt tokens before the compaction."""
 
 
@@ -208,13 +214,13 @@ class _Compactor:
         self._counter = counter
         self._files = files
         self._complete = complete
-        self._gave_up = False
+        self._cannot_summarize = False
         self.compactions: list[Compaction] = []
 
-    async def make_room(self, overflow: _Overflow) -> bool:
+    async def compact(self, overflow: _Overflow) -> bool:
         """Compact the history. Return True if a summary or stubs have made the history smaller."""
         after = await self._replace_observations(overflow)
-        is_smaller = after < overflow.before
+        is_smaller = after < overflow.tokens_before
         lasts = after <= overflow.limit * (1 + COMPACTED_SHARE) / 2 or any(
             self._long_observations()
         )
@@ -228,7 +234,7 @@ class _Compactor:
         of the limit. Return the prompt tokens. Observations that the model has not read yet are
         replaced only if the prompt does not fit otherwise."""
         stubs: dict[int, str] = {}
-        tokens = overflow.before
+        tokens = overflow.tokens_before
         said = [n for n, entry in enumerate(self._history.entries) if entry.kind == "said"]
         unread_from = max(said, default=0)
         for n, entry in self._long_observations():
@@ -237,7 +243,9 @@ class _Compactor:
             text = text_of(entry.message)
             stubs[n] = stub(text, await self._files.save(text))
             shorter = {**entry.message, "content": stubs[n]}
-            tokens -= self._counter.estimate([entry.message]) - self._counter.estimate([shorter])
+            tokens -= self._counter.estimate_tokens(
+                [entry.message]
+            ) - self._counter.estimate_tokens([shorter])
         if stubs:
             self._history.replace_with_stubs(stubs)
             self._record_compaction("stubs", overflow, tokens)
@@ -257,77 +265,91 @@ class _Compactor:
         unchanged."""
         turns = self._history.turns()
         allowed = min(MAX_SUMMARY_TOKENS, overflow.limit // SUMMARY_DIVISOR)
-        latest = self._latest(turns, round(overflow.limit * SUMMARY_SHARE) - allowed)
+        latest = self._latest_turns(turns, round(overflow.limit * SUMMARY_SHARE) - allowed)
         dropped = [e.message for turn in turns[: len(turns) - len(latest)] for e in turn]
-        if self._gave_up or self._counter.estimate(dropped) < 2 * MIN_SUMMARY_TOKENS:
+        if (
+            self._cannot_summarize
+            or self._counter.estimate_tokens(dropped) < 2 * MIN_SUMMARY_TOKENS
+        ):
             return False
-        summary = await self._summary(allowed, overflow.limit)
+        summary = await self._request_summary(allowed, overflow.limit)
         if not summary:
-            self._gave_up = summary is not None
+            self._cannot_summarize = summary is not None
             return False
         self._history.replace_with_summary(summary_message(summary), latest)
         self._record_compaction("summary", overflow, self._counter.tokens(self._history.messages))
         return True
 
-    def _latest(self, turns: Sequence[Sequence[Entry]], free: int) -> Sequence[Sequence[Entry]]:
-        """Return the last turns that fit into `free` tokens beside the client's messages. A last
-        turn with results of the client's tools is always kept: the model has not read them yet."""
+    def _latest_turns(
+        self, turns: Sequence[Sequence[Entry]], max_tokens: int
+    ) -> Sequence[Sequence[Entry]]:
+        """Return the last turns that fit into `max_tokens` tokens beside the client's messages. A
+        last turn with results of the client's tools is always kept: the model has not read them
+        yet."""
         entries = self._history.entries
         client_messages = [entry.message for entry in entries if entry.kind == "theirs"]
         tokens, count = self._counter.tokens(client_messages), 0
         for turn in reversed(turns):
-            tokens += self._counter.estimate([e.message for e in turn if e.kind != "theirs"])
-            if tokens > free:
+            tokens += self._counter.estimate_tokens([e.message for e in turn if e.kind != "theirs"])
+            if tokens > max_tokens:
                 break
             count += 1
         if turns and any(entry.kind == "result" for entry in turns[-1]):
             count = max(count, 1)
         return turns[len(turns) - count :]
 
-    async def _summary(self, allowed: int, limit: int) -> str | None:
+    async def _request_summary(self, max_tokens: int, prompt_limit: int) -> str | None:
         """Return the model's summary of the history, or of a shortened transcript if the history
         does not fit into a prompt. Return "" if no transcript fits; None if a later attempt may
         succeed."""
-        request: Message = {"role": "user", "content": summary_request(allowed)}
+        request: Message = {"role": "user", "content": summary_request(max_tokens)}
         entries = list(self._history.entries)
         if entries[-1].kind == "asked":
             entries.pop()  # the proxy's request follows the summary
         messages = [entry.message for entry in entries]
-        tokens = limit
+        tokens = prompt_limit
         for _ in range(MAX_SUMMARY_ATTEMPTS):
             try:
                 reply = await self._complete([*messages, request])
             except ContextOverflowError:
                 tokens //= 2
-                messages = _transcript(entries, self._counter.chars(tokens))
+                messages = _transcript(entries, self._counter.estimate_chars(tokens))
                 continue
             except BackendError as error:
                 _LOG.warning("the context could not be summarized: %s", error)
                 return None
             if reply is None:
                 return None
-            return strip_reasoning(text_of(reply.message))[: allowed * MAX_CHARS_A_TOKEN]
+            return strip_reasoning(text_of(reply.message))[: max_tokens * MAX_CHARS_PER_TOKEN]
         return ""
 
     def _record_compaction(
-        self, kind: Literal["stubs", "summary"], overflow: _Overflow, after: int
+        self, kind: Literal["stubs", "summary"], overflow: _Overflow, tokens_after: int
     ) -> None:
-        self.compactions.append(Compaction(kind, overflow.cause, overflow.before, after))
-        _LOG.info("context %s: %s, %d to %d tokens", overflow.cause, kind, overflow.before, after)
+        self.compactions.append(
+            Compaction(kind, overflow.cause, overflow.tokens_before, tokens_after)
+        )
+        _LOG.info(
+            "context %s: %s, %d to %d tokens",
+            overflow.cause,
+            kind,
+            overflow.tokens_before,
+            tokens_after,
+        )
 
 
-def _transcript(entries: Sequence[Entry], chars: int) -> list[Message]:
+def _transcript(entries: Sequence[Entry], max_chars: int) -> list[Message]:
     """Return the client's messages and one more message with the later messages, truncated to about
-    `chars` characters: each message is truncated to the same length, and the oldest messages are
-    dropped."""
+    `max_chars` characters: each message is truncated to the same length, and the oldest messages
+    are dropped."""
     client_messages = [entry.message for entry in entries if entry.kind == "theirs"]
     run_messages = [entry.message for entry in entries if entry.kind != "theirs"]
-    chars_each = max(MIN_SHOWN_CHARS, chars // max(1, len(run_messages)))
+    chars_each = max(MIN_SHOWN_CHARS, max_chars // max(1, len(run_messages)))
     lines = [
-        f"{message['role']}: {_cut(_text_and_calls(message), chars_each)}"
+        f"{message['role']}: {_truncate_middle(_text_and_calls(message), chars_each)}"
         for message in run_messages
     ]
-    return [*client_messages, {"role": "user", "content": "\n\n".join(lines)[-chars:]}]
+    return [*client_messages, {"role": "user", "content": "\n\n".join(lines)[-max_chars:]}]
 
 
 def _text_and_calls(message: Message) -> str:
@@ -335,7 +357,7 @@ def _text_and_calls(message: Message) -> str:
     return "\n".join([text_of(message), *(f"{c['name']} {c['arguments']}" for c in calls)]).strip()
 
 
-def _cut(text: str, chars: int) -> str:
+def _truncate_middle(text: str, chars: int) -> str:
     return text if len(text) <= chars else f"{text[: chars // 2]} [...] {text[-chars // 2 :]}"
 
 
@@ -353,73 +375,73 @@ class TokenCounter:
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._tools = tools
-        self._density = TOKENS_PER_BYTE
-        self._tokens = 0
+        self._tokens_per_byte = TOKENS_PER_BYTE
+        self._counted_tokens = 0
         """Tokens of the prompt and the answer that the backend counted last."""
-        self._counted: Sequence[Message] = ()
+        self._counted_messages: Sequence[Message] = ()
         """The messages of that prompt."""
-        self._bytes = 0
+        self._counted_bytes = 0
         """Bytes of these messages."""
-        self._uncounted: tuple[Sequence[Message], int, int] | None = None
+        self._pending_count: tuple[Sequence[Message], int, int] | None = None
         """Latest token count from the backend, applied lazily: most runs never need an estimate."""
 
     def record_usage(self, messages: Sequence[Message], prompt: int, answer: int) -> None:
         """Record the tokens that the backend counted in these messages and its answer."""
         if prompt:
-            self._uncounted = messages, prompt, answer
+            self._pending_count = messages, prompt, answer
 
     def tokens(self, messages: Sequence[Message]) -> int:
         """Return the tokens of a prompt of these messages and the tools."""
         self._apply_count()
-        known = len(self._counted)
-        if known and _begins_with(messages, self._counted):
+        known = len(self._counted_messages)
+        if known and _begins_with(messages, self._counted_messages):
             # The message after the counted prompt is the answer, which is counted too.
-            return self._tokens + self.estimate(messages[known + 1 :])
-        return round(self._tools_bytes * self._density) + self.estimate(messages)
+            return self._counted_tokens + self.estimate_tokens(messages[known + 1 :])
+        return round(self._tools_size * self._tokens_per_byte) + self.estimate_tokens(messages)
 
-    def estimate(self, messages: Sequence[Message]) -> int:
+    def estimate_tokens(self, messages: Sequence[Message]) -> int:
         """Return the estimated tokens of these messages, without the tools."""
         self._apply_count()
-        return round(sum(map(_bytes_of, messages)) * self._density)
+        return round(sum(map(_message_size, messages)) * self._tokens_per_byte)
 
-    def chars(self, tokens: int) -> int:
+    def estimate_chars(self, tokens: int) -> int:
         """Return how many characters of text make about `tokens` tokens."""
         self._apply_count()
-        return int(tokens / self._density)
+        return int(tokens / self._tokens_per_byte)
 
     @cached_property
-    def _tools_bytes(self) -> int:
+    def _tools_size(self) -> int:
         return len(json.dumps(self._tools)) if self._tools else 0
 
     def _apply_count(self) -> None:
-        if self._uncounted is None:
+        if self._pending_count is None:
             return
-        (messages, prompt, answer), self._uncounted = self._uncounted, None
-        known = len(self._counted) if _begins_with(messages, self._counted) else 0
-        before = self._bytes if known else 0
-        self._bytes = before + sum(map(_bytes_of, messages[known:]))
-        self._density = tokens_per_byte(prompt, self._tools_bytes + self._bytes)
-        self._tokens = prompt + answer
-        self._counted = messages
+        (messages, prompt, answer), self._pending_count = self._pending_count, None
+        known = len(self._counted_messages) if _begins_with(messages, self._counted_messages) else 0
+        before = self._counted_bytes if known else 0
+        self._counted_bytes = before + sum(map(_message_size, messages[known:]))
+        self._tokens_per_byte = tokens_per_byte(prompt, self._tools_size + self._counted_bytes)
+        self._counted_tokens = prompt + answer
+        self._counted_messages = messages
 
 
-def _begins_with(messages: Sequence[Message], others: Sequence[Message]) -> bool:
-    """Return True if `messages` begins with the same objects as `others`. A new segment keeps the
+def _begins_with(messages: Sequence[Message], prefix: Sequence[Message]) -> bool:
+    """Return True if `messages` begins with the same objects as `prefix`. A new segment keeps the
     objects that it does not replace."""
-    if len(messages) < len(others):
+    if len(messages) < len(prefix):
         return False
-    return all(one is other for one, other in zip(messages, others, strict=False))
+    return all(one is other for one, other in zip(messages, prefix, strict=False))
 
 
-def _bytes_of(message: Message) -> int:
+def _message_size(message: Message) -> int:
     content = message.get("content")
     parts = content if isinstance(content, list) else [content]
-    size = _TEMPLATE_BYTES + sum(_bytes_of_part(part) for part in parts if part)
+    size = _TEMPLATE_BYTES + sum(_part_size(part) for part in parts if part)
     rest = {key: value for key, value in message.items() if key not in ("role", "content")}
     return size + (len(json.dumps(rest)) if rest else 0)
 
 
-def _bytes_of_part(part: Any) -> int:
+def _part_size(part: Any) -> int:
     text = part.get("text") if isinstance(part, dict) else part
     if not isinstance(text, str):
         return MEDIA_BYTES
@@ -429,27 +451,27 @@ def _bytes_of_part(part: Any) -> int:
 class ObservationFiles:
     """Saves the observations of one run as files in its sandbox when stubs replace them."""
 
-    def __init__(self, run_id: str, sandbox: Callable[[], Awaitable[Sandbox | None]]) -> None:
-        """`sandbox` returns the run's sandbox, or None if it has none."""
+    def __init__(self, run_id: str, get_sandbox: Callable[[], Awaitable[Sandbox | None]]) -> None:
+        """`get_sandbox` returns the run's sandbox, or None if it has none."""
         # Runs of a session share the sandbox. The beginning of a run id is a time stamp.
-        self._name = run_id[-8:]
-        self._sandbox = sandbox
-        self._count = 0
+        self._file_prefix = run_id[-8:]
+        self._get_sandbox = get_sandbox
+        self._file_count = 0
 
     async def save(self, text: str) -> str | None:
         """Write a text into the sandbox. Return the path, or None if the run has no sandbox or the
         write failed."""
-        sandbox = await self._sandbox()
+        sandbox = await self._get_sandbox()
         if sandbox is None:
             return None
-        self._count += 1
-        path = f"{OBSERVATION_DIR}/{self._name}-{self._count}.txt"
+        self._file_count += 1
+        path = f"{OBSERVATION_DIR}/{self._file_prefix}-{self._file_count}.txt"
 
-        async def written() -> AsyncIterator[bytes]:
+        async def text_bytes() -> AsyncIterator[bytes]:
             yield text.encode(errors="replace")
 
         try:
-            await sandbox.put(path, written(), timeout_s=WRITE_TIMEOUT_S)
+            await sandbox.put(path, text_bytes(), timeout_s=WRITE_TIMEOUT_S)
         except (SandboxFileError, SandboxLostError):
             return None
         return path

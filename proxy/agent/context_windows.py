@@ -27,81 +27,92 @@ names, so both tables need a limit."""
 class ContextWindows:
     """The context windows of all models of one backend, in tokens of prompt and answer together."""
 
-    def __init__(self, configured: int | None = None) -> None:
-        self._configured = configured
-        self._listed: dict[str, int] = {}
+    def __init__(self, configured_window: int | None = None) -> None:
+        self._configured_window = configured_window
+        self._listed_windows: dict[str, int] = {}
         """Windows that the server lists, by model."""
-        self._refused: dict[tuple[str, str], int] = {}
+        self._windows_from_refusals: dict[tuple[str, str], int] = {}
         """Windows that refusals of the owner's requests named, by owner and model."""
-        self._used: dict[tuple[str, str], int] = {}
+        self._max_used_tokens: dict[tuple[str, str], int] = {}
         """Most tokens of prompt and answer in one call since the last refusal, by owner and model:
         the window cannot be smaller."""
-        self._default: int | None = None
+        self._default_window: int | None = None
         """Window of a server that answers any model name with its only model."""
         self._listed_at: float | None = None
-        self._listing = asyncio.Lock()
+        self._listing_lock = asyncio.Lock()
 
-    async def get(self, model: Model, owner: str, name: str) -> int | None:
+    async def get(self, model: Model, owner: str, model_name: str) -> int | None:
         """Return the window, or None if it is unknown. List the server's models if the window is
         unknown and the last listing is older than REFRESH_S."""
-        if self.known(owner, name) is None and not self._is_fresh():
-            async with self._listing:
-                if not self._is_fresh():
+        if self.known_window(owner, model_name) is None and not self._is_listing_fresh():
+            async with self._listing_lock:
+                if not self._is_listing_fresh():
                     await self._list_models(model)
-        return self.known(owner, name) or self._first_possible(owner, name, self._default)
+        return self.known_window(owner, model_name) or self._first_possible_window(
+            owner, model_name, self._default_window
+        )
 
-    async def get_without_refresh(self, model: Model, owner: str, name: str) -> int | None:
+    async def get_without_refresh(self, model: Model, owner: str, model_name: str) -> int | None:
         """Return the window, or None. List the server's models only if they were never listed
         before."""
         if self._listed_at is None:
-            return await self.get(model, owner, name)
-        return self.known(owner, name) or self._first_possible(owner, name, self._default)
+            return await self.get(model, owner, model_name)
+        return self.known_window(owner, model_name) or self._first_possible_window(
+            owner, model_name, self._default_window
+        )
 
     def record_listing(self, models: Sequence[Mapping[str, Any]]) -> None:
         """Record the models that the server lists. If a window has changed, forget the usage of
         earlier calls."""
         self._listed_at = time.monotonic()
         for entry in models:
-            name = str(entry.get("id"))
-            if (tokens := _listed_window(entry)) and tokens != self._listed.get(name):
-                self._listed[name] = tokens
-                self._used = {key: n for key, n in self._used.items() if key[1] != name}
+            model_name = str(entry.get("id"))
+            if (tokens := _listed_window(entry)) and tokens != self._listed_windows.get(model_name):
+                self._listed_windows[model_name] = tokens
+                self._max_used_tokens = {
+                    key: n for key, n in self._max_used_tokens.items() if key[1] != model_name
+                }
         default = _llama_cpp_window(models[0]) if len(models) == 1 else None
-        if default != self._default:
-            self._default = default
-            self._used.clear()
+        if default != self._default_window:
+            self._default_window = default
+            self._max_used_tokens.clear()
 
-    def known(self, owner: str, name: str) -> int | None:
+    def known_window(self, owner: str, model_name: str) -> int | None:
         """Return the window if it is known without asking the server. A refusal takes precedence
         over the listing."""
-        if self._configured is not None:
-            return self._configured
-        refused, listed = self._refused.get((owner, name)), self._listed.get(name)
-        return self._first_possible(owner, name, refused, listed)
+        if self._configured_window is not None:
+            return self._configured_window
+        refused, listed = (
+            self._windows_from_refusals.get((owner, model_name)),
+            self._listed_windows.get(model_name),
+        )
+        return self._first_possible_window(owner, model_name, refused, listed)
 
-    def record_refusal(self, owner: str, name: str, sizes: ContextSizes) -> None:
+    def record_refusal(self, owner: str, model_name: str, sizes: ContextSizes) -> None:
         """Record the sizes in a refusal of a prompt as too long. They apply to this owner only, who
         may be able to forge refusals. If earlier calls had more tokens, the server was replaced,
         and their usage is forgotten."""
         if sizes.window is not None:
-            _put(self._refused, (owner, name), sizes.window)
-            if sizes.window < self._used.get((owner, name), 0):
-                del self._used[owner, name]
+            _put_bounded(self._windows_from_refusals, (owner, model_name), sizes.window)
+            if sizes.window < self._max_used_tokens.get((owner, model_name), 0):
+                del self._max_used_tokens[owner, model_name]
 
-    def record_usage(self, owner: str, name: str, tokens: int) -> None:
+    def record_usage(self, owner: str, model_name: str, tokens: int) -> None:
         """Record the tokens of prompt and answer of a call. Smaller windows are then ignored."""
-        if tokens > self._used.get((owner, name), 0):
-            _put(self._used, (owner, name), tokens)
+        if tokens > self._max_used_tokens.get((owner, model_name), 0):
+            _put_bounded(self._max_used_tokens, (owner, model_name), tokens)
 
-    def _first_possible(self, owner: str, name: str, *windows: int | None) -> int | None:
+    def _first_possible_window(
+        self, owner: str, model_name: str, *windows: int | None
+    ) -> int | None:
         """Return the first known window that no earlier call exceeded, or None."""
-        used = self._used.get((owner, name), 0)
+        used = self._max_used_tokens.get((owner, model_name), 0)
         for window in windows:
             if window and window >= used:
                 return window
         return None
 
-    def _is_fresh(self) -> bool:
+    def _is_listing_fresh(self) -> bool:
         return self._listed_at is not None and time.monotonic() - self._listed_at < REFRESH_S
 
     async def _list_models(self, model: Model) -> None:
@@ -114,7 +125,7 @@ class ContextWindows:
             self._listed_at = time.monotonic()
 
 
-def _put(sizes: dict[K, int], key: K, tokens: int) -> None:
+def _put_bounded(sizes: dict[K, int], key: K, tokens: int) -> None:
     """Add a size, and drop the oldest beyond MAX_LEARNT."""
     sizes.pop(key, None)
     sizes[key] = tokens
@@ -125,24 +136,24 @@ def _put(sizes: dict[K, int], key: K, tokens: int) -> None:
 class ContextWindow:
     """The context window of one model for one owner. See the methods of ContextWindows."""
 
-    def __init__(self, windows: ContextWindows, model: Model, owner: str, name: str) -> None:
+    def __init__(self, windows: ContextWindows, model: Model, owner: str, model_name: str) -> None:
         self._windows = windows
         self._model = model
         self._owner = owner
-        self._name = name
+        self._model_name = model_name
 
     async def tokens(self) -> int | None:
-        return await self._windows.get(self._model, self._owner, self._name)
+        return await self._windows.get(self._model, self._owner, self._model_name)
 
     @property
-    def known(self) -> int | None:
-        return self._windows.known(self._owner, self._name)
+    def known_tokens(self) -> int | None:
+        return self._windows.known_window(self._owner, self._model_name)
 
     def record_refusal(self, sizes: ContextSizes) -> None:
-        self._windows.record_refusal(self._owner, self._name, sizes)
+        self._windows.record_refusal(self._owner, self._model_name, sizes)
 
     def record_usage(self, tokens: int) -> None:
-        self._windows.record_usage(self._owner, self._name, tokens)
+        self._windows.record_usage(self._owner, self._model_name, tokens)
 
 
 def _listed_window(entry: Mapping[str, Any]) -> int | None:

@@ -54,17 +54,17 @@ class Conversation:
         messages: Sequence[Message],
         params: Params,
         tools: Sequence[Mapping[str, Any]],
-        prompt: str,
+        system_prompt: str,
         window: ContextWindow,
         files: ObservationFiles,
     ) -> None:
-        """`messages` and `params` are those of the task, adapted by the run's style. `prompt` is
-        the proxy's system prompt."""
+        """`messages` and `params` are those of the task, adapted by the run's style.
+        `system_prompt` is the proxy's."""
         self._model = model
         self._task, self._request, self._params = task, task.request, params
         self._client_message_count = len(messages)
         self._tools = [*tools, *task.request.client_tools]
-        self.history = _history(messages, task.session.suspended_run, prompt)
+        self.history = _initial_history(messages, task.session.suspended_run, system_prompt)
         self._index_offset = len(self.history.entries) - len(messages)
         """Number of the proxy's messages before the client's, unless the run was resumed."""
         self.usage: dict[str, Any] = {}
@@ -73,11 +73,11 @@ class Conversation:
         self.trajectory = Trajectory()
         self.model_time = Stopwatch()
         """Time spent waiting for the model, without the time spent on handling its deltas."""
-        self._known_stubs = 0
+        self._counted_stub_compactions = 0
         """Number of stub compactions that the token counts of the trajectory take into account."""
-        self._is_final = False
+        self._has_requested_final_call = False
         """True once the call that ends the run was requested."""
-        self._optional = params.optional
+        self._optional_params = params.optional
         self._min_token_limit: int | None = (
             None if task.captures_tokens else task.profile.limits.min_turn_tokens
         )
@@ -110,9 +110,9 @@ class Conversation:
         prompt = self._counter.tokens(self.history.messages)
         return self.trajectory.tokens + max(0, prompt - self.trajectory.known_tokens)
 
-    def usage_of(self, calls: UsageScope) -> Mapping[str, Any]:
+    def usage_of(self, scope: UsageScope) -> Mapping[str, Any]:
         """Return the usage to report to the client: of the last call, or of all calls."""
-        return self.usages[-1] if calls == "last_call" and self.usages else self.usage
+        return self.usages[-1] if scope == "last_call" and self.usages else self.usage
 
     @property
     def partial_completion(self) -> Completion | None:
@@ -157,9 +157,9 @@ class Conversation:
             body["tools"] = self._request.client_tools
             if self._request.tool_choice is not None:
                 body["tool_choice"] = self._request.tool_choice
-        on_delta = on_delta and self.model_time.pausing(on_delta)
+        on_delta = on_delta and self.model_time.pause_during(on_delta)
         reply = await self._call_model(body, on_delta, index_offset=0)
-        self._count(reply)
+        self._count_reply(reply)
         return reply
 
     async def complete_required_call(
@@ -167,7 +167,7 @@ class Conversation:
     ) -> Completion:
         """Request a call of one of the client's tools, without offering the proxy's tools. Raises
         BackendError."""
-        self._is_final = True
+        self._has_requested_final_call = True
         self.history.append_request(tool_call_request(stop))
         tools: dict[str, Any] = {"tools": self._request.client_tools, "tool_choice": "required"}
         return await self._complete(tools, on_delta)
@@ -175,7 +175,7 @@ class Conversation:
     async def complete_final_answer(self, stop: StopReason, on_delta: OnDelta | None) -> Completion:
         """Request the visible answer, without tools and in the form that the client wants. Raises
         BackendError."""
-        self._is_final = True
+        self._has_requested_final_call = True
         self.history.append_request(final_request(stop, self._request.answer_form))
         return await self._complete(self._params.final, on_delta)
 
@@ -188,29 +188,31 @@ class Conversation:
         self.history.append_request(request)
         return await self._complete(self._params.final, on_delta)
 
-    async def _complete(self, extra: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        on_delta = on_delta and self.model_time.pausing(on_delta)
-        extra = {**extra, **self._token_limits()}
-        extra = await self._context.fit(extra, may_compact=self.has_used_tools)
+    async def _complete(
+        self, extra_fields: Mapping[str, Any], on_delta: OnDelta | None
+    ) -> Completion:
+        on_delta = on_delta and self.model_time.pause_during(on_delta)
+        extra_fields = {**extra_fields, **self._token_limits()}
+        extra_fields = await self._context.fit(extra_fields, may_compact=self.has_used_tools)
         while True:
             messages = self.history.messages
             try:
-                reply = await self._call_model(self._body(messages, extra), on_delta)
+                reply = await self._call_model(self._body(messages, extra_fields), on_delta)
             except ContextOverflowError as error:
                 await self._report_retry(error, on_delta)
-                if self._optional:
-                    self._optional = {}
+                if self._optional_params:
+                    self._optional_params = {}
                 elif self._raises_token_limit():
                     self._min_token_limit = None
-                    extra = await self._context.limit_after_overflow(
-                        {**extra, **self._token_limits()}, error
+                    extra_fields = await self._context.limit_after_overflow(
+                        {**extra_fields, **self._token_limits()}, error
                     )
                 else:
-                    extra = await self._context.fit_after_overflow(
-                        extra, error, may_compact=self.has_used_tools
+                    extra_fields = await self._context.fit_after_overflow(
+                        extra_fields, error, may_compact=self.has_used_tools
                     )
             else:
-                self._count(reply)
+                self._count_reply(reply)
                 self._context.record_usage(messages, reply)
                 return reply
 
@@ -243,10 +245,12 @@ class Conversation:
         """Make a model call without tools whose messages do not enter the history. Return None if
         the budget does not allow the call. While the run requests its final answer, the budget is
         not checked."""
-        if not self._is_final and not await self._model.reserve_out_of_band_call(messages):
+        if not self._has_requested_final_call and not await self._model.reserve_out_of_band_call(
+            messages
+        ):
             return None
         reply = await self._call_model(self._body(messages, self._token_limits()), ignore_delta)
-        self._count(reply)
+        self._count_reply(reply)
         return reply
 
     async def _call_model(
@@ -261,7 +265,7 @@ class Conversation:
                 return await self._model.complete(body, on_delta)
         except (BackendError, asyncio.CancelledError) as error:
             if partial_completion := self._model.partial_completion:
-                self._count(partial_completion)
+                self._count_reply(partial_completion)
             if isinstance(error, ContextOverflowError) and is_quoted(error.sizes.excerpt, body):
                 error.sizes = ContextSizes()
             if isinstance(error, BackendError):
@@ -277,16 +281,16 @@ class Conversation:
         index -= offset
         return index if is_new and 0 <= index < self._client_message_count else None
 
-    def _body(self, messages: Sequence[Message], extra: Mapping[str, Any]) -> dict[str, Any]:
+    def _body(self, messages: Sequence[Message], extra_fields: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "model": self._task.model,
             "messages": messages,
-            **self._optional,
+            **self._optional_params,
             **self._params.base,
-            **extra,
+            **extra_fields,
         }
 
-    def _count(self, reply: Completion) -> None:
+    def _count_reply(self, reply: Completion) -> None:
         self.usage = add_usage(self.usage, reply.usage)
         self.usages.append(reply.usage)
         prompt = usage_count(reply.usage, "prompt_tokens")
@@ -302,12 +306,16 @@ class Conversation:
     def _new_prompt_tokens(self, prompt: int) -> int:
         """Return how many tokens of a prompt were added after the model's last reply."""
         stubs = sum(compaction.kind == "stubs" for compaction in self.compactions)
-        if stubs == self._known_stubs:
+        if stubs == self._counted_stub_compactions:
             return max(0, prompt - self.trajectory.known_tokens)
         # The prompt shrank by the stubs, so its growth is estimated from the new messages instead.
-        self._known_stubs = stubs
+        self._counted_stub_compactions = stubs
         turns = self.history.turns()
-        return self._counter.estimate([entry.message for entry in turns[-1][1:]]) if turns else 0
+        return (
+            self._counter.estimate_tokens([entry.message for entry in turns[-1][1:]])
+            if turns
+            else 0
+        )
 
     def _tool_output_tokens(self, new_tokens: int) -> int:
         """Return how many of the `new_tokens` after the model's last reply are tool output."""
@@ -315,35 +323,41 @@ class Conversation:
         requests = [entry.message for entry in new if entry.kind == "asked"]
         if len(requests) == len(new):
             return 0
-        return max(0, new_tokens - self._counter.estimate(requests)) if requests else new_tokens
+        return (
+            max(0, new_tokens - self._counter.estimate_tokens(requests)) if requests else new_tokens
+        )
 
 
 async def ignore_delta(delta: ModelDelta) -> None:
     """Do nothing: the caller reads the complete reply."""
 
 
-def _history(messages: Sequence[Message], suspended: SuspendedRun | None, prompt: str) -> History:
+def _initial_history(
+    messages: Sequence[Message], suspended_run: SuspendedRun | None, system_prompt: str
+) -> History:
     """Return the initial history of a new run, or the history of a resumed run."""
-    if suspended is None:
-        return History(with_system_prompt(messages, prompt))
+    if suspended_run is None:
+        return History(with_system_prompt(messages, system_prompt))
     if instructions := leading_instructions(messages):
-        suspended = suspended.with_instructions(with_system_prompt(instructions, prompt))
-    resumed, message_kinds = suspended.with_results(messages)
-    return History(resumed, suspended.own_start, message_kinds)
+        suspended_run = suspended_run.with_instructions(
+            with_system_prompt(instructions, system_prompt)
+        )
+    resumed, message_kinds = suspended_run.with_results(messages)
+    return History(resumed, suspended_run.run_start_index, message_kinds)
 
 
-def with_system_prompt(messages: Sequence[Message], prompt: str) -> list[Message]:
-    """Return the client's messages with `prompt` before the client's own system prompt, in one
-    system message at the beginning: many chat templates accept no other.
+def with_system_prompt(messages: Sequence[Message], system_prompt: str) -> list[Message]:
+    """Return the client's messages with `system_prompt` before the client's own system prompt, in
+    one system message at the beginning: many chat templates accept no other.
     """
-    if not prompt:
+    if not system_prompt:
         return list(messages)
     first = messages[0] if messages else {}
     if first.get("role") not in INSTRUCTION_ROLES:
-        return [{"role": "system", "content": prompt}, *messages]
+        return [{"role": "system", "content": system_prompt}, *messages]
     content = first.get("content")
     if isinstance(content, list):
-        merged: Any = [{"type": "text", "text": prompt}, *content]
+        merged: Any = [{"type": "text", "text": system_prompt}, *content]
     else:
-        merged = f"{prompt}\n\n{content}" if content else prompt
+        merged = f"{system_prompt}\n\n{content}" if content else system_prompt
     return [{**first, "content": merged}, *messages[1:]]

@@ -22,9 +22,9 @@ from proxy.agent.events import Emit, ModelDelta, OnDelta, ToolCallDelta
 from proxy.agent.history import text_of
 from proxy.agent.model import Completion, Message, refusal_of
 from proxy.agent.outcome import RunOutcome
-from proxy.agent.prose import Prose, ProseRules, own_texts
+from proxy.agent.prose import Prose, ProseRules, build_proxy_texts
 from proxy.agent.result import RunWarning
-from proxy.agent.task import AgentTask, out_of_time
+from proxy.agent.task import AgentTask, out_of_time_error
 from proxy.agent.tools import ToolExecutor, tool_name
 from proxy.agent.turn_stream import FirstCallProgress, ProseVisibility, StreamHandler
 from proxy.errors import BackendError
@@ -32,10 +32,10 @@ from sandbox_runtime.sandbox import Sandbox
 
 CHECK_S = 20.0
 """Timeout of one validation against a client's schema, in seconds."""
-CUT_SHORT = ("length", "content_filter")
+CUT_OFF_FINISH_REASONS = ("length", "content_filter")
 
 
-FORMS = frozenset(
+FORM_PARAMS = frozenset(
     {
         "response_format",
         "structured_outputs",
@@ -77,18 +77,18 @@ class BestAnswer:
         self,
         task: AgentTask,
         outcome: RunOutcome,
-        call: "FinalCall",
-        seconds: float | None,
+        final_call: "FinalCall",
+        timeout_s: float | None,
         *,
         takes_prose: bool,
     ) -> None:
-        """`seconds` is the timeout of the final-answer call; None: the call is not made.
+        """`timeout_s` is the timeout of the final-answer call; None: the call is not made.
         `takes_prose` is True if the model's last prose can be the answer without that call."""
         self._takes_prose = takes_prose
         self._task = task
         self._outcome = outcome
-        self._call = call
-        self._seconds = seconds
+        self._final_call = final_call
+        self._timeout_s = timeout_s
 
     async def find(
         self, stop: StopReason, sandbox: Sandbox | None, *, has_used_tools: bool, is_plain: bool
@@ -99,18 +99,20 @@ class BestAnswer:
         has_no_answer = stop in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED)
         if has_no_answer or self._outcome.has_cut_call:
             return ""
-        found = await self._found(sandbox)
+        found = await self._produced_answer(sandbox)
         if found is not None and not (stop in WHY_NO_MORE_TOOLS and has_used_tools):
             adapted = found if is_plain else await adapt_to_params(self._task, found, self._outcome)
             if adapted is not None:
                 return adapted
-        may_be_prose = self._seconds is not None or self._takes_prose
-        return await self._request(stop, found or (self._outcome.prose if may_be_prose else ""))
+        may_be_prose = self._timeout_s is not None or self._takes_prose
+        return await self._request_answer(
+            stop, found or (self._outcome.prose if may_be_prose else "")
+        )
 
-    async def _found(self, sandbox: Sandbox | None) -> str | None:
+    async def _produced_answer(self, sandbox: Sandbox | None) -> str | None:
         outcome = self._outcome
-        if outcome.submitted:
-            return outcome.submitted
+        if outcome.submitted_answer:
+            return outcome.submitted_answer
         if in_file := await read_answer_file(sandbox) if sandbox else "":
             return in_file
         if outcome.prose_reply is None or not self._takes_prose:
@@ -119,18 +121,18 @@ class BestAnswer:
         outcome.choice = outcome.prose_reply.choice
         return outcome.prose
 
-    async def _request(self, stop: StopReason, fallback: str) -> str:
-        if self._seconds is None:
-            final = await self._call.without_call(fallback)
+    async def _request_answer(self, stop: StopReason, fallback: str) -> str:
+        if self._timeout_s is None:
+            final_answer = await self._final_call.answer_without_call(fallback)
         else:
-            final = await self._call.answer(stop, fallback, self._seconds)
+            final_answer = await self._final_call.answer(stop, fallback, self._timeout_s)
         outcome = self._outcome
-        outcome.reply = final.reply or outcome.reply
-        outcome.choice = final.reply.choice if final.reply else outcome.choice
-        outcome.finish_reason = final.finish_reason or outcome.finish_reason
-        outcome.refusal = final.refusal
-        outcome.warnings = final.warnings
-        return final.text
+        outcome.reply = final_answer.reply or outcome.reply
+        outcome.choice = final_answer.reply.choice if final_answer.reply else outcome.choice
+        outcome.finish_reason = final_answer.finish_reason or outcome.finish_reason
+        outcome.refusal = final_answer.refusal
+        outcome.warnings = final_answer.warnings
+        return final_answer.text
 
 
 class FinalCall:
@@ -143,7 +145,7 @@ class FinalCall:
         writer: AnswerWriter,
         executor: ToolExecutor,
         emit: Emit,
-        first_call: FirstCallProgress,
+        first_call_progress: FirstCallProgress,
         rules: ProseRules,
     ) -> None:
         self._task = task
@@ -151,58 +153,68 @@ class FinalCall:
         self._writer = writer
         self._executor = executor
         self._emit = emit
-        self._first_call = first_call
+        self._first_call_progress = first_call_progress
         self._rules = rules
         self._last_text = ""
         """The last complete answer of the model."""
         self._handler: StreamHandler | None = None
 
-    async def answer(self, stop: StopReason, fallback: str, seconds: float) -> FinalAnswer:
+    async def answer(self, stop: StopReason, fallback: str, timeout_s: float) -> FinalAnswer:
         """Return the model's answer, or `fallback` if there is none. Raises BackendError if the
         call failed and there is no fallback, or a part of the answer was already sent. Raises
         OutOfTimeError after the timeout if there is neither a part of the answer nor a fallback."""
         await self._writer.begin()
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(timeout_s):
                 return await self._complete_in_form(stop, fallback)
         except BackendError:
             if not fallback or self._writer.text:
                 raise
-            return await self._validated(FinalAnswer(fallback))
+            return await self._validate(FinalAnswer(fallback))
         except TimeoutError as error:
-            if best := self._writer.source or self._last_text or self._partial_text() or fallback:
-                return await self._validated(FinalAnswer(best, "length"))
-            raise out_of_time(self._task) from error
+            if (
+                best := self._writer.source_text
+                or self._last_text
+                or self._partial_text()
+                or fallback
+            ):
+                return await self._validate(FinalAnswer(best, "length"))
+            raise out_of_time_error(self._task) from error
 
-    async def without_call(self, answer: str) -> FinalAnswer:
+    async def answer_without_call(self, answer: str) -> FinalAnswer:
         """Return `answer`, which may be empty, validated against the client's form. Make no model
         call."""
-        return await self._validated(FinalAnswer(answer))
+        return await self._validate(FinalAnswer(answer))
 
     async def _complete_in_form(self, stop: StopReason, fallback: str) -> FinalAnswer:
-        final = await self._complete(
+        final_answer = await self._complete(
             partial(self._conversation.complete_final_answer, stop), fallback
         )
         form = self._task.request.answer_form
-        if form is None or final.refusal or final.finish_reason in CUT_SHORT:
-            return await self._write_held(final)
-        formed = await check_form(form, final)
+        if (
+            form is None
+            or final_answer.refusal
+            or final_answer.finish_reason in CUT_OFF_FINISH_REASONS
+        ):
+            return await self._write_held_deltas(final_answer)
+        formed = await check_form(form, final_answer)
         if formed.finish_reason == "length":
             formed = await self._retry(form, formed)
-        return await self._write_held(formed)
+        return await self._write_held_deltas(formed)
 
-    async def _retry(self, form: AnswerForm, final: FinalAnswer) -> FinalAnswer:
-        """Request the answer again, with a message that says how `final` violates the form. Return
-        `final` if the backend fails."""
-        (warning,) = final.warnings
+    async def _retry(self, form: AnswerForm, final_answer: FinalAnswer) -> FinalAnswer:
+        """Request the answer again, with a message that says how `final_answer` violates the form.
+        Return `final_answer` if the backend fails."""
+        (warning,) = final_answer.warnings
         request = form_request(warning.message, form)
         try:
             retried = await self._complete(
-                partial(self._conversation.retry_final_answer, final.text, request), final.text
+                partial(self._conversation.retry_final_answer, final_answer.text, request),
+                final_answer.text,
             )
         except BackendError:
-            return final
-        if retried.refusal or retried.finish_reason in CUT_SHORT:
+            return final_answer
+        if retried.refusal or retried.finish_reason in CUT_OFF_FINISH_REASONS:
             return retried
         return await check_form(form, retried)
 
@@ -215,7 +227,7 @@ class FinalCall:
         may_show = streams and self._task.request.answer_form is None
         async with StreamHandler(
             self._emit,
-            self._first_call,
+            self._first_call_progress,
             self._writer,
             self._executor,
             Prose(self._rules),
@@ -227,7 +239,7 @@ class FinalCall:
             reply = await call(_ignore_tool_calls(handler.on_delta))
             await handler.end_without_calls(reply, is_answer=True)
         refusal = refusal_of(reply.message)
-        is_echo = reply.stopped == "echo" or handler.prose.is_echo_at_end()
+        is_echo = reply.stop_cause == "echo" or handler.prose.is_echo_at_end()
         text = "" if refusal or is_echo else text_of(reply.message).lstrip()
         if not text.strip() and not refusal:
             text = fallback
@@ -240,17 +252,17 @@ class FinalCall:
             return ""
         return self._handler.prose.text.strip()
 
-    async def _write_held(self, final: FinalAnswer) -> FinalAnswer:
+    async def _write_held_deltas(self, final_answer: FinalAnswer) -> FinalAnswer:
         """Write the held-back deltas of the answer, unless validation has changed the text."""
-        held = self._handler.prose.rest() if self._handler else []
-        if "".join(delta.text for delta in held) == final.text:
+        held = self._handler.prose.take_rest() if self._handler else []
+        if "".join(delta.text for delta in held) == final_answer.text:
             for delta in held:
                 await self._writer.write(delta.text, self._executor.current_sandbox, delta.logprobs)
-        return final
+        return final_answer
 
-    async def _validated(self, final: FinalAnswer) -> FinalAnswer:
+    async def _validate(self, final_answer: FinalAnswer) -> FinalAnswer:
         form = self._task.request.answer_form
-        return final if form is None else await check_form(form, final)
+        return final_answer if form is None else await check_form(form, final_answer)
 
 
 def _ignore_tool_calls(on_delta: OnDelta) -> OnDelta:
@@ -264,29 +276,33 @@ def _ignore_tool_calls(on_delta: OnDelta) -> OnDelta:
     return without_tool_calls
 
 
-async def check_form(form: AnswerForm, final: FinalAnswer, seconds: float = CHECK_S) -> FinalAnswer:
+async def check_form(
+    form: AnswerForm, final_answer: FinalAnswer, timeout_s: float = CHECK_S
+) -> FinalAnswer:
     """Validate an answer, without its code fence, against its form. A valid answer loses its code
     fence. An answer that violates the form keeps its text, and gets a warning and the finish reason
-    "length", so that no client takes it for valid. If the validation takes more than `seconds`, the
-    answer only gets a warning."""
-    text = strip_code_fence(final.text)
+    "length", so that no client takes it for valid. If the validation takes more than `timeout_s`,
+    the answer only gets a warning."""
+    text = strip_code_fence(final_answer.text)
     try:
-        fault = await _fault(form, text, seconds)
+        fault = await _form_violation(form, text, timeout_s)
     except (TimeoutError, anyio.BrokenWorkerProcess):
         message = "The answer could not be checked against its schema: that took too long."
-        return replace(final, warnings=(RunWarning("response_format_unchecked", message),))
+        return replace(final_answer, warnings=(RunWarning("response_format_unchecked", message),))
     if fault is None:
-        return replace(final, text=text)
+        return replace(final_answer, text=text)
     return replace(
-        final, finish_reason="length", warnings=(RunWarning("response_format_violated", fault),)
+        final_answer,
+        finish_reason="length",
+        warnings=(RunWarning("response_format_violated", fault),),
     )
 
 
-async def _fault(form: AnswerForm, answer: str, seconds: float) -> str | None:
+async def _form_violation(form: AnswerForm, answer: str, timeout_s: float) -> str | None:
     if form in (ANY_OBJECT, ANY_JSON):
         return answer_error(form, answer)
     # In a process: a schema can make validation endless, and a thread cannot be killed.
-    with anyio.fail_after(seconds):
+    with anyio.fail_after(timeout_s):
         return await anyio.to_process.run_sync(answer_error, form, answer, cancellable=True)
 
 
@@ -303,13 +319,13 @@ async def adapt_to_params(task: AgentTask, answer: str, outcome: RunOutcome) -> 
     form, unmet = task.request.answer_form, set(task.params.final) - {"stop"}
     if outcome.choice.get("logprobs"):
         unmet -= set(LOGPROBS_PARAMS)
-    if form is not None and unmet & FORMS:
+    if form is not None and unmet & FORM_PARAMS:
         formed = await check_form(form, FinalAnswer(answer))
         if not formed.warnings:
-            answer, unmet = formed.text, unmet - FORMS
+            answer, unmet = formed.text, unmet - FORM_PARAMS
     if unmet:
         return None
-    return _up_to_stop(answer, stop_strings(task))
+    return _cut_at_stop(answer, stop_strings(task))
 
 
 def stop_strings(task: AgentTask) -> tuple[str, ...]:
@@ -319,15 +335,15 @@ def stop_strings(task: AgentTask) -> tuple[str, ...]:
     return tuple(each for each in stops if isinstance(each, str) and each)
 
 
-def _up_to_stop(text: str, stops: Sequence[str]) -> str:
-    ends = [at for stop in stops if (at := text.find(stop)) >= 0]
+def _cut_at_stop(text: str, stop_strings: Sequence[str]) -> str:
+    ends = [at for stop in stop_strings if (at := text.find(stop)) >= 0]
     return text[: min(ends)] if ends else text
 
 
 def prose_rules(
     task: AgentTask,
     messages: Sequence[Message],
-    prompt: str,
+    system_prompt: str,
     tools: Sequence[Mapping[str, Any]],
 ) -> ProseRules:
     """Return the rules for the visible prose of a run with this system prompt and these tools."""
@@ -335,8 +351,8 @@ def prose_rules(
     descriptions = tuple(str(tool["function"].get("description", "")) for tool in tools)
     return ProseRules(
         max_tokens=min(limits, default=None),
-        stops=stop_strings(task),
-        own=own_texts((prompt, *descriptions), INSTRUCTIONS),
+        stop_strings=stop_strings(task),
+        proxy_texts=build_proxy_texts((system_prompt, *descriptions), INSTRUCTIONS),
         client_texts=[text_of(message) for message in messages],
         tool_names=[tool_name(tool) for tool in (*tools, *task.request.client_tools)],
     )

@@ -30,13 +30,13 @@ class Guard:
     the run acts."""
 
     def __init__(self, profile: Profile, emit: Emit) -> None:
-        self._watch = profile.watch
+        self._rules = profile.watch
         self._secrets = SecretFinder(profile.redaction)
         self._emit = emit
 
-    async def refusal(self, tool: str, arguments: object) -> str | None:
+    async def refusal(self, tool_name: str, arguments: object) -> str | None:
         """Return the observation for a call that a rule denies, or None if the call is allowed."""
-        act = rule_subject(tool, arguments) if isinstance(arguments, Mapping) else None
+        act = rule_subject(tool_name, arguments) if isinstance(arguments, Mapping) else None
         refused = await self._refusal(*act) if act else None
         return f"Nothing was done: {refused}." if refused else None
 
@@ -60,11 +60,11 @@ class Guard:
         """Return a text without secrets."""
         return self._secrets.redact(text)
 
-    async def _refusal(self, over: RuleTarget, target: str) -> str | None:
-        rule = self._watch.first_match(over, target)
+    async def _refusal(self, rule_target: RuleTarget, subject: str) -> str | None:
+        rule = self._rules.first_match(rule_target, subject)
         if rule is None:
             return None
-        shown = target[:MAX_SUBJECT_CHARS]
+        shown = subject[:MAX_SUBJECT_CHARS]
         await self._emit(RuleMatched(rule.name, rule.action, rule.target, shown, rule.reason))
         return rule.refusal
 
@@ -94,67 +94,70 @@ class EgressWatch:
         self, task: AgentTask, emit: Emit, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._run_id = task.run_id
-        self._guard = Guard(task.profile, self._on_rule)
+        self._guard = Guard(task.profile, self._on_rule_matched)
         self._emit: Emit | None = emit
         self._now = now
-        self._open = Counter[Target]()
-        self._failed = Throttle(MAX_EMITTED, PERIOD_S)
-        self._rules: dict[str, tuple[Throttle, RuleMatched]] = {}
+        self._open_connections = Counter[Target]()
+        self._failure_throttle = Throttle(MAX_EMITTED, PERIOD_S)
+        self._rule_throttles: dict[str, tuple[Throttle, RuleMatched]] = {}
         """Throttle and last event of each rule, by name."""
 
     async def confirm_target(self, target: Target) -> str | None:
         """Return why a rule denies a connection that the network policy allows, or None."""
         refused = await self._guard.egress_refusal(target)
         if refused is None and self._emit is not None:
-            self._open[target] += 1
+            self._open_connections[target] += 1
         return refused
 
     async def on_decision(self, decision: Decision) -> None:
         """Record a connection that is closed, or was refused."""
         target = Target(decision.host, decision.port)
-        if self._open[target] > 1:
-            self._open[target] -= 1
+        if self._open_connections[target] > 1:
+            self._open_connections[target] -= 1
         else:
-            self._open.pop(target, None)
+            self._open_connections.pop(target, None)
         if _has_failed(decision):
-            await self._emit_failed(self._failed.start_period(self._now()))
-            if not self._failed.try_acquire():
+            await self._emit_failure_summary(self._failure_throttle.start_period(self._now()))
+            if not self._failure_throttle.try_acquire():
                 return
         await self._emit_decision(decision)
 
     async def flush(self) -> None:
         """Emit the connections that are still open, and summaries of the failed connections and of
         the rule matches that were suppressed."""
-        await self._emit_failed(self._failed.take_suppressed())
-        for throttle, event in self._rules.values():
-            await self._emit_suppressed(event, throttle.take_suppressed())
-        for target in list(self._open.elements()):
+        await self._emit_failure_summary(self._failure_throttle.take_suppressed())
+        for throttle, event in self._rule_throttles.values():
+            await self._emit_rule_summary(event, throttle.take_suppressed())
+        for target in list(self._open_connections.elements()):
             decision = Decision(target.host, target.port, "allowed", STILL_OPEN, 0, 0, 0.0)
             await self._emit_event(EgressDecided(decision))
 
     def close(self) -> None:
         """Stop emitting, because the run is over. Later connections are only logged."""
         self._emit = None
-        self._open.clear()
-        if more := self._failed.take_suppressed():
-            self._log(_summary(more))
+        self._open_connections.clear()
+        if count := self._failure_throttle.take_suppressed():
+            self._log(_failure_summary(count))
 
-    async def _on_rule(self, event: Event) -> None:
+    async def _on_rule_matched(self, event: Event) -> None:
         """Emit a rule that a connection matched, unless there were too many."""
         assert isinstance(event, RuleMatched)
-        throttle, _ = self._rules.get(event.rule) or (Throttle(MAX_EMITTED, PERIOD_S), event)
-        self._rules[event.rule] = (throttle, event)
-        await self._emit_suppressed(event, throttle.start_period(self._now()))
+        throttle, _ = self._rule_throttles.get(event.rule) or (
+            Throttle(MAX_EMITTED, PERIOD_S),
+            event,
+        )
+        self._rule_throttles[event.rule] = (throttle, event)
+        await self._emit_rule_summary(event, throttle.start_period(self._now()))
         if throttle.try_acquire():
             await self._emit_event(event)
 
-    async def _emit_suppressed(self, event: RuleMatched, more: int) -> None:
-        if more:
-            await self._emit_event(replace(event, subject=f"and {more} more"))
+    async def _emit_rule_summary(self, event: RuleMatched, count: int) -> None:
+        if count:
+            await self._emit_event(replace(event, subject=f"and {count} more"))
 
-    async def _emit_failed(self, more: int) -> None:
-        if more:
-            await self._emit_decision(_summary(more))
+    async def _emit_failure_summary(self, count: int) -> None:
+        if count:
+            await self._emit_decision(_failure_summary(count))
 
     async def _emit_decision(self, decision: Decision) -> None:
         self._log(decision)
@@ -182,19 +185,20 @@ def _has_failed(decision: Decision) -> bool:
     return decision.verdict == "denied" or bool(decision.reason and is_empty)
 
 
-def _summary(more: int) -> Decision:
+def _failure_summary(count: int) -> Decision:
     """Return the decision that summarizes connections that were not emitted one by one."""
-    return Decision("", 0, "denied", f"and {more} more connections that failed", 0, 0, 0.0)
+    return Decision("", 0, "denied", f"and {count} more connections that failed", 0, 0, 0.0)
 
 
 class Throttle:
-    """Allows `most` log lines or events in each period. Counts the others, which are suppressed."""
+    """Allows `max_events` log lines or events in each period. Counts the others, which are
+    suppressed."""
 
-    def __init__(self, most: int, period_s: float) -> None:
-        self._most = most
+    def __init__(self, max_events: int, period_s: float) -> None:
+        self._max_events = max_events
         self._period_s = period_s
         self._ends_at = float("-inf")
-        self._seen = 0
+        self._event_count = 0
 
     def start_period(self, now: float) -> int:
         """Begin a new period if the last period is over. Return the number of events that the last
@@ -202,17 +206,17 @@ class Throttle:
         if now < self._ends_at:
             return 0
         suppressed = self.take_suppressed()
-        self._ends_at, self._seen = now + self._period_s, 0
+        self._ends_at, self._event_count = now + self._period_s, 0
         return suppressed
 
     def try_acquire(self) -> bool:
         """Count an event. Return True if the event is within the limit of the period."""
-        self._seen += 1
-        return self._seen <= self._most
+        self._event_count += 1
+        return self._event_count <= self._max_events
 
     def take_suppressed(self) -> int:
         """Return the number of events that the period has suppressed so far, and reset that
         number."""
-        suppressed = max(0, self._seen - self._most)
-        self._seen -= suppressed
+        suppressed = max(0, self._event_count - self._max_events)
+        self._event_count -= suppressed
         return suppressed

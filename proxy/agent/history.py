@@ -32,7 +32,7 @@ class Entry:
 
     message: Message
     kind: MessageKind
-    appended: str = ""
+    appended_text: str = ""
     """Text that the proxy appended to the message."""
 
 
@@ -42,18 +42,20 @@ class History:
     def __init__(
         self,
         messages: Sequence[Message],
-        own_start: int | None = None,
+        run_start_index: int | None = None,
         message_kinds: Mapping[int, MessageKind] | None = None,
     ) -> None:
-        """`own_start` is the index of the first message of the run itself; None: after all
+        """`run_start_index` is the index of the first message of the run itself; None: after all
         messages. `message_kinds` has the kinds, by message index, of those messages whose kind is
         not the default of their role."""
-        self.own_start = len(messages) if own_start is None else own_start
+        self.run_start_index = len(messages) if run_start_index is None else run_start_index
         message_kinds = message_kinds or {}
         self._entries = [
             Entry(
                 message,
-                "theirs" if n < self.own_start else message_kinds.get(n, _default_kind(message)),
+                "theirs"
+                if n < self.run_start_index
+                else message_kinds.get(n, _default_kind(message)),
             )
             for n, message in enumerate(messages)
         ]
@@ -72,7 +74,7 @@ class History:
     def message_kinds(self) -> dict[int, MessageKind]:
         """The kinds, by message index, of those messages of the run whose kind is not the default
         of their role."""
-        own = enumerate(self.entries[self.own_start :], self.own_start)
+        own = enumerate(self.entries[self.run_start_index :], self.run_start_index)
         return {n: entry.kind for n, entry in own if entry.kind != _default_kind(entry.message)}
 
     def append(self, *messages: Message) -> None:
@@ -83,11 +85,11 @@ class History:
         """Append a request that the proxy makes of the model."""
         self._entries.append(Entry({"role": "user", "content": text}, "asked"))
 
-    def reset(self) -> None:
+    def drop_run_messages(self) -> None:
         """Drop the run's own messages."""
-        self._entries = self._entries[: self.own_start]
+        self._entries = self._entries[: self.run_start_index]
 
-    def append_to_last(self, text: str) -> None:
+    def append_to_last_message(self, text: str) -> None:
         """Append a text to the last message, which was not sent to the model yet."""
         last = self.entries[-1]
         content = last.message.get("content") or ""
@@ -96,7 +98,7 @@ class History:
         else:
             content += text
         message = {**last.message, "content": content}
-        self._entries[-1] = replace(last, message=message, appended=text)
+        self._entries[-1] = replace(last, message=message, appended_text=text)
 
     def replace_with_stubs(self, stubs: Mapping[int, str]) -> None:
         """Begin a segment in which stubs replace observations. The keys are message indexes."""
@@ -105,28 +107,33 @@ class History:
             segment[n] = replace(segment[n], message={**segment[n].message, "content": stub})
         self._entries = segment
 
-    def replace_with_summary(self, summary: str, latest: Sequence[Sequence[Entry]]) -> None:
-        """Begin a segment of the client's messages, a summary and the `latest` turns.
+    def replace_with_summary(self, summary: str, latest_turns: Sequence[Sequence[Entry]]) -> None:
+        """Begin a segment of the client's messages, a summary and the `latest_turns`.
 
         The proxy's last request and the text appended to the last message are kept even if their
         turn is not. Roles still alternate: many chat templates demand that.
         """
-        kept = {id(entry) for turn in latest for entry in turn}
-        dropped = [entry for entry in self.entries[self.own_start :] if id(entry) not in kept]
-        head = [*self.entries[: self.own_start], *(e for e in dropped if e.kind == "theirs")]
+        kept = {id(entry) for turn in latest_turns for entry in turn}
+        dropped = [entry for entry in self.entries[self.run_start_index :] if id(entry) not in kept]
+        head = [*self.entries[: self.run_start_index], *(e for e in dropped if e.kind == "theirs")]
         last = [entry for entry in self.entries[-1:] if id(entry) not in kept]
         request = [entry for entry in last if entry.kind == "asked"]
-        self.own_start = len(head)
+        self.run_start_index = len(head)
         middle = _summary_entries(summary, head, is_followed_by_user=bool(request))
-        self._entries = [*head, *middle, *(entry for turn in latest for entry in turn), *request]
-        if not request and (text := "".join(entry.appended for entry in last)):
-            self.append_to_last(text)
+        self._entries = [
+            *head,
+            *middle,
+            *(entry for turn in latest_turns for entry in turn),
+            *request,
+        ]
+        if not request and (text := "".join(entry.appended_text for entry in last)):
+            self.append_to_last_message(text)
 
     def turns(self) -> list[list[Entry]]:
         """Return the run's own messages by turn. Each turn begins with the model's message;
         messages before the first turn, such as a summary, are left out."""
         turns: list[list[Entry]] = []
-        for entry in self.entries[self.own_start :]:
+        for entry in self.entries[self.run_start_index :]:
             if entry.kind == "said":
                 turns.append([entry])
             elif turns:
@@ -176,14 +183,14 @@ def completion_deltas(completion: Completion) -> list[ModelDelta]:
 
 
 def _summary_entries(
-    summary: str, head: Sequence[Entry], *, is_followed_by_user: bool
+    summary: str, preceding_entries: Sequence[Entry], *, is_followed_by_user: bool
 ) -> list[Entry]:
-    """Return the entries of a summary after the messages of `head`: in the assistant role if a user
-    message follows, else in the user role."""
+    """Return the entries of a summary after the `preceding_entries`: in the assistant role if a
+    user message follows, else in the user role."""
     if is_followed_by_user:
         return [Entry({"role": "assistant", "content": summary}, "summary")]
     entries = [Entry({"role": "user", "content": summary}, "summary")]
-    if head and head[-1].message.get("role") == "user":
+    if preceding_entries and preceding_entries[-1].message.get("role") == "user":
         entries.insert(0, Entry({"role": "assistant", "content": BEFORE_SUMMARY}, "summary"))
     return entries
 

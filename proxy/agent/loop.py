@@ -31,7 +31,7 @@ from proxy.agent.guard import EgressWatch, Guard
 from proxy.agent.history import text_of
 from proxy.agent.model import Completion, Model, refusal_of
 from proxy.agent.outcome import RunOutcome, client_tool_calls, suspend_run
-from proxy.agent.prose import HOLD_CHARS, UNCHECKED, Prose, ProseRules
+from proxy.agent.prose import HOLD_CHARS, UNCHECKED_RULES, Prose, ProseRules
 from proxy.agent.result import (
     CapabilityCounter,
     Result,
@@ -42,7 +42,7 @@ from proxy.agent.result import (
     usage_count,
 )
 from proxy.agent.styles import style_of
-from proxy.agent.task import AgentInput, AgentTask, RunClock, out_of_time
+from proxy.agent.task import AgentInput, AgentTask, RunClock, out_of_time_error
 from proxy.agent.tool_calls import Turn, keep_calls_of
 from proxy.agent.tools import CallRunner, ToolExecutor, tool_name
 from proxy.agent.turn_stream import FirstCallProgress, StreamHandler, client_call_stream
@@ -73,22 +73,24 @@ class AgentLoop:
         model: Model,
         windows: ContextWindows,
         tools: Sequence[Tool],
-        equipment: SandboxContents,
+        sandbox_contents: SandboxContents,
         task: AgentTask,
         agent_input: AgentInput,
         emit: Emit,
         lease: WorkspaceLease,
-        watch: EgressWatch,
+        egress_watch: EgressWatch,
         clock: RunClock,
     ) -> None:
         profile = task.profile
         self._style = style_of(profile)
         self._task, self._input = task, agent_input
-        self._emit, self._lease, self._egress_watch = emit, lease, watch
-        self._capabilities, self._outcome = CapabilityCounter(), RunOutcome()
-        self._times = time_plan(profile.limits.max_run_seconds, clock.deadline_s)
-        self._limits = replace(profile.limits, max_run_seconds=self._times.work_s)
-        self._artifacts = ArtifactCollector(agent_input.files, profile.artifacts.max_file_mib << 20)
+        self._emit, self._lease, self._egress_watch = emit, lease, egress_watch
+        self._capability_counter, self._outcome = CapabilityCounter(), RunOutcome()
+        self._time_plan = time_plan(profile.limits.max_run_seconds, clock.deadline_s)
+        self._limits = replace(profile.limits, max_run_seconds=self._time_plan.work_s)
+        self._artifact_collector = ArtifactCollector(
+            agent_input.files, profile.artifacts.max_file_mib << 20
+        )
         self._guard = Guard(profile, emit)
         self._client_tool_names = [tool_name(tool) for tool in task.request.client_tools]
         self._executor = ToolExecutor(
@@ -102,20 +104,20 @@ class AgentLoop:
             client_tool_names=self._client_tool_names,
             max_calls=task.request.max_tool_calls,
         )
-        self.budget = RunBudget(task, self._limits, clock.began)
-        self._create_parts(model, windows, equipment)
+        self.budget = RunBudget(task, self._limits, clock.started_at)
+        self._create_parts(model, windows, sandbox_contents)
         self._was_nudged = False
         """True if the last turn made no tool call and the model was asked to make one."""
-        self._is_plain = False
+        self._is_plain_turn = False
         """True if the next turn is the plain turn. Always False in a run that captures tokens."""
         self._failed_turns = 0
 
     def _create_parts(
-        self, model: Model, windows: ContextWindows, equipment: SandboxContents
+        self, model: Model, windows: ContextWindows, sandbox_contents: SandboxContents
     ) -> None:
         """Create the objects that call the model and stream to the client."""
         task, emit = self._task, self._emit
-        prompt = self._style.system_prompt(task.profile, equipment, self._executor.names)
+        prompt = self._style.system_prompt(task.profile, sandbox_contents, self._executor.names)
         self._prompt_sha256 = hashlib.sha256(prompt.encode()).hexdigest() if prompt else ""
         schemas = self._executor.schemas_except("submit" if task.request.must_call else "")
         files = ObservationFiles(task.run_id, self._current_sandbox)
@@ -129,17 +131,17 @@ class AgentLoop:
             task.session.suspended_run is not None or not self._style.accepts_prose
         )
         self._writer = AnswerWriter(task, emit)
-        self._rules = UNCHECKED
+        self._prose_rules = UNCHECKED_RULES
         if self._style.accepts_prose and not task.captures_tokens:
-            self._rules = prose_rules(task, self._input.messages, prompt, schemas)
-        self._first_call = FirstCallProgress(task.delivery.status_hold, emit)
+            self._prose_rules = prose_rules(task, self._input.messages, prompt, schemas)
+        self._first_call_progress = FirstCallProgress(task.delivery.status_hold, emit)
         self._new_ids = (f"call_{task.run_id}_{n}" for n in itertools.count(1))
-        self._calls = CallRunner(
+        self._call_runner = CallRunner(
             self._executor,
             self._conversation,
             self.budget,
             self._outcome,
-            self._capabilities,
+            self._capability_counter,
             limits=self._limits,
             client_tool_names=self._client_tool_names,
         )
@@ -154,10 +156,10 @@ class AgentLoop:
             stop = stop or await self._run_turn()
         stop = await self._fall_back_to_plain_turn(stop)
         if stop is StopReason.WALL_TIME:
-            stop = self._times.stop
+            stop = self._time_plan.stop
         may_ask = self._limits.final_question and not self._outcome.has_cut_call
         if may_ask and self._task.request.must_call and stop in WHY_NO_MORE_TOOLS:
-            stop = await self._calls.require_client_call(
+            stop = await self._call_runner.require_client_call(
                 stop, self._new_ids, self._final_answer_timeout_s()
             )
         answer = await self._best_answer(stop)
@@ -169,7 +171,7 @@ class AgentLoop:
     async def _reserve_turn(self) -> StopReason | None:
         """Reserve the model call of the next turn. Return the limit that rules the turn out, or
         None. No limit rules out the plain turn."""
-        if self._is_plain:
+        if self._is_plain_turn:
             return None
         messages = self._conversation.history.messages
         return await self.budget.reserve_turn(messages, self._conversation.trajectory_tokens())
@@ -177,13 +179,13 @@ class AgentLoop:
     async def _run_turn(self) -> StopReason | None:
         """Run one turn. Return the stop reason, or None if another turn follows."""
         turns_left = self._limits.max_turns - self.budget.turns
-        self._style.before_turn(self._conversation.history, turns_left)
+        self._style.prepare_turn(self._conversation.history, turns_left)
         self.budget.turns += 1
-        self._capabilities.begin_turn()
+        self._capability_counter.begin_turn()
         await self._emit(TurnStarted(self.budget.turns))
         await self._writer.begin()
         complete = self._conversation.complete_turn
-        if self._is_plain:
+        if self._is_plain_turn:
             complete = self._conversation.complete_plain
         async with self._stream_handler() as handler:
             try:
@@ -203,22 +205,22 @@ class AgentLoop:
         the answer, so the turn also gets the time reserved for the final-answer call."""
         if self._has_used_tools:
             return self.budget.time_left_s
-        until_s = min(self._times.answer_s, self._limits.max_run_seconds + FINAL_ANSWER_S)
+        until_s = min(self._time_plan.answer_s, self._limits.max_run_seconds + FINAL_ANSWER_S)
         return max(0.001, until_s - self.budget.wall_time_s)
 
     def _stream_handler(self) -> StreamHandler:
         task = self._task
         visibility = prose_visibility(task)
-        prose = Prose(self._rules, ends_at_echo=not self._has_used_tools)
-        if self._is_plain:
+        prose = Prose(self._prose_rules, ends_at_echo=not self._has_used_tools)
+        if self._is_plain_turn:
             prose, visibility = Prose(ProseRules()), "at once"
         elif self._was_nudged and not self._has_used_tools:
-            prose, visibility = Prose(self._rules, max_chars=HOLD_CHARS), "never"
+            prose, visibility = Prose(self._prose_rules, max_chars=HOLD_CHARS), "never"
         streams = task.request.stream and self._style.accepts_prose
         calls = (task, self._emit, self._executor, self._client_tool_names, self._new_ids)
         return StreamHandler(
             self._emit,
-            self._first_call,
+            self._first_call_progress,
             self._writer,
             self._executor,
             prose,
@@ -226,49 +228,49 @@ class AgentLoop:
             visibility=visibility if streams else "never",
             shows_submit=streams and not task.params.final,
             client_calls=client_call_stream(*calls) if streams else None,
-            tools=self._client_tool_names if self._is_plain else None,
+            allowed_tools=self._client_tool_names if self._is_plain_turn else None,
         )
 
     async def _end_turn(self, handler: StreamHandler, reply: Completion) -> StopReason | None:
         self._outcome.reply = reply
         names = self._client_tool_names
-        if not self._is_plain:
+        if not self._is_plain_turn:
             names = [*self._executor.names, *names]
         turn = self._style.parse_turn(reply.message, names, self._new_ids)
-        if self._is_plain:
-            self._conversation.history.reset()
+        if self._is_plain_turn:
+            self._conversation.history.drop_run_messages()
             turn = keep_calls_of(turn, names)
-        is_echo = not self._is_plain and handler.prose.is_echo_at_end()
-        if reply.stopped == "echo" or (is_echo and not turn.calls):
+        is_echo = not self._is_plain_turn and handler.prose.is_echo_at_end()
+        if reply.stop_cause == "echo" or (is_echo and not turn.calls):
             return self._discard_echo()
         self._conversation.history.append(turn.message)
         if turn.calls:
             self._outcome.record_narration(turn, reply, is_echo=is_echo)
-            self._outcome.sent_ids = await handler.end_with_calls(turn, reply)
+            self._outcome.sent_call_ids = await handler.end_with_calls(turn, reply)
             return await self._run_calls(turn, reply)
         is_answer = self._record_prose(reply)
         await handler.end_without_calls(reply, is_answer=is_answer)
-        return self._stop_without_calls(reply, is_answer=is_answer)
+        return self._stop_reason_without_calls(reply, is_answer=is_answer)
 
     async def _run_calls(self, turn: Turn, reply: Completion) -> StopReason | None:
         """Run the tool calls of a turn. Return the stop reason, or None if another turn follows."""
         self._was_nudged = False
         outcome = self._outcome
-        if outcome.announced and prose_visibility(self._task) == "never":
-            await self._emit(Narration(outcome.announced))
-        outcome.announced = ""
-        stop = await self._calls.run(turn, reply)
+        if outcome.announcement and prose_visibility(self._task) == "never":
+            await self._emit(Narration(outcome.announcement))
+        outcome.announcement = ""
+        stop = await self._call_runner.run(turn, reply)
         if stop is None and not self._has_used_tools:  # none of the calls could be run
             outcome.record_trouble("malformed_call")
             self._failed_turns += 1
             has_failed = self._failed_turns >= MAX_FAILED_TURNS
-            self._is_plain = has_failed and not self._task.captures_tokens
+            self._is_plain_turn = has_failed and not self._task.captures_tokens
         return stop
 
     def _record_prose(self, reply: Completion) -> bool:
         """Record the prose of a turn without tool calls. Return True if the turn ends the run."""
         outcome = self._outcome
-        if reply.stopped == "runaway":
+        if reply.stop_cause == "runaway":
             outcome.record_trouble("runaway")
         if not self._style.accepts_prose:
             prose = text_of(reply.message).strip()
@@ -276,25 +278,27 @@ class AgentLoop:
             if is_answer(prose, "stop"):
                 outcome.prose_reply = reply
             return False
-        if outcome.announced and not self._has_used_tools:
+        if outcome.announcement and not self._has_used_tools:
             return True  # the announced call was not made: the announcement is the answer
         prose = text_of(reply.message)
-        if not self._is_plain:
+        if not self._is_plain_turn:
             prose = prose.strip()
-        ends = self._was_nudged or self._is_final(prose, reply)
+        ends = self._was_nudged or self._is_final_prose(prose, reply)
         if prose or (ends and not self._has_used_tools):
             outcome.prose = prose
             outcome.prose_reply = reply if ends or is_answer(prose, "stop") else None
         return ends
 
-    def _is_final(self, prose: str, reply: Completion) -> bool:
-        if self._is_plain or reply.stopped is not None:
+    def _is_final_prose(self, prose: str, reply: Completion) -> bool:
+        if self._is_plain_turn or reply.stop_cause is not None:
             return True
         if not self._has_used_tools and reply.finish_reason in ("length", "content_filter"):
             return True
         return is_answer(prose, reply.finish_reason)
 
-    def _stop_without_calls(self, reply: Completion, *, is_answer: bool) -> StopReason | None:
+    def _stop_reason_without_calls(
+        self, reply: Completion, *, is_answer: bool
+    ) -> StopReason | None:
         """Return the stop reason after a turn without tool calls; None if another turn follows."""
         outcome = self._outcome
         if refusal := refusal_of(reply.message):
@@ -306,14 +310,14 @@ class AgentLoop:
         protects = not (self._has_used_tools or self._task.captures_tokens)
         if protects and not self._task.request.must_call:
             if not outcome.prose:
-                self._is_plain = True
+                self._is_plain_turn = True
                 return None
             outcome.prose_reply = reply
-            limit = self._rules.max_tokens
+            limit = self._prose_rules.max_tokens
             spent = usage_count(self._conversation.usage, "completion_tokens")
             if limit is not None and spent + NUDGE_TOKENS > limit:
                 return StopReason.ANSWERED  # no room for the call that was announced
-            outcome.announced = outcome.prose
+            outcome.announcement = outcome.prose
         self._was_nudged = True
         self._conversation.history.append_request(self._style.no_call_request)
         return None
@@ -322,9 +326,9 @@ class AgentLoop:
         """Discard a reply that repeats the proxy's own texts. Return the stop reason, or None if
         the plain turn follows: no tool has run, and the model has announced no tool call."""
         self._outcome.record_trouble("echo")
-        if self._has_used_tools or self._outcome.announced:
+        if self._has_used_tools or self._outcome.announcement:
             return StopReason.ANSWERED
-        self._is_plain = True
+        self._is_plain_turn = True
         return None
 
     def _handle_refused_request(self, error: BackendError) -> StopReason | None:
@@ -332,7 +336,7 @@ class AgentLoop:
         stop reason, or None if the plain turn follows. Raises the error if there is no fallback."""
         is_refusal = isinstance(error, ToolsRefusedError)
         insists = self._has_used_tools or self._task.profile.enabled == "always"
-        if self._is_plain or (is_refusal and (insists or self._task.captures_tokens)):
+        if self._is_plain_turn or (is_refusal and (insists or self._task.captures_tokens)):
             raise error
         if self._has_used_tools or self._task.captures_tokens:
             if self.budget.turns == 1:
@@ -343,14 +347,14 @@ class AgentLoop:
         if is_refusal:
             self._outcome.route = "tools_refused"
             self._outcome.warnings = (RunWarning("tools_refused", error.message),)
-        self._is_plain = True
+        self._is_plain_turn = True
         return None
 
     def _handle_timeout(self, prose: str) -> StopReason:
         """Record the prose that the model wrote before the timeout. Return the stop reason."""
         outcome = self._outcome
         outcome.reply = self._conversation.partial_completion or outcome.reply
-        if prose and not outcome.announced and self._style.accepts_prose:
+        if prose and not outcome.announcement and self._style.accepts_prose:
             outcome.prose = prose
             if self._has_used_tools:
                 outcome.prose_reply = None
@@ -374,15 +378,15 @@ class AgentLoop:
         if stop is not StopReason.WALL_TIME:
             if self._task.captures_tokens:
                 return stop
-            self._is_plain = True
+            self._is_plain_turn = True
             last = await self._run_turn()
         if last is StopReason.WALL_TIME and not (outcome.prose or outcome.has_cut_call):
-            raise out_of_time(self._task)
+            raise out_of_time_error(self._task)
         return last if last in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED) else stop
 
     async def _best_answer(self, stop: StopReason) -> str:
         parts = (self._task, self._conversation, self._writer, self._executor, self._emit)
-        call = FinalCall(*parts, self._first_call, self._rules)
+        call = FinalCall(*parts, self._first_call_progress, self._prose_rules)
         seconds = self._final_answer_timeout_s() if self._limits.final_question else None
         takes_prose = self._style.accepts_prose
         best = BestAnswer(self._task, self._outcome, call, seconds, takes_prose=takes_prose)
@@ -390,11 +394,11 @@ class AgentLoop:
             stop,
             self._executor.current_sandbox,
             has_used_tools=self._has_used_tools,
-            is_plain=self._is_plain,
+            is_plain=self._is_plain_turn,
         )
 
     def _final_answer_timeout_s(self) -> float:
-        return min(FINAL_ANSWER_S, max(0.001, self._times.answer_s - self.budget.wall_time_s))
+        return min(FINAL_ANSWER_S, max(0.001, self._time_plan.answer_s - self.budget.wall_time_s))
 
     @property
     def _has_used_tools(self) -> bool:
@@ -410,7 +414,7 @@ class AgentLoop:
         suspended = self._task.session.suspended_run
         if suspended is None or not suspended.used_sandbox:
             await remove_answer_files(sandbox)
-        await self._artifacts.record_existing(sandbox, self.budget.time_left_s)
+        await self._artifact_collector.record_existing_files(sandbox, self.budget.time_left_s)
         return await read_manifest(sandbox)
 
     async def _current_sandbox(self) -> Sandbox | None:
@@ -426,7 +430,7 @@ class AgentLoop:
     async def _build_result(self, stop: StopReason, answer: str) -> Result:
         collected = await self._collect_artifacts()
         if stop is not StopReason.CLIENT_TOOL_CALLS and not self._outcome.refusal:
-            await self._writer.list_files(collected.artifacts)
+            await self._writer.append_file_links(collected.artifacts)
         await self._egress_watch.flush()
         await self._emit(RunFinished(stop, self._conversation.usage))
         reply = self._outcome.reply
@@ -445,12 +449,16 @@ class AgentLoop:
             stop_reason=stop,
             finish_reason=self._outcome.finish_reason_of(stop, answer, legacy_state),
             tool_calls=calls,
-            usage=self._conversation.usage_of(self._task.delivery.usage_of),
+            usage=self._conversation.usage_of(self._task.delivery.usage_scope),
             usages=self._conversation.usages,
             segments=len(self._conversation.compactions) + 1,
             compactions=self._conversation.compactions,
             stats=run_stats(
-                self._input, self._conversation, self.budget, self._executor, self._capabilities
+                self._input,
+                self._conversation,
+                self.budget,
+                self._executor,
+                self._capability_counter,
             ),
             artifacts=collected.artifacts,
             skipped_files=collected.skipped_files,
@@ -462,7 +470,7 @@ class AgentLoop:
             origin=self._lease.origin,
             route=self._outcome.route or self._task.route,
             steps=self._executor.shown_steps,
-            sandbox_losses=self._executor.losses,
+            sandbox_losses=self._executor.sandbox_losses,
             suspended_run=suspend_run(
                 self._task, self._outcome, calls, history, used_sandbox=has_sandbox
             ),
@@ -476,13 +484,13 @@ class AgentLoop:
         linked = await self._writer.unsaved_links()
         parts = (
             self._executor.current_sandbox,
-            self._artifacts,
+            self._artifact_collector,
             linked,
             self._task,
             self._guard,
             self._emit,
         )
-        seconds = self._times.collection_time_s(self.budget.wall_time_s)
+        seconds = self._time_plan.collection_time_s(self.budget.wall_time_s)
         try:
             return await collect_artifacts(*parts, seconds)
         except SandboxLostError:
@@ -495,7 +503,7 @@ def run_stats(
     conversation: Conversation,
     budget: RunBudget,
     executor: ToolExecutor,
-    capabilities: CapabilityCounter,
+    capability_counter: CapabilityCounter,
 ) -> RunStats:
     """Return the statistics of a run."""
     trajectory = conversation.trajectory
@@ -513,7 +521,7 @@ def run_stats(
         cpu_ms=int(budget.cpu_s * 1000),
         peak_mem_bytes=executor.peak_memory_bytes,
         egress_bytes=budget.egress_bytes,
-        capability_turns=capabilities.turns,
+        capability_turns=capability_counter.turns,
         **token_counts(conversation.usage),
         **run_times(
             wall_s=budget.wall_time_s,

@@ -23,12 +23,12 @@ MAX_CALLS = 256
 class CompletionStopped(Exception):
     """Raised by an `on_delta` callback to end a reply early."""
 
-    def __init__(self, cause: StopCause, stop: str | None = None) -> None:
-        """`stop` is the client's stop string that was found, if any."""
+    def __init__(self, cause: StopCause, stop_string: str | None = None) -> None:
+        """`stop_string` is the client's stop string that was found, if any."""
         super().__init__(cause)
         self.cause = cause
-        self.stop = stop
-        self.partial: Completion | None = None
+        self.stop_string = stop_string
+        self.partial_completion: Completion | None = None
         """The reply as far as it arrived, if the model knows it."""
 
 
@@ -45,7 +45,7 @@ class Completion:
     """Other fields of the choice, such as `logprobs` and `stop_reason`."""
     response: Mapping[str, Any] = field(default_factory=dict)
     """Other fields of the response, such as `model` and `system_fingerprint`."""
-    stopped: StopCause | None = None
+    stop_cause: StopCause | None = None
     """Why the proxy ended the reply; None if the model ended it."""
 
 
@@ -161,13 +161,13 @@ class ModelWrapper:
         return await self._model.relay(body, headers)
 
     def with_credentials(self, credentials: Credentials) -> Self:
-        return self._wrapping(self._model.with_credentials(credentials))
+        return self._wrap(self._model.with_credentials(credentials))
 
     def with_timeout(self, timeout_s: float) -> Self:
-        return self._wrapping(self._model.with_timeout(timeout_s))
+        return self._wrap(self._model.with_timeout(timeout_s))
 
     def with_upstream(self, url: str) -> Self:
-        return self._wrapping(self._model.with_upstream(url))
+        return self._wrap(self._model.with_upstream(url))
 
     async def count_tokens(self, model: str, text: str) -> int | None:
         return await self._model.count_tokens(model, text)
@@ -185,7 +185,7 @@ class ModelWrapper:
     async def aclose(self) -> None:
         await self._model.aclose()
 
-    def _wrapping(self, model: Model) -> Self:
+    def _wrap(self, model: Model) -> Self:
         other = copy.copy(self)
         other._model = model  # noqa: SLF001 - an instance of the same class
         return other

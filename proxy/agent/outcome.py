@@ -22,25 +22,25 @@ from proxy.agent.tool_calls import ToolCall, Turn, to_custom_call
 class RunOutcome:
     """The outcome of one run so far."""
 
-    submitted: str | None = None
+    submitted_answer: str | None = None
     prose: str = ""
     """The model's last prose."""
     prose_reply: Completion | None = None
     """The reply that contains `prose`, if `prose` can be the answer; else None."""
     finish_reason: str = "stop"
     client_calls: list[ToolCall] = field(default_factory=list)
-    sent_ids: Mapping[str, str] = field(default_factory=dict)
+    sent_call_ids: Mapping[str, str] = field(default_factory=dict)
     """The client's id of each call that was already streamed, by the model's id."""
     has_cut_call: bool = False
     """True if a timeout cut off a streamed client tool call: nothing can follow it in the
     stream."""
-    as_text: bool = False
+    calls_are_text: bool = False
     """True if the last calls were written as text."""
     reply: Completion | None = None
     """The reply with the answer, or else the last reply."""
     choice: Mapping[str, Any] = field(default_factory=dict)
     """Other fields of the choice, such as `logprobs`, if the answer is one reply."""
-    announced: str = ""
+    announcement: str = ""
     """Prose that announces a tool call which the model has not made yet."""
     trouble: list[ToolTrouble] = field(default_factory=list)
     """Signs that the model cannot use tools, each once."""
@@ -61,7 +61,7 @@ class RunOutcome:
         """Record the prose beside tool calls, which becomes the answer if the run finds no better
         answer. Ignore prose that repeats the proxy's own texts (`is_echo`), and the prose of a turn
         whose calls were written as text."""
-        prose = "" if turn.as_text or is_echo else text_of(reply.message).strip()
+        prose = "" if turn.calls_are_text or is_echo else text_of(reply.message).strip()
         if prose:
             self.prose = prose
             self.prose_reply = reply if is_answer(prose, "stop") else None
@@ -73,7 +73,7 @@ class RunOutcome:
 
 
 def client_tool_calls(
-    task: AgentTask, outcome: RunOutcome, new_id: Iterator[str]
+    task: AgentTask, outcome: RunOutcome, new_ids: Iterator[str]
 ) -> list[dict[str, Any]]:
     """Return the client tool calls in the form that the client expects. Their ids contain the run
     id, by which the client's results are assigned to the run; a model's own ids are not unique. Ids
@@ -85,10 +85,10 @@ def client_tool_calls(
             id = function_call_id(
                 task.request.legacy_state, function["name"], function["arguments"]
             )
-        elif sent := outcome.sent_ids.get(call.id):
+        elif sent := outcome.sent_call_ids.get(call.id):
             id = sent
         else:
-            id = call.id if run_id_of_call(call.id) == task.run_id else next(new_id)
+            id = call.id if run_id_of_call(call.id) == task.run_id else next(new_ids)
         entry = {**call.raw, "id": id}
         entries.append(to_custom_call(entry) if call.name in task.request.text_tools else entry)
     return entries
@@ -108,12 +108,12 @@ def suspend_run(
     state = task.session.save_as or task.session.suspend_as
     return SuspendedRun(
         messages=list(history.messages),
-        own_start=history.own_start,
+        run_start_index=history.run_start_index,
         calls=[
             (entry["id"], call.id, call.name)
             for entry, call in zip(calls, outcome.client_calls, strict=True)
         ],
-        as_text=outcome.as_text,
+        calls_are_text=outcome.calls_are_text,
         resume_from=ResumePoint(state.session, [state.name]) if state else None,
         used_sandbox=used_sandbox
         or bool(task.session.suspended_run and task.session.suspended_run.used_sandbox),

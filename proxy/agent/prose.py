@@ -27,7 +27,7 @@ several tokens."""
 _DECODER = json.JSONDecoder()
 _TAG = "<tool_call>"
 _FENCE = re.compile(r"```(\w*)[ \t]*(?:\n\s*|\Z)|`{1,2}\Z")
-_FENCED_CALLS = ("", "json", "tool_call", "tool_code")
+_CALL_FENCE_LANGUAGES = ("", "json", "tool_call", "tool_code")
 _FIRST_KEY = re.compile(r'\s*(?:\[\s*)?\{\s*(?:"([^"]*)("\s*(?::\s*(?:"([^"]*)(")?)?)?)?)?')
 _SECOND_KEY = re.compile(rf'\s*,\s*"(?:{"|".join(ARGUMENT_KEYS)})"\s*:')
 """Matches the key of a call's arguments after the tool's name."""
@@ -42,9 +42,9 @@ class ProseRules:
 
     max_tokens: int | None = None
     """The client's token limit for visible prose."""
-    stops: tuple[str, ...] = ()
+    stop_strings: tuple[str, ...] = ()
     """The client's stop strings."""
-    own: ProxyTexts = field(default_factory=lambda: ProxyTexts(()))
+    proxy_texts: ProxyTexts = field(default_factory=lambda: ProxyTexts(()))
     """The proxy's own texts. A reply that repeats them is ended."""
     client_texts: Sequence[str] = ()
     """The texts of the client's messages, which replies may quote."""
@@ -53,11 +53,11 @@ class ProseRules:
     """True if a reply that repeats itself or the proxy's own texts is ended."""
 
 
-UNCHECKED = ProseRules(ends_replies=False)
+UNCHECKED_RULES = ProseRules(ends_replies=False)
 
 
 @lru_cache(maxsize=16)
-def own_texts(prompts: tuple[str, ...], instructions: tuple[str, ...]) -> ProxyTexts:
+def build_proxy_texts(prompts: tuple[str, ...], instructions: tuple[str, ...]) -> ProxyTexts:
     """Return the ProxyTexts of these texts. Cached, because building a ProxyTexts takes
     milliseconds."""
     return ProxyTexts(prompts, instructions)
@@ -66,8 +66,8 @@ def own_texts(prompts: tuple[str, ...], instructions: tuple[str, ...]) -> ProxyT
 class Prose:
     """The visible prose of one reply while it arrives.
 
-    Pieces are held until `ready` returns them, so that no tool call written as text, none of the
-    proxy's own texts and no beginning of a stop string is shown.
+    Pieces are held until `take_ready` returns them, so that no tool call written as text, none of
+    the proxy's own texts and no beginning of a stop string is shown.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class Prose:
         self.rules = rules
         self._max_chars = max_chars
         self._ends_at_echo = ends_at_echo
-        self._echo = EchoCheck(rules.own, rules.client_texts)
-        self._repetition = RepetitionCheck()
+        self._echo_check = EchoCheck(rules.proxy_texts, rules.client_texts)
+        self._repetition_check = RepetitionCheck()
         self._pieces: list[str] = []
-        self._held: deque[TextDelta] = deque()
+        self._held_deltas: deque[TextDelta] = deque()
         self._held_chars = 0
         self._has_held_text = False
         """True if the held text is more than white space."""
-        self._call_at = 0
+        self._call_offset = 0
         """Offset in the held text at which a written tool call may begin; the length of the held
         text if no call may begin there."""
         self._search_at_chars = 0
@@ -95,7 +95,7 @@ class Prose:
         self._tail = ""
         """The end of the text, in which a stop string may begin."""
         self.is_shown = False
-        """True once `ready` or `rest` has returned a piece."""
+        """True once `take_ready` or `take_rest` has returned a piece."""
         self.is_echo = False
         """True once the prose has repeated one of the proxy's own texts."""
 
@@ -112,15 +112,15 @@ class Prose:
         """Add a piece. Raises CompletionStopped if the reply has to end; `text` is then the final
         text."""
         piece = delta.text
-        if self.rules.stops and (found := self._find_stop(piece)):
+        if self.rules.stop_strings and (found := self._find_stop(piece)):
             at, stop = found
             kept = piece[: max(0, at - self._chars)]
-            self._take(TextDelta(kept, delta.logprobs))
+            self._append_delta(TextDelta(kept, delta.logprobs))
             self._trim(at)
             raise CompletionStopped("stop", stop)
-        self._take(delta)
+        self._append_delta(delta)
         if self.rules.ends_replies:
-            self._check(piece)
+            self._raise_if_repetitive(piece)
         limit = self.rules.max_tokens
         if limit is not None and self.tokens >= limit and not self._may_be_call():
             raise CompletionStopped("max_tokens")
@@ -128,18 +128,18 @@ class Prose:
         if most is not None and self._chars > most and not self._may_be_call():
             raise CompletionStopped("no_call")
 
-    def _check(self, piece: str) -> None:
-        self.is_echo = self.is_echo or self._echo.add_and_check(piece)
+    def _raise_if_repetitive(self, piece: str) -> None:
+        self.is_echo = self.is_echo or self._echo_check.add_and_check(piece)
         if self.is_echo and self._ends_at_echo:
             raise CompletionStopped("echo")
-        if self._repetition.add_and_check(piece):
+        if self._repetition_check.add_and_check(piece):
             raise CompletionStopped("runaway")
 
     def is_echo_at_end(self) -> bool:
         """Return True if the complete prose repeats one of the proxy's own texts. Call at the end
         of the reply."""
         if self._chars and self.rules.ends_replies:
-            self.is_echo = self.is_echo or self._echo.add_and_check("", at_end=True)
+            self.is_echo = self.is_echo or self._echo_check.add_and_check("", at_end=True)
         return self.is_echo
 
     @property
@@ -147,27 +147,27 @@ class Prose:
         """The estimated number of tokens so far."""
         return estimated_tokens(len(self._pieces), self._chars)
 
-    def ready(self, *, is_due: bool = False) -> list[TextDelta]:
-        """Return the pieces that may be shown now. `is_due` is True after HOLD_S."""
-        if not self._held or self._echo.is_suspect or self.is_echo:
+    def take_ready(self, *, is_hold_over: bool = False) -> list[TextDelta]:
+        """Return the pieces that may be shown now. `is_hold_over` is True after HOLD_S."""
+        if not self._held_deltas or self._echo_check.is_suspect or self.is_echo:
             return []
-        if not (self.is_shown or is_due or self._held_chars >= HOLD_CHARS):
+        if not (self.is_shown or is_hold_over or self._held_chars >= HOLD_CHARS):
             return []
         if not (self.is_shown or self._has_held_text):
             return []
         return self._release(min(self._call_begins_at(), self._stop_begins_at()))
 
-    def rest(self) -> list[TextDelta]:
+    def take_rest(self) -> list[TextDelta]:
         """Return all held pieces; none if the prose is an echo. Call at the end of the reply."""
         return [] if self.is_echo else self._release(self._held_chars)
 
     def _release(self, chars: int) -> list[TextDelta]:
         released: list[TextDelta] = []
-        while self._held and len(self._held[0].text) <= chars:
-            delta = self._held.popleft()
+        while self._held_deltas and len(self._held_deltas[0].text) <= chars:
+            delta = self._held_deltas.popleft()
             chars -= len(delta.text)
             self._held_chars -= len(delta.text)
-            self._call_at -= len(delta.text)
+            self._call_offset -= len(delta.text)
             self._search_at_chars = 0
             if not self.is_shown:
                 if not delta.text.strip():
@@ -177,9 +177,9 @@ class Prose:
             released.append(delta)
         return released
 
-    def _take(self, delta: TextDelta) -> None:
+    def _append_delta(self, delta: TextDelta) -> None:
         self._pieces.append(delta.text)
-        self._held.append(delta)
+        self._held_deltas.append(delta)
         self._held_chars += len(delta.text)
         self._has_held_text = self._has_held_text or bool(delta.text.strip())
         self._chars += len(delta.text)
@@ -187,9 +187,9 @@ class Prose:
     def _find_stop(self, piece: str) -> tuple[int, str] | None:
         """Return the position of the first stop string in the text, and the string, or None."""
         text = self._tail + piece
-        found = [(at, stop) for stop in self.rules.stops if (at := text.find(stop)) >= 0]
+        found = [(at, stop) for stop in self.rules.stop_strings if (at := text.find(stop)) >= 0]
         begins_at = self._chars - len(self._tail)
-        longest = max(map(len, self.rules.stops))
+        longest = max(map(len, self.rules.stop_strings))
         self._tail = text[-(longest - 1) :] if longest > 1 else ""
         if not found:
             return None
@@ -200,13 +200,13 @@ class Prose:
         """Drop the text beyond the first `chars` characters, which was not shown yet."""
         self._pieces = [self.text[:chars]]
         over = self._chars - chars
-        while over > 0 and self._held:
-            last = self._held.pop()
+        while over > 0 and self._held_deltas:
+            last = self._held_deltas.pop()
             kept = last.text[: max(0, len(last.text) - over)]
             over -= len(last.text) - len(kept)
             self._held_chars -= len(last.text) - len(kept)
             if kept:
-                self._held.append(TextDelta(kept, last.logprobs))
+                self._held_deltas.append(TextDelta(kept, last.logprobs))
         self._chars = chars
         self._search_at_chars = 0
 
@@ -216,7 +216,7 @@ class Prose:
         longest = min(self._held_chars, len(self._tail), MAX_HELD_STOP_CHARS)
         for size in range(longest, 0, -1):
             end = self._tail[-size:]
-            if any(stop.startswith(end) for stop in self.rules.stops):
+            if any(stop.startswith(end) for stop in self.rules.stop_strings):
                 return self._held_chars - size
         return self._held_chars
 
@@ -227,22 +227,26 @@ class Prose:
         """Return the offset in the held text at which a written tool call may begin, or the length
         of the held text."""
         if self._held_chars >= self._search_at_chars:
-            held = "".join(delta.text for delta in self._held)
-            self._call_at = self._find_call(held)
+            held = "".join(delta.text for delta in self._held_deltas)
+            self._call_offset = self._find_call(held)
             # A search is linear in the held text, so it is repeated only after each growth by 1/8.
-            is_call = self._call_at < len(held)
+            is_call = self._call_offset < len(held)
             self._search_at_chars = len(held) + len(held) // 8 if is_call else 0
-        return self._call_at
+        return self._call_offset
 
-    def _find_call(self, held: str) -> int:
-        names = self.rules.tool_names
-        ends = [len(held), _tag_at(held), *(_named_tag_at(held, name, names) for name in names)]
-        if not self.is_shown and _may_be_call_object(held, names, is_alone=True):
+    def _find_call(self, held_text: str) -> int:
+        tool_names = self.rules.tool_names
+        ends = [
+            len(held_text),
+            _tag_offset(held_text),
+            *(_named_tag_offset(held_text, name, tool_names) for name in tool_names),
+        ]
+        if not self.is_shown and _may_be_call_object(held_text, tool_names, must_be_alone=True):
             ends.append(0)
         ends += [
             match.start()
-            for match in _FENCE.finditer(held)
-            if match[1] is None or _fence_may_hold_call(match, held, names)
+            for match in _FENCE.finditer(held_text)
+            if match[1] is None or _fence_may_hold_call(match, held_text, tool_names)
         ]
         return min(ends)
 
@@ -254,66 +258,76 @@ def estimated_tokens(pieces: int, chars: int) -> int:
     return max(pieces, chars // CHARS_PER_TOKEN)
 
 
-def _tag_at(held: str) -> int:
-    if (at := held.find(_TAG)) >= 0:
+def _tag_offset(held_text: str) -> int:
+    if (at := held_text.find(_TAG)) >= 0:
         return at
-    for size in range(min(len(_TAG) - 1, len(held)), 0, -1):
-        if _TAG.startswith(held[-size:]):
-            return len(held) - size
-    return len(held)
+    for size in range(min(len(_TAG) - 1, len(held_text)), 0, -1):
+        if _TAG.startswith(held_text[-size:]):
+            return len(held_text) - size
+    return len(held_text)
 
 
-def _named_tag_at(held: str, name: str, names: Collection[str]) -> int:
+def _named_tag_offset(held_text: str, name: str, tool_names: Collection[str]) -> int:
     """Return the offset at which `<name>{arguments}` may begin in the held text, or the length of
     the held text."""
     tag, at = f"<{name}>", -1
-    while (at := held.find("<", at + 1)) >= 0:
-        begun = held[at : at + len(tag)]
+    while (at := held_text.find("<", at + 1)) >= 0:
+        begun = held_text[at : at + len(tag)]
         inside = at + len(begun)
-        may_be_tag = tag.startswith(begun) and _ARGUMENTS.match(held, inside)
-        if may_be_tag and not _names_no_tool(held, inside, names):
+        may_be_tag = tag.startswith(begun) and _ARGUMENTS.match(held_text, inside)
+        if may_be_tag and not _calls_unknown_tool(held_text, inside, tool_names):
             return at
-    return len(held)
+    return len(held_text)
 
 
-def _names_no_tool(text: str, at: int, names: Collection[str]) -> bool:
+def _calls_unknown_tool(text: str, at: int, tool_names: Collection[str]) -> bool:
     """Return True if the first two keys of the object at `at` make it a call of an unknown tool."""
     match = _FIRST_KEY.match(text, at)
     if match is None or match[1] not in NAME_KEYS or not match[4]:
         return False
-    return match[3] not in names and _SECOND_KEY.match(text, match.end()) is not None
+    return match[3] not in tool_names and _SECOND_KEY.match(text, match.end()) is not None
 
 
-def _fence_may_hold_call(match: "re.Match[str]", held: str, names: Collection[str]) -> bool:
-    language, inside = match[1], held[match.end() :]
-    if match.end() == len(held) and not match.group().endswith("\n"):
-        return any(each.startswith(language) for each in _FENCED_CALLS)
-    return language in _FENCED_CALLS and (not inside.strip() or _may_be_call_object(inside, names))
+def _fence_may_hold_call(
+    match: "re.Match[str]", held_text: str, tool_names: Collection[str]
+) -> bool:
+    language, inside = match[1], held_text[match.end() :]
+    if match.end() == len(held_text) and not match.group().endswith("\n"):
+        return any(each.startswith(language) for each in _CALL_FENCE_LANGUAGES)
+    return language in _CALL_FENCE_LANGUAGES and (
+        not inside.strip() or _may_be_call_object(inside, tool_names)
+    )
 
 
-def _may_be_call_object(text: str, names: Collection[str], *, is_alone: bool = False) -> bool:
+def _may_be_call_object(
+    text: str, tool_names: Collection[str], *, must_be_alone: bool = False
+) -> bool:
     """Return True if a text begins with a tool call in JSON, or with an incomplete object that may
-    become a call, judging by its first key and the tool's name. With `is_alone`, no other text may
-    follow the call."""
+    become a call, judging by its first key and the tool's name. With `must_be_alone`, no other text
+    may follow the call."""
     begun = text.strip()
     if not begun or begun[0] not in "{[":
         return False
     try:
         value, end = _DECODER.raw_decode(begun)
     except (ValueError, RecursionError):
-        return _may_become_call(begun, names)
-    return calls_known_tool(value, names) and not (is_alone and begun[end:].strip())
+        return _may_become_call(begun, tool_names)
+    return calls_known_tool(value, tool_names) and not (must_be_alone and begun[end:].strip())
 
 
-def _may_become_call(begun: str, names: Collection[str]) -> bool:
-    match = _FIRST_KEY.match(begun)
+def _may_become_call(text: str, tool_names: Collection[str]) -> bool:
+    match = _FIRST_KEY.match(text)
     if match is None:
-        return begun == "["
+        return text == "["
     key, key_ended, value, value_ended = match.groups()
     if key is None:
-        return match.end() == len(begun)
+        return match.end() == len(text)
     if not key_ended:
         return any(each.startswith(key) for each in _CALL_KEYS)
     if key in NAME_KEYS and value is not None:
-        return value in names if value_ended else any(name.startswith(value) for name in names)
+        return (
+            value in tool_names
+            if value_ended
+            else any(name.startswith(value) for name in tool_names)
+        )
     return key in _CALL_KEYS

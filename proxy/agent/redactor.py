@@ -30,7 +30,7 @@ TOO_DEEP = "[left out: the value has too many levels]"
 """The text in place of a value whose nesting exceeds Python's stack."""
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 """A character that JSON has escaped."""
-ENDS_REASONING = TurnStarted | ToolCallStarted | AnswerDelta | Refused | RunFinished
+REASONING_END_EVENTS = TurnStarted | ToolCallStarted | AnswerDelta | Refused | RunFinished
 
 
 class Redactor:
@@ -38,31 +38,31 @@ class Redactor:
 
     def __init__(self, secrets: SecretFinder) -> None:
         self._secrets = secrets
-        self._first = _ChoiceRedactor(secrets)
-        self._others: dict[int, _ChoiceRedactor] = {}
+        self._first_redactor = _ChoiceRedactor(secrets)
+        self._other_redactors: dict[int, _ChoiceRedactor] = {}
         """The redactors of further choices, by their index."""
 
-    def events(self, event: Event) -> Iterator[Event]:
+    def redact_event(self, event: Event) -> Iterator[Event]:
         """Yield the redacted parts of an event. The last characters of a streamed text are held
         back until the next piece or the end of the text arrives, because a secret may continue
         there. Events of client tool calls are not redacted, but a run whose profile redacts
         secrets has none: see `client_call_stream`."""
         if not isinstance(event, ChoiceEvent):
-            yield from self._first.events(event)
+            yield from self._first_redactor.redact_event(event)
             return
-        other = self._others.setdefault(event.index, _ChoiceRedactor(self._secrets))
-        for each in other.events(event.event):
+        other = self._other_redactors.setdefault(event.index, _ChoiceRedactor(self._secrets))
+        for each in other.redact_event(event.event):
             yield ChoiceEvent(event.index, each)
 
-    def result(self, result: Result) -> Result:
+    def redact_result(self, result: Result) -> Result:
         """Return the result with its answer and refusal redacted. Lists and mappings in `choice`
         and `response`, such as `logprobs`, are dropped, because a secret may be spread over the
         entries of several tokens. The arguments of client tool calls are not redacted."""
         others = [
-            self._others.get(index, _ChoiceRedactor(self._secrets)).result(other)
+            self._other_redactors.get(index, _ChoiceRedactor(self._secrets)).redact_result(other)
             for index, other in enumerate(result.others, 1)
         ]
-        return replace(self._first.result(result), others=others)
+        return replace(self._first_redactor.redact_result(result), others=others)
 
 
 class _ChoiceRedactor:
@@ -70,48 +70,52 @@ class _ChoiceRedactor:
 
     def __init__(self, secrets: SecretFinder) -> None:
         self._secrets = secrets
-        self._reasoning = StreamRedactor(secrets)
+        self._reasoning_redactor = StreamRedactor(secrets)
         self._last_reasoning = ReasoningDelta("")
         """The last piece of the model's reasoning or narration."""
-        self._answer = StreamRedactor(secrets)
-        self._outputs: dict[str, tuple[ToolOutput, StreamRedactor]] = {}
+        self._answer_redactor = StreamRedactor(secrets)
+        self._output_redactors: dict[str, tuple[ToolOutput, StreamRedactor]] = {}
         """The last piece of the running command's output, by stream."""
         self._sent_answer = ""
-        self._sent_before = 0
+        self._narration_chars = 0
         """Number of characters that were sent as the answer and turned out to be narration."""
 
-    def events(self, event: Event) -> Iterator[Event]:
-        if isinstance(event, ENDS_REASONING):
+    def redact_event(self, event: Event) -> Iterator[Event]:
+        if isinstance(event, REASONING_END_EVENTS):
             yield from self._end_reasoning()
         match event:
             case ReasoningDelta():
                 if type(event) is not type(self._last_reasoning):
                     yield from self._end_reasoning()
                 self._last_reasoning = event
-                yield from _unless_empty(replace(event, text=self._reasoning.feed(event.text)))
+                yield from _drop_if_empty(
+                    replace(event, text=self._reasoning_redactor.feed(event.text))
+                )
             case AnswerDelta(text):
-                yield from self._send_answer(self._answer.feed(text))
+                yield from self._send_answer(self._answer_redactor.feed(text))
             case AnswerRestarted() | RunFinished():
-                yield from self._send_answer(self._answer.finish())
+                yield from self._send_answer(self._answer_redactor.finish())
                 yield event
             case ToolOutput():
-                _, stream = self._outputs.get(event.stream, (event, StreamRedactor(self._secrets)))
-                self._outputs[event.stream] = (event, stream)
-                yield from _unless_empty(replace(event, text=stream.feed(event.text)))
+                _, stream = self._output_redactors.get(
+                    event.stream, (event, StreamRedactor(self._secrets))
+                )
+                self._output_redactors[event.stream] = (event, stream)
+                yield from _drop_if_empty(replace(event, text=stream.feed(event.text)))
             case _:
-                yield from self._redact_complete(event)
+                yield from self._redact_complete_event(event)
         if isinstance(event, AnswerRestarted):
-            self._sent_before += len(self._sent_answer)
+            self._narration_chars += len(self._sent_answer)
             self._sent_answer = ""
 
-    def _redact_complete(self, event: Event) -> Iterator[Event]:
+    def _redact_complete_event(self, event: Event) -> Iterator[Event]:
         """Yield an event with complete texts, redacted. Before the end of a tool call, yield the
         rest of the command's output, which was held back."""
         match event:
             case ToolCallFinished():
-                outputs, self._outputs = self._outputs, {}
+                outputs, self._output_redactors = self._output_redactors, {}
                 for last, stream in outputs.values():
-                    yield from _unless_empty(replace(last, text=stream.finish()))
+                    yield from _drop_if_empty(replace(last, text=stream.finish()))
                 yield replace(event, observation=self._secrets.redact(event.observation))
             case ToolCallStarted():
                 yield replace(event, arguments=_redact_fields(event.arguments, self._secrets))
@@ -133,11 +137,11 @@ class _ChoiceRedactor:
             error=self._secrets.redact(call.error) if call.error else None,
         )
 
-    def result(self, result: Result) -> Result:
+    def redact_result(self, result: Result) -> Result:
         return replace(
             result,
             answer=self._sent_answer,
-            answer_offset=self._sent_before,
+            answer_offset=self._narration_chars,
             refusal=self._secrets.redact(result.refusal) if result.refusal else result.refusal,
             choice=self._without_token_fields(result.choice),
             response=self._without_token_fields(result.response),
@@ -145,10 +149,10 @@ class _ChoiceRedactor:
 
     def _send_answer(self, text: str) -> Iterator[Event]:
         self._sent_answer += text
-        return _unless_empty(AnswerDelta(text))
+        return _drop_if_empty(AnswerDelta(text))
 
     def _end_reasoning(self) -> Iterator[Event]:
-        return _unless_empty(replace(self._last_reasoning, text=self._reasoning.finish()))
+        return _drop_if_empty(replace(self._last_reasoning, text=self._reasoning_redactor.finish()))
 
     def _without_token_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -207,6 +211,6 @@ def _redact_arguments(text: str, secrets: SecretFinder) -> str:
         return secrets.redact(unescaped if has_secret else text)
 
 
-def _unless_empty(piece: AnswerDelta | ReasoningDelta | ToolOutput) -> Iterator[Event]:
+def _drop_if_empty(piece: AnswerDelta | ReasoningDelta | ToolOutput) -> Iterator[Event]:
     if piece.text:
         yield piece

@@ -131,7 +131,7 @@ class Result:
     tool_calls: Sequence[Mapping[str, Any]]
     """Calls of the client's tools, for the client to run."""
     usage: Mapping[str, Any]
-    """The usage to report; see `Delivery.usage_of`."""
+    """The usage to report; see `Delivery.usage_scope`."""
     segments: int
     """Number of segments of the history: 1 plus the number of compactions."""
     stats: RunStats
@@ -175,18 +175,18 @@ class CapabilityCounter:
 
     def __init__(self) -> None:
         self.turns = dict.fromkeys(map(str, Capability), 0)
-        self._in_this_turn = frozenset[Capability]()
+        self._used_this_turn = frozenset[Capability]()
 
     def begin_turn(self) -> None:
-        self._in_this_turn = frozenset()
+        self._used_this_turn = frozenset()
 
-    def record(self, tool: str, arguments: object) -> None:
-        """Count the capabilities that a tool call uses. `tool` is the proxy's own name of the
+    def record(self, tool_name: str, arguments: object) -> None:
+        """Count the capabilities that a tool call uses. `tool_name` is the proxy's own name of the
         tool."""
-        used = capabilities_of(tool, arguments)
-        for capability in used - self._in_this_turn:
+        used = capabilities_of(tool_name, arguments)
+        for capability in used - self._used_this_turn:
             self.turns[capability] += 1
-        self._in_this_turn |= used
+        self._used_this_turn |= used
 
 
 class Stopwatch:
@@ -195,22 +195,24 @@ class Stopwatch:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.spent_s = 0.0
         self._now = now
-        self._began = 0.0
+        self._started_at = 0.0
 
     def __enter__(self) -> None:
         """Start the stopwatch; leaving the block stops it."""
-        self._began = self._now()
+        self._started_at = self._now()
 
     def __exit__(self, *_: object) -> None:
-        self.spent_s += self._now() - self._began
+        self.spent_s += self._now() - self._started_at
 
-    def pausing(self, work: Callable[[T], Awaitable[None]]) -> Callable[[T], Awaitable[None]]:
-        """Return a callback that runs `work` while the stopwatch is paused."""
+    def pause_during(
+        self, callback: Callable[[T], Awaitable[None]]
+    ) -> Callable[[T], Awaitable[None]]:
+        """Return a callback that runs `callback` while the stopwatch is paused."""
 
         async def paused(piece: T) -> None:
             began = self._now()
             try:
-                await work(piece)
+                await callback(piece)
             finally:
                 self.spent_s -= self._now() - began
 
@@ -260,7 +262,7 @@ def _details(usage: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return details if isinstance(details, Mapping) else {}
 
 
-_NUMBERS = (int, float)
+_NUMBER_TYPES = (int, float)
 """Types of the numbers in a usage report; not bool, which is an int."""
 
 
@@ -270,7 +272,7 @@ def add_usage(total: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, An
     summed = dict(total)
     for key, value in more.items():
         before = summed.get(key)
-        if type(value) in _NUMBERS and type(before) in _NUMBERS:
+        if type(value) in _NUMBER_TYPES and type(before) in _NUMBER_TYPES:
             summed[key] = before + value
         elif isinstance(value, Mapping):
             summed[key] = add_usage(before if isinstance(before, Mapping) else {}, value)

@@ -23,7 +23,7 @@ from proxy.agent.tool_calls import ToolCall, Turn, parse_call, parse_turn, repai
 TEMPERATURE = 1.0
 MAX_TOKENS = 65_536
 """The token limit of one turn."""
-_WITHOUT_TEMPERATURE = ("o3", "o4")
+_MODELS_WITHOUT_TEMPERATURE = ("o3", "o4")
 """Models with these strings in their names accept no temperature."""
 
 
@@ -45,16 +45,18 @@ class AgentStyle(Protocol):
         """Return the parameters of the run's model calls."""
 
     def system_prompt(
-        self, profile: Profile, equipment: SandboxContents, names: Sequence[str]
+        self, profile: Profile, sandbox_contents: SandboxContents, tool_names: Sequence[str]
     ) -> str:
-        """Return the system prompt. `names` are those of the proxy's tools."""
+        """Return the system prompt. `tool_names` are those of the proxy's tools."""
 
-    def before_turn(self, history: History, turns_left: int) -> None:
+    def prepare_turn(self, history: History, turns_left: int) -> None:
         """Append the style's text for the next turn to the history, if the style has one."""
 
-    def parse_turn(self, message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
-        """Return the reply as it enters the history, and the calls to run. `names` are those of all
-        tools."""
+    def parse_turn(
+        self, message: Message, tool_names: Collection[str], new_ids: Iterator[str]
+    ) -> Turn:
+        """Return the reply as it enters the history, and the calls to run. `tool_names` are those
+        of all tools."""
 
 
 class DefaultStyle:
@@ -70,15 +72,17 @@ class DefaultStyle:
         return task.params
 
     def system_prompt(
-        self, profile: Profile, equipment: SandboxContents, names: Sequence[str]
+        self, profile: Profile, sandbox_contents: SandboxContents, tool_names: Sequence[str]
     ) -> str:
-        return system_prompt(profile, equipment, names)
+        return system_prompt(profile, sandbox_contents, tool_names)
 
-    def before_turn(self, history: History, turns_left: int) -> None:
+    def prepare_turn(self, history: History, turns_left: int) -> None:
         """Do nothing."""
 
-    def parse_turn(self, message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
-        return parse_turn(message, names, new_id)
+    def parse_turn(
+        self, message: Message, tool_names: Collection[str], new_ids: Iterator[str]
+    ) -> Turn:
+        return parse_turn(message, tool_names, new_ids)
 
 
 class ReferenceStyle:
@@ -105,7 +109,7 @@ class ReferenceStyle:
         applies to each turn."""
         temperature = (
             {}
-            if any(name in task.model for name in _WITHOUT_TEMPERATURE)
+            if any(name in task.model for name in _MODELS_WITHOUT_TEMPERATURE)
             else {"temperature": TEMPERATURE}
         )
         own = task.params
@@ -116,27 +120,29 @@ class ReferenceStyle:
         )
 
     def system_prompt(
-        self, profile: Profile, equipment: SandboxContents, names: Sequence[str]
+        self, profile: Profile, sandbox_contents: SandboxContents, tool_names: Sequence[str]
     ) -> str:
         return self._prompts.system_prompt()
 
-    def before_turn(self, history: History, turns_left: int) -> None:
+    def prepare_turn(self, history: History, turns_left: int) -> None:
         if history.messages[-1].get("role") != "assistant":
-            history.append_to_last(steps_remaining_line(turns_left))
+            history.append_to_last_message(steps_remaining_line(turns_left))
 
-    def parse_turn(self, message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
+    def parse_turn(
+        self, message: Message, tool_names: Collection[str], new_ids: Iterator[str]
+    ) -> Turn:
         message = _without_nulls(message)
         if not message.get("tool_calls"):
-            return Turn(message, (), as_text=False)
-        message = repair_calls(message, new_id)
+            return Turn(message, (), calls_are_text=False)
+        message = repair_calls(message, new_ids)
         call = parse_call(message["tool_calls"][0])
         if call.mistake is not None:
-            call = _with_any_json(call)
+            call = _accept_any_json(call)
         if call.mistake is not None:
-            return Turn(message, (), as_text=False)
-        if call.name not in names:
+            return Turn(message, (), calls_are_text=False)
+        if call.name not in tool_names:
             call = replace(call, mistake=unknown_tool_observation(call.name))
-        return Turn(message, (call,), as_text=False)
+        return Turn(message, (call,), calls_are_text=False)
 
     def _problem(self, message: Message, notes: Sequence[str]) -> Any:
         """Return the problem and the notes on its files as one text, or as a list of parts if the
@@ -162,14 +168,14 @@ def _without_nulls(message: Message) -> Message:
     return kept
 
 
-def _with_any_json(call: ToolCall) -> ToolCall:
+def _accept_any_json(call: ToolCall) -> ToolCall:
     """Return the call with its arguments if the arguments are JSON of any type: the tool itself
     rejects wrong types."""
     try:
-        arguments = json.loads(call.written)
+        arguments = json.loads(call.invalid_arguments)
     except (ValueError, RecursionError):
         return call
-    return replace(call, arguments=arguments, written="", mistake=None)
+    return replace(call, arguments=arguments, invalid_arguments="", mistake=None)
 
 
 def style_of(profile: Profile) -> AgentStyle:

@@ -11,7 +11,7 @@ from policies.sessions import ResumePoint, Session
 from proxy.agent.model import Message
 
 NO_RESULT = "The tool was not run."
-MAX_RUNS = 16
+MAX_RESUMED_RUNS = 16
 """Maximum number of suspended runs that one request may resume."""
 INSTRUCTION_ROLES = ("system", "developer")
 """The roles of messages with instructions."""
@@ -34,11 +34,11 @@ class SuspendedRun:
 
     messages: Sequence[Message]
     """The messages of the last prompt, and the turn with the calls."""
-    own_start: int
+    run_start_index: int
     """Index of the first message of the run itself."""
     calls: Sequence[tuple[str, str, str]]
     """Client's id, model's id and tool name of each call."""
-    as_text: bool
+    calls_are_text: bool
     """True if the calls were written as text, so that no `tool` message can answer them."""
     resume_from: ResumePoint | None
     """The saved state of the run's workspace, if there is one."""
@@ -61,9 +61,9 @@ class SuspendedRun:
         workspace = at and [at.session.owner, at.session.name, list(at.parents)]
         return {
             "messages": list(self.messages),
-            "ours_from": self.own_start,
+            "ours_from": self.run_start_index,
             "calls": [list(call) for call in self.calls],
-            "as_text": self.as_text,
+            "as_text": self.calls_are_text,
             "workspace": workspace,
             "began": self.used_sandbox,
             "marks": [[at, kind] for at, kind in self.message_kinds.items()],
@@ -75,9 +75,9 @@ class SuspendedRun:
         at = value["workspace"]
         return cls(
             messages=value["messages"],
-            own_start=value["ours_from"],
+            run_start_index=value["ours_from"],
             calls=[(theirs, own, name) for theirs, own, name in value["calls"]],
-            as_text=value["as_text"],
+            calls_are_text=value["as_text"],
             resume_from=ResumePoint(Session(at[0], at[1]), at[2]) if at else None,
             used_sandbox=value.get("began", True),
             message_kinds={int(at): kind for at, kind in value.get("marks", ())},
@@ -90,7 +90,7 @@ class SuspendedRun:
         return replace(
             self,
             messages=[*instructions, *rest],
-            own_start=self.own_start + moved,
+            run_start_index=self.run_start_index + moved,
             message_kinds={at + moved: kind for at, kind in self.message_kinds.items()},
         )
 
@@ -107,9 +107,10 @@ class SuspendedRun:
             if message.get("role") == "tool" and message.get("tool_call_id") in ids
         }
         answered = result_messages(
-            ((own, name, results.get(theirs)) for theirs, own, name in self.calls), self.as_text
+            ((own, name, results.get(theirs)) for theirs, own, name in self.calls),
+            self.calls_are_text,
         )
-        after = _after(messages, ids)
+        after = _messages_after_results(messages, ids)
         kinds = [*("result" for _ in answered), *("theirs" for _ in after)]
         message_kinds = {**self.message_kinds, **dict(enumerate(kinds, len(self.messages)))}
         return [*self.messages, *answered, *after], message_kinds
@@ -130,53 +131,55 @@ def answered_run_ids(messages: Sequence[Message]) -> list[str]:
         answered = message.get("tool_call_id") if message.get("role") == "tool" else None
         if name := run_id_of_call(str(answered)):
             found[name] = None
-    return list(found)[:MAX_RUNS]
+    return list(found)[:MAX_RESUMED_RUNS]
 
 
-def run_id_of_call(id: str) -> str | None:
+def run_id_of_call(call_id: str) -> str | None:
     """Return the run id in a call id, or None if the proxy did not create the call id."""
-    match = _CALL_ID.fullmatch(id)
+    match = _CALL_ID.fullmatch(call_id)
     return match[1] if match else None
 
 
 def result_messages(
-    results: Iterable[tuple[str, str, Message | None]], as_text: bool
+    results: Iterable[tuple[str, str, Message | None]], calls_are_text: bool
 ) -> list[Message]:
     """Return the messages that answer calls. Each result is the model's call id, the tool name and
     the client's message; None if the client sent none."""
     contents = [
-        (id, name, NO_RESULT if message is None else _content(message))
+        (id, name, NO_RESULT if message is None else _result_content(message))
         for id, name, message in results
     ]
-    if as_text:
+    if calls_are_text:
         # One message: many chat templates want user and assistant to alternate.
-        text = "\n\n".join(f"Result of {name}:\n{_text(content)}" for _, name, content in contents)
-        other = [part for _, _, content in contents for part in _other_parts(content)]
+        text = "\n\n".join(
+            f"Result of {name}:\n{_content_text(content)}" for _, name, content in contents
+        )
+        other = [part for _, _, content in contents for part in _non_text_parts(content)]
         parts = [{"type": "text", "text": text}, *other]
         return [{"role": "user", "content": parts if other else text}]
     return [{"role": "tool", "tool_call_id": id, "content": content} for id, _, content in contents]
 
 
-def _after(messages: Sequence[Message], ids: set[str]) -> list[Message]:
+def _messages_after_results(messages: Sequence[Message], call_ids: set[str]) -> list[Message]:
     """Return the messages after the last result of the calls with these ids."""
-    answered = (n for n, message in enumerate(messages) if message.get("tool_call_id") in ids)
+    answered = (n for n, message in enumerate(messages) if message.get("tool_call_id") in call_ids)
     last = max(answered, default=len(messages) - 1)
     return list(messages[last + 1 :])
 
 
-def _content(message: Message) -> Any:
+def _result_content(message: Message) -> Any:
     """Return a tool's result; "" if its message has no content."""
     content = message.get("content")
     return "" if content is None else content
 
 
-def _text(content: Any) -> str:
+def _content_text(content: Any) -> str:
     if isinstance(content, list):
         return "".join(_part_text(part) or "" for part in content)
     return str(content)
 
 
-def _other_parts(content: Any) -> list[Any]:
+def _non_text_parts(content: Any) -> list[Any]:
     """Return the parts that are not text, such as images."""
     return (
         [part for part in content if _part_text(part) is None] if isinstance(content, list) else []

@@ -48,13 +48,13 @@ class StatusHold:
     in which a failed first model call can still decide the status."""
 
     def __init__(self, hold_s: float) -> None:
-        self.until = time.monotonic() + hold_s
+        self.held_until = time.monotonic() + hold_s
         self.is_held = True
         """False once the status line was sent. Attempts have no deadline from then on."""
 
-    def has_time_for_attempt(self, in_s: float) -> bool:
-        """Return True if an attempt in `in_s` seconds may still decide the status."""
-        return not self.is_held or time.monotonic() + in_s + LAST_ATTEMPT_S <= self.until
+    def has_time_for_attempt(self, delay_s: float) -> bool:
+        """Return True if an attempt in `delay_s` seconds may still decide the status."""
+        return not self.is_held or time.monotonic() + delay_s + LAST_ATTEMPT_S <= self.held_until
 
 
 class RunObserver(Protocol):
@@ -189,10 +189,10 @@ class PendingInput:
 class RunClock:
     """The start and the deadline of one choice's run."""
 
-    began: float
+    started_at: float
     """Start time by time.monotonic, in seconds."""
     deadline_s: float | None = None
-    """Seconds from `began` to the client's deadline; None if there is no deadline."""
+    """Seconds from `started_at` to the client's deadline; None if there is no deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ class Delivery:
     narration: NarrationSetting = "content"
     """Form of streamed prose before a tool call. `content`: as content after a short hold;
     `reasoning`: as reasoning, for clients that take all content for the answer."""
-    usage_of: UsageScope = "all_calls"
+    usage_scope: UsageScope = "all_calls"
     """The model calls that the reported usage includes."""
     status_hold: StatusHold | None = None
     """The held-back status line of a streamed response, if any."""
@@ -313,7 +313,7 @@ class AgentTask:
             await self.observer.on_error(RunCancelledError())
 
 
-def out_of_time(task: AgentTask) -> OutOfTimeError:
+def out_of_time_error(task: AgentTask) -> OutOfTimeError:
     """Return the error for a task that has no answer at its deadline."""
     deadline_s = task.limits.deadline_s
     if deadline_s is None:

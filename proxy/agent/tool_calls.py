@@ -24,13 +24,13 @@ _UNIT = re.compile(
     r'|\\u[0-9a-fA-F]{0,3}(?=[^0-9a-fA-F])|\\[^u]|[^"\\]+'
 )
 """Matches an escape sequence, a surrogate pair or plain characters inside a JSON string."""
-_END = re.compile(r'"\s*(?:[,}]|\Z)')
+_STRING_END = re.compile(r'"\s*(?:[,}]|\Z)')
 """Matches the end of a JSON string that is a value in an object."""
 _CUT_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z")
 """Matches the first half of a surrogate pair at the end of the text received so far."""
 _SHOWN_CHARS = 200
 """Maximum number of characters of a malformed call that an observation quotes."""
-_Written = tuple[str, Any] | str
+_WrittenCall = tuple[str, Any] | str
 """Name and arguments of a call, or the text of a call that cannot be parsed."""
 
 
@@ -44,7 +44,7 @@ class ToolCall:
     """Parsed JSON of any type; None if the arguments are invalid."""
     raw: Mapping[str, Any]
     """The entry of `tool_calls`, with the arguments as the model wrote them."""
-    written: str = ""
+    invalid_arguments: str = ""
     """The text of invalid arguments; "" if they are valid."""
     mistake: str | None = None
     """The observation for a call that is not run because it is invalid; else None."""
@@ -57,38 +57,42 @@ class Turn:
     message: Message
     """The message as the backend sent it, with its calls repaired; see `repair_calls`."""
     calls: tuple[ToolCall, ...]
-    as_text: bool
+    calls_are_text: bool
     """True if the calls were written as text, so that no `tool` message can answer them."""
-    has_more: bool = False
+    has_more_calls: bool = False
     """True if the reply had more than `MAX_CALLS` calls; the rest was dropped."""
 
 
-def keep_calls_of(turn: Turn, names: Collection[str]) -> Turn:
+def keep_calls_of(turn: Turn, tool_names: Collection[str]) -> Turn:
     """Return the turn with only the calls of these tools."""
-    kept = tuple(call for call in turn.calls if call.name in names)
+    kept = tuple(call for call in turn.calls if call.name in tool_names)
     if len(kept) == len(turn.calls):
         return turn
     message = {key: value for key, value in turn.message.items() if key != "tool_calls"}
-    if kept and not turn.as_text:
+    if kept and not turn.calls_are_text:
         entries = turn.message["tool_calls"]
-        message["tool_calls"] = [entry for entry in entries if entry["function"]["name"] in names]
-    return replace(turn, message=message, calls=kept, as_text=turn.as_text and bool(kept))
+        message["tool_calls"] = [
+            entry for entry in entries if entry["function"]["name"] in tool_names
+        ]
+    return replace(
+        turn, message=message, calls=kept, calls_are_text=turn.calls_are_text and bool(kept)
+    )
 
 
-def parse_turn(message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
-    """Return the parsed reply. `names` are the names of all tools; `new_id` yields ids for calls
-    without a unique id."""
+def parse_turn(message: Message, tool_names: Collection[str], new_ids: Iterator[str]) -> Turn:
+    """Return the parsed reply. `tool_names` are the names of all tools; `new_ids` yields ids for
+    calls without a unique id."""
     entries = message.get("tool_calls")
     if isinstance(entries, list) and entries:
-        has_more = len(entries) > MAX_CALLS
-        if has_more:
+        has_more_calls = len(entries) > MAX_CALLS
+        if has_more_calls:
             message = {**message, "tool_calls": entries[:MAX_CALLS]}
-        fixed = repair_calls(message, new_id)
+        fixed = repair_calls(message, new_ids)
         calls = tuple(parse_call(entry) for entry in fixed["tool_calls"])
-        return Turn(fixed, calls, as_text=False, has_more=has_more)
-    written = _written_calls(text_of(message), names)
-    calls = tuple(_call_in_text(call, next(new_id)) for call in written[:MAX_CALLS])
-    return Turn(message, calls, as_text=bool(calls), has_more=len(written) > MAX_CALLS)
+        return Turn(fixed, calls, calls_are_text=False, has_more_calls=has_more_calls)
+    written = _written_calls(text_of(message), tool_names)
+    calls = tuple(_call_in_text(call, next(new_ids)) for call in written[:MAX_CALLS])
+    return Turn(message, calls, calls_are_text=bool(calls), has_more_calls=len(written) > MAX_CALLS)
 
 
 def custom_input(arguments: str) -> str:
@@ -106,12 +110,12 @@ def to_custom_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": call["id"], "type": "custom", "custom": custom}
 
 
-def calls_known_tool(value: Any, names: Collection[str]) -> bool:
+def calls_known_tool(value: Any, tool_names: Collection[str]) -> bool:
     """Return True if a JSON value is a call of one of the tools, or a list with such a call."""
-    return any(call[0] in names for call in _as_calls(value) if isinstance(call, tuple))
+    return any(call[0] in tool_names for call in _as_calls(value) if isinstance(call, tuple))
 
 
-def repair_calls(message: Message, new_id: Iterator[str]) -> Message:
+def repair_calls(message: Message, new_ids: Iterator[str]) -> Message:
     """Return the message, or a copy with calls that backends accept in a prompt.
 
     A call without a unique id cannot be answered, and chat templates fail on arguments that are not
@@ -120,7 +124,7 @@ def repair_calls(message: Message, new_id: Iterator[str]) -> Message:
     seen: set[str] = set()
     entries = []
     for entry in message["tool_calls"]:
-        fixed = _repaired_entry(entry, seen, new_id)
+        fixed = _repaired_entry(entry, seen, new_ids)
         seen.add(fixed["id"])
         entries.append(fixed)
     if entries == message["tool_calls"]:
@@ -128,10 +132,10 @@ def repair_calls(message: Message, new_id: Iterator[str]) -> Message:
     return {**message, "tool_calls": entries}
 
 
-def _repaired_entry(entry: Any, seen: set[str], new_id: Iterator[str]) -> dict[str, Any]:
+def _repaired_entry(entry: Any, seen_ids: set[str], new_ids: Iterator[str]) -> dict[str, Any]:
     fixed = dict(entry) if isinstance(entry, dict) else {}
-    if not isinstance(fixed.get("id"), str) or not fixed["id"] or fixed["id"] in seen:
-        fixed["id"] = next(new_id)
+    if not isinstance(fixed.get("id"), str) or not fixed["id"] or fixed["id"] in seen_ids:
+        fixed["id"] = next(new_ids)
     function = fixed.get("function")
     function = fixed["function"] = dict(function) if isinstance(function, dict) else {}
     fixed.setdefault("type", "function")
@@ -161,10 +165,10 @@ def parse_call(entry: Mapping[str, Any]) -> ToolCall:
     return ToolCall(entry["id"], function["name"], arguments, entry)
 
 
-def _arguments_mistake(written: str) -> str:
-    shown = written[:_SHOWN_CHARS]
+def _arguments_mistake(invalid_arguments: str) -> str:
+    shown = invalid_arguments[:_SHOWN_CHARS]
     try:
-        value = json.loads(written)
+        value = json.loads(invalid_arguments)
     except (ValueError, RecursionError) as error:
         return (
             f"The arguments are not valid JSON ({error}), so nothing was run: {shown!r}. Call the"
@@ -184,20 +188,22 @@ def _loads(text: str) -> Any:
         return None
 
 
-def _written_calls(text: str, names: Collection[str]) -> list[_Written]:
+def _written_calls(text: str, tool_names: Collection[str]) -> list[_WrittenCall]:
     """Return the calls written as text: in tags, in tags with the tool's name, in code fences, or
     as the only text."""
-    if tagged := _after_each(_TAG, text):
+    if tagged := _json_after_each(_TAG, text):
         # A tag always means a call, so the model gets an observation if it cannot be parsed.
-        return _distinct(_as_calls(value) or [_written(text, at)] for value, at in tagged)
-    if named := _distinct([call] for call in _after_names(text, names)):
+        return _distinct_calls(
+            _as_calls(value) or [_text_up_to_tag(text, at)] for value, at in tagged
+        )
+    if named := _distinct_calls([call] for call in _named_tag_calls(text, tool_names)):
         return named
-    candidates = [value for value, _ in _after_each(_FENCE, text)] or [_loads(text.strip())]
-    found = _distinct(_as_calls(value) for value in candidates)
-    return [call for call in found if isinstance(call, tuple) and call[0] in names]
+    candidates = [value for value, _ in _json_after_each(_FENCE, text)] or [_loads(text.strip())]
+    found = _distinct_calls(_as_calls(value) for value in candidates)
+    return [call for call in found if isinstance(call, tuple) and call[0] in tool_names]
 
 
-def _after_each(opening: "re.Pattern[str]", text: str) -> list[tuple[Any, int]]:
+def _json_after_each(opening: "re.Pattern[str]", text: str) -> list[tuple[Any, int]]:
     """Return, for each match of `opening`, the JSON value that follows, or None if there is none,
     and the offset at which the match ends."""
     found = []
@@ -211,18 +217,18 @@ def _after_each(opening: "re.Pattern[str]", text: str) -> list[tuple[Any, int]]:
     return found
 
 
-def _after_names(text: str, names: Collection[str]) -> Iterator[_Written]:
+def _named_tag_calls(text: str, tool_names: Collection[str]) -> Iterator[_WrittenCall]:
     """Yield the calls written as `<name>{arguments}`."""
-    if not names or "<" not in text:
+    if not tool_names or "<" not in text:
         return
-    opening = rf"<({'|'.join(map(re.escape, names))})>\s*(?=\{{)"
+    opening = rf"<({'|'.join(map(re.escape, tool_names))})>\s*(?=\{{)"
     for tag in re.finditer(opening, text):
         try:
             value, _ = _DECODER.raw_decode(text, tag.end())
         except (ValueError, RecursionError):
             continue
         call = _as_call(value)
-        if call and call[0] in names:
+        if call and call[0] in tool_names:
             yield call
         elif not _is_call_of_other_tool(value):
             yield tag[1], value
@@ -235,15 +241,15 @@ def _is_call_of_other_tool(value: dict[str, Any]) -> bool:
     return named and not value.keys().isdisjoint(ARGUMENT_KEYS)
 
 
-def _written(text: str, at: int) -> str:
+def _text_up_to_tag(text: str, at: int) -> str:
     """Return the text from `at` to the next tag."""
     end = _TAG_OR_END.search(text, at)
     return text[at : end.start() if end else None].strip()
 
 
-def _distinct(found: Iterable[list[_Written]]) -> list[_Written]:
-    calls: list[_Written] = []
-    for call in itertools.chain.from_iterable(found):
+def _distinct_calls(call_groups: Iterable[list[_WrittenCall]]) -> list[_WrittenCall]:
+    calls: list[_WrittenCall] = []
+    for call in itertools.chain.from_iterable(call_groups):
         if call not in calls:
             calls.append(call)
         if len(calls) > MAX_CALLS:
@@ -251,7 +257,7 @@ def _distinct(found: Iterable[list[_Written]]) -> list[_Written]:
     return calls
 
 
-def _as_calls(value: Any) -> list[_Written]:
+def _as_calls(value: Any) -> list[_WrittenCall]:
     values = value if isinstance(value, list) else [value]
     return [call for call in map(_as_call, values) if call]
 
@@ -278,14 +284,14 @@ def _as_call(value: Any) -> tuple[str, Any] | None:
     return name, {k: v for k, v in value.items() if k not in ("name", "tool", "function", "type")}
 
 
-def _call_in_text(written: _Written, id: str) -> ToolCall:
-    if isinstance(written, str):
+def _call_in_text(written_call: _WrittenCall, id: str) -> ToolCall:
+    if isinstance(written_call, str):
         mistake = (
-            f"This is no tool call: {written[:_SHOWN_CHARS]!r}. Write one JSON object with the"
+            f"This is no tool call: {written_call[:_SHOWN_CHARS]!r}. Write one JSON object with the"
             ' tool\'s name and its arguments: {"name": ..., "arguments": {...}}.'
         )
-        return ToolCall(id, "unknown", None, {}, written, mistake)
-    name, arguments = written
+        return ToolCall(id, "unknown", None, {}, written_call, mistake)
+    name, arguments = written_call
     text = json.dumps(arguments if isinstance(arguments, dict) else {})
     raw = {"id": id, "type": "function", "function": {"name": name, "arguments": text}}
     return ToolCall(id, name, arguments, raw)
@@ -295,7 +301,7 @@ class TextArgument:
     """Reads the text in a call's arguments, `{"<name>": "…"}`, while they arrive."""
 
     def __init__(self, name: str) -> None:
-        self._start = re.compile(rf'\A\s*\{{\s*"{name}"\s*:\s*"')
+        self._start_pattern = re.compile(rf'\A\s*\{{\s*"{name}"\s*:\s*"')
         self._head = f'{{"{name}":"'
         self._pending = ""
         self._state = "before"
@@ -309,7 +315,7 @@ class TextArgument:
             self._look_for_start()
         if self._state != "inside":
             return ""
-        piece = self._take()
+        piece = self._take_text()
         self.text += piece
         return piece
 
@@ -317,16 +323,16 @@ class TextArgument:
     def is_complete(self) -> bool:
         """True if no unescaped quote ended the text early. A text that is cut off without a quote
         counts as complete."""
-        return self._state == "inside" or bool(_END.match(self._pending))
+        return self._state == "inside" or bool(_STRING_END.match(self._pending))
 
     def _look_for_start(self) -> None:
-        if start := self._start.match(self._pending):
+        if start := self._start_pattern.match(self._pending):
             self._pending = self._pending[start.end() :]
             self._state = "inside"
         elif not self._head.startswith("".join(self._pending.split())):
             self._state = "after"  # not a text: the complete arguments are parsed later
 
-    def _take(self) -> str:
+    def _take_text(self) -> str:
         position = 0
         units = []
         while unit := _UNIT.match(self._pending, position):
@@ -337,7 +343,7 @@ class TextArgument:
         self._pending = self._pending[position:]
         if self._pending.startswith('"'):
             self._state = "after"
-        return "".join(_unescaped(unit) for unit in units)
+        return "".join(_unescape(unit) for unit in units)
 
 
 def recover_answer(arguments: str) -> str:
@@ -348,7 +354,7 @@ def recover_answer(arguments: str) -> str:
     return stream.text if stream.is_complete else ""
 
 
-def _unescaped(unit: str) -> str:
+def _unescape(unit: str) -> str:
     try:
         return str(json.loads(f'"{unit}"', strict=False))
     except ValueError:

@@ -57,7 +57,7 @@ class ToolExecutor:
         lease: Lease,
         emit: Emit,
         guard: Guard,
-        inputs: Sequence[InputFile] = (),
+        input_files: Sequence[InputFile] = (),
         *,
         prepare: Prepare,
         keep_warm: KeepWarm = nullcontext,
@@ -71,7 +71,7 @@ class ToolExecutor:
         self._lease = lease
         self._emit = emit
         self._guard = guard
-        self._inputs = inputs
+        self._input_files = input_files
         self._prepare = prepare
         self._keep_warm = keep_warm
         self._max_calls = max_calls
@@ -80,7 +80,7 @@ class ToolExecutor:
         """The sandbox in use; None before the first tool requests it."""
         self.is_sandbox_requested = False
         """True once a tool has requested a sandbox."""
-        self.losses = 0
+        self.sandbox_losses = 0
         """Number of sandboxes that were lost during a tool call."""
         self.steps = 0
         """Number of calls so far."""
@@ -119,10 +119,10 @@ class ToolExecutor:
         """True if the client allows no more calls, except of submit."""
         return self._max_calls is not None and self.steps >= self._max_calls
 
-    async def run(self, call: ToolCall, timeout_s: float, left_s: float) -> Observation:
+    async def run(self, call: ToolCall, timeout_s: float, time_left_s: float) -> Observation:
         """Run one call and emit its events. `timeout_s` is the timeout of the command, unless the
-        model sets another. `left_s`, the rest of the run's time, limits the call and the wait for a
-        sandbox. Raises SandboxError."""
+        model sets another. `time_left_s`, the rest of the run's time, limits the call and the wait
+        for a sandbox. Raises SandboxError."""
         self.steps += 1
         step, name = self.steps, self.canonical_name(call.name)
         self.shown_steps += is_shown(name)
@@ -130,7 +130,7 @@ class ToolExecutor:
         await self._emit(ToolCallStarted(step, call.id, name, shown))
         started = time.monotonic()
         try:
-            async with asyncio.timeout(left_s + GRACE_S), self._keep_warm():
+            async with asyncio.timeout(time_left_s + GRACE_S), self._keep_warm():
                 with self.tool_time:
                     observation = await self._run_tool(call, step, timeout_s)
         except TimeoutError:
@@ -160,7 +160,7 @@ class ToolExecutor:
 
         if refused := await self._guard.refusal(tool.name, call.arguments):
             return Observation(refused)
-        emit = self.tool_time.pausing(self._emit)
+        emit = self.tool_time.pause_during(self._emit)
 
         async def on_output(stream: StreamName, text: str) -> None:
             await emit(ToolOutput(step, stream, text))
@@ -170,9 +170,9 @@ class ToolExecutor:
             text = self._guard.redact("\n".join([*self._upload_failures, seen.text]))
             return seen if text == seen.text else replace(seen, text=text)
         except SandboxLostError as error:
-            self.losses += 1
+            self.sandbox_losses += 1
             self.current_sandbox = None
-            if self.losses == MAX_LOSSES:
+            if self.sandbox_losses == MAX_LOSSES:
                 raise
             return Observation(sandbox_lost_text(str(error)))
         finally:
@@ -186,15 +186,17 @@ class ToolExecutor:
         if self.current_sandbox and self.current_sandbox is not sandbox:
             raise SandboxLostError(f"sandbox {self.current_sandbox.id} is gone")
         if self.current_sandbox is None:
-            present = await self._prepare(sandbox)
-            await self._upload_inputs(sandbox, present)
+            existing_identities = await self._prepare(sandbox)
+            await self._upload_inputs(sandbox, existing_identities)
         self.current_sandbox = sandbox
         return sandbox
 
-    async def _upload_inputs(self, sandbox: Sandbox, present: Mapping[str, str]) -> None:
+    async def _upload_inputs(
+        self, sandbox: Sandbox, existing_identities: Mapping[str, str]
+    ) -> None:
         """Upload the input files that a new sandbox does not contain yet."""
-        uploaded = dict(present)
-        for file in self._inputs:
+        uploaded = dict(existing_identities)
+        for file in self._input_files:
             if uploaded.get(file.path) == file.identity:
                 continue  # uploaded by an earlier run, which may have changed the file
             try:
@@ -204,7 +206,7 @@ class ToolExecutor:
                 self._upload_failures.append(file_not_written_text(file.path, str(error)))
             else:
                 uploaded[file.path] = file.identity
-        if uploaded != present:
+        if uploaded != existing_identities:
             await write_manifest(sandbox, uploaded)
 
 
@@ -217,7 +219,7 @@ class CallRunner:
         conversation: Conversation,
         budget: RunBudget,
         outcome: RunOutcome,
-        capabilities: CapabilityCounter,
+        capability_counter: CapabilityCounter,
         limits: Limits,
         client_tool_names: Collection[str],
     ) -> None:
@@ -225,7 +227,7 @@ class CallRunner:
         self._conversation = conversation
         self._budget = budget
         self._outcome = outcome
-        self._capabilities = capabilities
+        self._capability_counter = capability_counter
         self._limits = limits
         self._client_tool_names = client_tool_names
 
@@ -243,49 +245,53 @@ class CallRunner:
                 observation = await self._run_call(call, reply)
                 observations.append((call, observation.text))
                 if observation.finished:
-                    outcome.submitted = observation.answer or ""
-        if outcome.submitted is not None:
+                    outcome.submitted_answer = observation.answer or ""
+        if outcome.submitted_answer is not None:
             observations += [(call, NOT_RUN) for call in outcome.client_calls]
             outcome.client_calls.clear()
         elif observations and not outcome.client_calls and (notes := self._notes(turn)):
             call, text = observations[-1]
             observations[-1] = (call, "\n".join([text, *notes]))
-        outcome.as_text = turn.as_text
-        self._conversation.history.append(*_results(observations, as_text=turn.as_text))
-        if outcome.submitted is not None:
+        outcome.calls_are_text = turn.calls_are_text
+        self._conversation.history.append(
+            *_observation_messages(observations, calls_are_text=turn.calls_are_text)
+        )
+        if outcome.submitted_answer is not None:
             return StopReason.SUBMITTED
         return StopReason.CLIENT_TOOL_CALLS if outcome.client_calls else None
 
     def _notes(self, turn: Turn) -> list[str]:
         """Return the notes to append to the last observation of a turn."""
-        notes = [CALLS_LEFT_OUT.format(count=MAX_CALLS)] if turn.has_more else []
+        notes = [CALLS_LEFT_OUT.format(count=MAX_CALLS)] if turn.has_more_calls else []
         reminder = self._budget.reminder()
         return [*notes, reminder] if reminder else notes
 
     def _skip_reason(self, call: ToolCall) -> str:
         """Return the observation for a call that must not be run, or "" if it may be run."""
-        if self._outcome.submitted is not None:
+        if self._outcome.submitted_answer is not None:
             return NOT_RUN
-        is_too_early = self._outcome.sent_ids and self._executor.is_submit(call.name)
+        is_too_early = self._outcome.sent_call_ids and self._executor.is_submit(call.name)
         return NOT_SUBMITTED if is_too_early else ""
 
     async def require_client_call(
-        self, stop: StopReason, new_id: Iterator[str], seconds: float
+        self, stop: StopReason, new_ids: Iterator[str], timeout_s: float
     ) -> StopReason:
         """Request the client tool call that the run has to end in, after the limit `stop`. Return
-        CLIENT_TOOL_CALLS, or `stop` if the model makes no such call within `seconds`. Raises
+        CLIENT_TOOL_CALLS, or `stop` if the model makes no such call within `timeout_s`. Raises
         BackendError."""
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(timeout_s):
                 reply = await self._conversation.complete_required_call(stop, ignore_delta)
         except TimeoutError:
             return stop
-        turn = parse_turn(reply.message, self._client_tool_names, new_id)
+        turn = parse_turn(reply.message, self._client_tool_names, new_ids)
         self._conversation.history.append(turn.message)
-        self._outcome.reply, self._outcome.as_text = reply, turn.as_text
+        self._outcome.reply, self._outcome.calls_are_text = reply, turn.calls_are_text
         self._outcome.client_calls = [c for c in turn.calls if c.name in self._client_tool_names]
         observations = [(c, NO_RESULT) for c in turn.calls if c.name not in self._client_tool_names]
-        self._conversation.history.append(*_results(observations, as_text=turn.as_text))
+        self._conversation.history.append(
+            *_observation_messages(observations, calls_are_text=turn.calls_are_text)
+        )
         return StopReason.CLIENT_TOOL_CALLS if self._outcome.client_calls else stop
 
     async def _run_call(self, call: ToolCall, reply: Completion) -> Observation:
@@ -294,11 +300,13 @@ class CallRunner:
             return Observation(NO_MORE_CALLS)
         if not is_submit and (stop := await self._budget.reserve_command()):
             return Observation(NO_BUDGET.format(why=WHY_NO_MORE_TOOLS[stop]))
-        answer = recover_answer(call.written) if is_submit and call.written else ""
+        answer = (
+            recover_answer(call.invalid_arguments) if is_submit and call.invalid_arguments else ""
+        )
         if answer:  # readable, although its JSON is cut off or wrongly escaped
             call = replace(call, arguments={"answer": answer}, mistake=None)
         timeout_s = min(self._limits.command_timeout_s, self._budget.time_left_s)
-        self._capabilities.record(self._executor.canonical_name(call.name), call.arguments)
+        self._capability_counter.record(self._executor.canonical_name(call.name), call.arguments)
         if not is_submit and not call.mistake and call.name in self._executor.names:
             self._conversation.has_used_tools = True
         observation = await self._executor.run(call, timeout_s, self._budget.time_left_s)
@@ -314,13 +322,15 @@ def tool_name(tool: Mapping[str, Any]) -> str:
     return str(tool.get("function", {}).get("name", ""))
 
 
-def _unique_name(name: str, taken: Collection[str]) -> str:
-    """Return the name, prefixed with `sandbox_` until it is not in `taken`."""
-    while name in taken:
+def _unique_name(name: str, taken_names: Collection[str]) -> str:
+    """Return the name, prefixed with `sandbox_` until it is not in `taken_names`."""
+    while name in taken_names:
         name = f"sandbox_{name}"
     return name
 
 
-def _results(observations: Sequence[tuple[ToolCall, str]], *, as_text: bool) -> list[Message]:
+def _observation_messages(
+    observations: Sequence[tuple[ToolCall, str]], *, calls_are_text: bool
+) -> list[Message]:
     results = [(call.id, call.name, {"content": text}) for call, text in observations]
-    return result_messages(results, as_text) if results else []
+    return result_messages(results, calls_are_text) if results else []

@@ -43,8 +43,8 @@ class FirstCallProgress:
     decide the status is prevented.
     """
 
-    def __init__(self, hold: StatusHold | None, emit: Emit) -> None:
-        self._hold = hold
+    def __init__(self, status_hold: StatusHold | None, emit: Emit) -> None:
+        self._status_hold = status_hold
         self._emit = emit
         self._is_accepted = False
 
@@ -56,7 +56,7 @@ class FirstCallProgress:
         await self._emit(progress)
         if isinstance(progress, ModelCallAccepted):
             self._is_accepted = True
-        elif self._hold and not self._hold.has_time_for_attempt(progress.retry_in_s):
+        elif self._status_hold and not self._status_hold.has_time_for_attempt(progress.retry_in_s):
             raise StopRetryingError
 
 
@@ -68,7 +68,7 @@ class StreamHandler:
     def __init__(
         self,
         emit: Emit,
-        first_call: FirstCallProgress,
+        first_call_progress: FirstCallProgress,
         writer: AnswerWriter,
         executor: ToolExecutor,
         prose: Prose,
@@ -77,29 +77,29 @@ class StreamHandler:
         visibility: ProseVisibility,
         shows_submit: bool,
         client_calls: "ClientCallStream | None" = None,
-        tools: Collection[str] | None = None,
+        allowed_tools: Collection[str] | None = None,
     ) -> None:
         """`streams` is True if reasoning is emitted piece by piece; `shows_submit`, if a submitted
         answer is emitted piece by piece. `client_calls` emits the calls of the client's tools.
-        Calls of tools other than `tools` are ignored; None allows all."""
+        Calls of tools other than `allowed_tools` are ignored; None allows all."""
         self._emit = emit
-        self._first_call = first_call
+        self._first_call_progress = first_call_progress
         self._writer = writer
         self._executor = executor
         self._streams = streams
         self._visibility = visibility
         self._shows_submit = shows_submit
         self._client_calls = client_calls
-        self._tools = tools
+        self._allowed_tools = allowed_tools
         self._reasoning_check = RepetitionCheck()
         self._has_emitted_reasoning = False
-        self._has_called = False
+        self._has_begun_call = False
         self._has_ended_narration = False
         self._text_after_call: list[str] = []
         self._lock = asyncio.Lock()
         """Held while a delta or the timer is handled."""
         self._timer: asyncio.Task[None] | None = None
-        self._is_due = visibility == "at once"
+        self._is_hold_over = visibility == "at once"
         self.prose = prose
 
     async def __aenter__(self) -> Self:
@@ -128,11 +128,13 @@ class StreamHandler:
                     )
                     if is_runaway and not self.has_begun_client_call:
                         raise CompletionStopped("runaway")
-                case TextDelta(text) if self._has_called:
+                case TextDelta(text) if self._has_begun_call:
                     self._text_after_call.append(text)
                 case TextDelta():
                     await self._on_text(delta)
-                case ToolCallDelta(name=name) if self._tools is None or name in self._tools:
+                case ToolCallDelta(name=name) if (
+                    self._allowed_tools is None or name in self._allowed_tools
+                ):
                     await self._on_tool_call(delta)
                 case ModelCallAccepted() | ModelCallFailed():
                     await self._on_progress(delta)
@@ -140,12 +142,12 @@ class StreamHandler:
     async def _on_progress(self, progress: CallProgress) -> None:
         """Handle an accepted or failed attempt. Raises StopRetryingError if the client has already
         seen a part of the failed attempt's reply."""
-        await self._first_call.on_progress(progress)
+        await self._first_call_progress.on_progress(progress)
         if isinstance(progress, ModelCallFailed):
             if (
                 self._has_emitted_reasoning
                 or self.prose.is_shown
-                or (self._has_called and self._streams)
+                or (self._has_begun_call and self._streams)
             ):
                 raise StopRetryingError
             self._reset()
@@ -153,8 +155,8 @@ class StreamHandler:
     def _reset(self) -> None:
         """Discard the failed attempt's reply, of which nothing was shown."""
         self.prose, self._reasoning_check = self.prose.fresh_copy(), RepetitionCheck()
-        self._has_called, self._text_after_call = False, []
-        self._is_due = self._visibility == "at once"
+        self._has_begun_call, self._text_after_call = False, []
+        self._is_hold_over = self._visibility == "at once"
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -164,26 +166,26 @@ class StreamHandler:
             self.prose.add(delta)
         finally:
             await self._show()
-        if self._visibility == "soon" and not self._is_due and self._timer is None:
-            self._timer = asyncio.create_task(self._show_when_due())
+        if self._visibility == "soon" and not self._is_hold_over and self._timer is None:
+            self._timer = asyncio.create_task(self._show_after_hold())
 
     async def _show(self) -> None:
         if self._visibility == "never":
             return
-        for piece in self.prose.ready(is_due=self._is_due):
+        for piece in self.prose.take_ready(is_hold_over=self._is_hold_over):
             await self._writer.write(piece.text, self._executor.current_sandbox, piece.logprobs)
 
-    async def _show_when_due(self) -> None:
+    async def _show_after_hold(self) -> None:
         await asyncio.sleep(HOLD_S)
         async with self._lock:
-            self._is_due = True
-            if not self._has_called:
+            self._is_hold_over = True
+            if not self._has_begun_call:
                 await self._show()
 
     async def _on_tool_call(self, delta: ToolCallDelta) -> None:
         if delta.index >= MAX_CALLS:
             raise CompletionStopped("many_calls")
-        self._has_called = True
+        self._has_begun_call = True
         if self._streams and (delta.arguments or delta.index):
             await self._end_narration(delta.name)
         if self._shows_submit and delta.index == 0 and self._executor.is_submit(delta.name):
@@ -196,17 +198,17 @@ class StreamHandler:
         """True once a part of a client's tool call was emitted."""
         return self._client_calls is not None and self._client_calls.has_begun
 
-    async def _end_narration(self, called: str, *, as_text: bool = False) -> None:
-        """Treat the prose before a call of the tool `called` as narration. `as_text` is True if the
-        held prose is the call itself."""
+    async def _end_narration(self, tool_name: str, *, is_call_text: bool = False) -> None:
+        """Treat the prose before a call of the tool `tool_name` as narration. `is_call_text` is
+        True if the held prose is the call itself."""
         if self._has_ended_narration:
             return
         self._has_ended_narration = True
-        was_shown, rest = self.prose.is_shown, self.prose.rest()
-        if was_shown and not as_text:
+        was_shown, rest = self.prose.is_shown, self.prose.take_rest()
+        if was_shown and not is_call_text:
             for piece in rest:
                 await self._writer.write(piece.text, self._executor.current_sandbox, piece.logprobs)
-        if self._executor.is_submit(called):
+        if self._executor.is_submit(tool_name):
             await self._writer.begin()
         else:
             await self._writer.mark_as_narration()  # also the announcement of an earlier turn
@@ -221,7 +223,7 @@ class StreamHandler:
         """End a turn with tool calls, whose prose is narration. Return the client's ids of the
         calls that were emitted, by their ids in the turn."""
         if self._streams:
-            await self._end_narration(turn.calls[0].name, as_text=turn.as_text)
+            await self._end_narration(turn.calls[0].name, is_call_text=turn.calls_are_text)
             await self._narrate("".join(self._text_after_call))
         else:
             await emit_reasoning(reply, self._emit)
@@ -234,7 +236,7 @@ class StreamHandler:
         if not self._streams:
             await emit_reasoning(reply, self._emit)
         elif not is_answer and self._visibility != "never":
-            for piece in self.prose.rest():
+            for piece in self.prose.take_rest():
                 await self._writer.write(piece.text, self._executor.current_sandbox, piece.logprobs)
 
 
@@ -256,28 +258,29 @@ class ClientCallStream:
         self,
         emit: Emit,
         executor: ToolExecutor,
-        names: Collection[str],
+        client_tool_names: Collection[str],
         text_tools: Collection[str],
-        new_id: Iterator[str],
+        new_ids: Iterator[str],
     ) -> None:
-        """`names` are the names of the client's tools. For a tool in `text_tools`, only the text in
-        its arguments is sent. `new_id` yields the ids under which the client receives calls."""
+        """`client_tool_names` are the names of the client's tools. For a tool in `text_tools`, only
+        the text in its arguments is sent. `new_ids` yields the ids under which the client receives
+        calls."""
         self._emit = emit
         self._executor = executor
-        self._names = names
+        self._client_tool_names = client_tool_names
         self._text_tools = text_tools
-        self._new_id = new_id
-        self._called: dict[int, str] = {}
+        self._new_ids = new_ids
+        self._called_names: dict[int, str] = {}
         """Tool name of each call of the turn, by index in the turn."""
-        self._ids: dict[int, str] = {}
+        self._started_ids: dict[int, str] = {}
         """Id of each started call, by index in the turn."""
-        self._decided = set[int]()
+        self._decided_indexes = set[int]()
         """Indexes of the calls that were started, or postponed to the end of the run."""
-        self._open: int | None = None
+        self._open_index: int | None = None
         """Index of the call that is being sent."""
-        self._written: defaultdict[int, list[str]] = defaultdict(list)
+        self._arguments: defaultdict[int, list[str]] = defaultdict(list)
         """Arguments of each call so far, by index in the turn."""
-        self._texts: dict[int, TextArgument] = {}
+        self._text_readers: dict[int, TextArgument] = {}
         """Readers for the text of calls of `text_tools`, by index in the turn."""
         self._is_closed = False
         """True if no further call is started in this turn."""
@@ -285,79 +288,88 @@ class ClientCallStream:
     @property
     def has_begun(self) -> bool:
         """True once a call was started."""
-        return bool(self._ids)
+        return bool(self._started_ids)
 
     async def on_delta(self, delta: ToolCallDelta) -> None:
         """Handle a piece of any call of the turn; emit it if its call can be streamed."""
-        self._called[delta.index] = delta.name
+        self._called_names[delta.index] = delta.name
         if self._executor.is_submit(delta.name):
             self._is_closed = True
         if not delta.arguments:
             return  # the name may be incomplete
-        self._written[delta.index].append(delta.arguments)
-        text = self._shown(delta)
-        if text and (delta.index == self._open or await self._begin(delta)):
+        self._arguments[delta.index].append(delta.arguments)
+        text = self._client_text(delta)
+        if text and (delta.index == self._open_index or await self._start_call(delta)):
             await self._emit(ClientCallDelta(self._client_index(delta.index), text))
 
     async def end(self, turn: Turn) -> Mapping[str, str]:
         """End the turn. Return the ids of the started calls, by their ids in the turn."""
-        await self._finish()
-        # Calls that the turn ignores are not in `_called`: indexes may differ, the order does not.
+        await self._finish_open_call()
+        # Calls that the turn ignores are not in `_called_names`: indexes may differ, the order does
+        # not.
         return {
-            call.id: self._ids[index]
-            for index, call in zip(sorted(self._called), turn.calls, strict=False)
-            if index in self._ids and call.name == self._called[index]
+            call.id: self._started_ids[index]
+            for index, call in zip(sorted(self._called_names), turn.calls, strict=False)
+            if index in self._started_ids and call.name == self._called_names[index]
         }
 
-    def _shown(self, delta: ToolCallDelta) -> str:
+    def _client_text(self, delta: ToolCallDelta) -> str:
         """Return the text of a piece that the client receives."""
         if delta.name not in self._text_tools:
             return delta.arguments
-        text = self._texts.setdefault(delta.index, TextArgument("input"))
+        text = self._text_readers.setdefault(delta.index, TextArgument("input"))
         return text.feed(delta.arguments)
 
-    async def _begin(self, delta: ToolCallDelta) -> bool:
+    async def _start_call(self, delta: ToolCallDelta) -> bool:
         """Start a call. Return False if the call was started before, or cannot be streamed."""
         index, name = delta.index, delta.name
-        if self._is_closed or index in self._decided:
+        if self._is_closed or index in self._decided_indexes:
             return False
-        self._decided.add(index)
+        self._decided_indexes.add(index)
         takes_text = name in self._text_tools
         is_object = takes_text or delta.arguments.lstrip().startswith("{")
-        if not is_object or name not in self._names:
+        if not is_object or name not in self._client_tool_names:
             return False
-        opened = self._open
-        if opened is not None and (index < opened or not _is_json(self._written[opened])):
+        opened = self._open_index
+        if opened is not None and (index < opened or not _is_json(self._arguments[opened])):
             self._is_closed = True
             return False
-        await self._finish()
-        self._open, self._ids[index] = index, next(self._new_id)
-        started = ClientCallStarted(self._client_index(index), self._ids[index], name, takes_text)
+        await self._finish_open_call()
+        self._open_index, self._started_ids[index] = index, next(self._new_ids)
+        started = ClientCallStarted(
+            self._client_index(index), self._started_ids[index], name, takes_text
+        )
         await self._emit(started)
         return True
 
-    async def _finish(self) -> None:
-        if self._open is not None:
-            await self._emit(ClientCallFinished(self._client_index(self._open)))
-        self._open = None
+    async def _finish_open_call(self) -> None:
+        if self._open_index is not None:
+            await self._emit(ClientCallFinished(self._client_index(self._open_index)))
+        self._open_index = None
 
     def _client_index(self, index: int) -> int:
         """Return the index of a call among the client's calls of the turn."""
-        return sum(name in self._names for at, name in self._called.items() if at < index)
+        return sum(
+            name in self._client_tool_names for at, name in self._called_names.items() if at < index
+        )
 
 
 def client_call_stream(
     task: AgentTask,
     emit: Emit,
     executor: ToolExecutor,
-    names: Collection[str],
-    new_id: Iterator[str],
+    client_tool_names: Collection[str],
+    new_ids: Iterator[str],
 ) -> ClientCallStream | None:
     """Return the stream of one turn's client tool calls, or None if the calls are sent when the run
     ends: because the client uses the legacy `functions`, or because secrets are redacted."""
-    if not names or task.request.legacy_state is not None or SecretFinder(task.profile.redaction):
+    if (
+        not client_tool_names
+        or task.request.legacy_state is not None
+        or SecretFinder(task.profile.redaction)
+    ):
         return None
-    return ClientCallStream(emit, executor, names, task.request.text_tools, new_id)
+    return ClientCallStream(emit, executor, client_tool_names, task.request.text_tools, new_ids)
 
 
 def _is_json(pieces: Collection[str]) -> bool:

@@ -143,13 +143,13 @@ async def _wait_for_status(subscriber: Subscriber, hold: StatusHold, wait_s: flo
     """
     received: list[Event] = []
     with anyio.move_on_after(wait_s) as waiting:
-        waiting.deadline = min(waiting.deadline, hold.until)
+        waiting.deadline = min(waiting.deadline, hold.held_until)
         while events := await subscriber.events():
             received += events
             if any(map(_follows_accepted_call, events)):
                 return received
             if any(isinstance(_inner_event(event), ModelCallFailed) for event in events):
-                waiting.deadline = hold.until
+                waiting.deadline = hold.held_until
         subscriber.run.result()
     return received
 

@@ -523,7 +523,7 @@ async def find_tariff(services: Services, model: str, *, is_required: bool) -> T
     `is_required`, also search litellm's table, and raise BadRequestError for unknown prices."""
     prices = services.prices
     if not is_required:
-        return prices.configured(model)
+        return prices.configured_tariff(model)
     if tariff := await prices.find(model):
         return tariff
     raise BadRequestError(

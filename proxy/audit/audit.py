@@ -31,11 +31,18 @@ from proxy.agent.events import (
 )
 from proxy.agent.result import Result
 from proxy.agent.task import AgentTask
-from proxy.audit.audit_log import LAST, AuditLogWriter, Fields, day_of, days, oldest_kept
+from proxy.audit.audit_log import (
+    LAST_LINE_FIELD,
+    AuditLogWriter,
+    Fields,
+    day_directories,
+    day_of,
+    oldest_kept_day,
+)
 from proxy.errors import AuditError, ProxyError
 
 log = logging.getLogger(__name__)
-THREADS = 4
+THREAD_COUNT = 4
 """Number of threads that write audit logs, and nothing else: a disk that hangs delays only logs."""
 MAX_QUEUED_JOBS = 64
 """Maximum number of a run's writes that wait for the disk. Above it, the run waits."""
@@ -66,38 +73,38 @@ class RunAuditLog:
         self,
         writer: AuditLogWriter,
         threads: Executor,
-        read_request: Callable[[], Fields],
+        make_request_line: Callable[[], Fields],
         *,
         required: bool,
         on_failure: Callable[[], None],
         tasks: set[asyncio.Task[None]],
     ) -> None:
-        """`read_request` returns the log's first line. With `required`, the run fails if its log
-        cannot be written. `tasks` holds the tasks that write."""
+        """`make_request_line` returns the log's first line. With `required`, the run fails if its
+        log cannot be written. `tasks` holds the tasks that write."""
         self._writer = writer
         self._threads = threads
-        self._read_request = read_request
+        self._make_request_line = make_request_line
         self._required = required
         self._on_failure = on_failure
         self._tasks = tasks
         self._jobs = deque[Callable[[], None]]()
-        self._writing: asyncio.Task[None] | None = None
-        self._fault: OSError | None = None
+        self._jobs_task: asyncio.Task[None] | None = None
+        self._write_error: OSError | None = None
 
     async def begin(self) -> None:
         """Create the log and write the line for the request. Raises AuditError."""
         loop = asyncio.get_running_loop()
         # In a thread: hashing the pictures of a request takes long.
-        request = await loop.run_in_executor(self._threads, self._read_request)
+        request = await loop.run_in_executor(self._threads, self._make_request_line)
         self._enqueue(self._writer.begin)
-        self._append(request)
+        self._enqueue_line(request)
         await self._flush()
 
     async def on_event(self, event: Event) -> None:
         """Queue the line for an event. At the events of `FLUSH_EVENTS`, wait until all lines are
         written. Raises AuditError."""
         if line := _event_line(event):
-            self._append(line)
+            self._enqueue_line(line)
         bare = event.event if isinstance(event, ChoiceEvent) else event
         if isinstance(bare, FLUSH_EVENTS):
             await self._flush()
@@ -107,7 +114,7 @@ class RunAuditLog:
     async def on_result(self, result: Result) -> None:
         """Write the last line of a run with a result, and close the log. Raises AuditError."""
         await self._close(_result_line(result))
-        self._check()
+        self._raise_if_failed()
 
     async def on_error(self, error: BaseException) -> None:
         """Write the last line of a run that failed, and close the log."""
@@ -115,44 +122,44 @@ class RunAuditLog:
 
     async def _flush(self) -> None:
         await self._wait_for_jobs()
-        self._check()
+        self._raise_if_failed()
 
-    async def _close(self, last: Fields) -> None:
-        self._append(last)
+    async def _close(self, last_line: Fields) -> None:
+        self._enqueue_line(last_line)
         self._enqueue(self._writer.finish)
         self._enqueue(self._writer.close)
         await self._wait_for_jobs()
 
-    def _check(self) -> None:
-        if self._fault and self._required:
-            raise AuditError from self._fault
+    def _raise_if_failed(self) -> None:
+        if self._write_error and self._required:
+            raise AuditError from self._write_error
 
-    def _append(self, fields: Fields) -> None:
-        if self._fault is None:
+    def _enqueue_line(self, fields: Fields) -> None:
+        if self._write_error is None:
             line = self._writer.next_line(fields)
             self._enqueue(lambda: self._writer.append(line))
 
     def _enqueue(self, job: Callable[[], None]) -> None:
         self._jobs.append(job)
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._run_jobs())
-            self._tasks.add(self._writing)
-            self._writing.add_done_callback(self._tasks.discard)
+        if self._jobs_task is None or self._jobs_task.done():
+            self._jobs_task = asyncio.create_task(self._run_jobs())
+            self._tasks.add(self._jobs_task)
+            self._jobs_task.add_done_callback(self._tasks.discard)
 
     async def _wait_for_jobs(self) -> None:
-        if self._writing:
-            await asyncio.wait({self._writing})
+        if self._jobs_task:
+            await asyncio.wait({self._jobs_task})
 
     async def _run_jobs(self) -> None:
         loop = asyncio.get_running_loop()
         while self._jobs:
             job = self._jobs.popleft()
-            if self._fault and job != self._writer.close:
+            if self._write_error and job != self._writer.close:
                 continue
             try:
                 await loop.run_in_executor(self._threads, job)
             except OSError as error:
-                self._fault = error
+                self._write_error = error
                 self._on_failure()
                 log.error("audit log of run %s: cannot be written: %s", self._writer.run_id, error)
 
@@ -173,26 +180,26 @@ class AuditLogs:
         self._keep_days = keep_days
         self._key = key
         self._now = now
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="audit")
+        self._threads = ThreadPoolExecutor(THREAD_COUNT, thread_name_prefix="audit")
         self._tasks = set[asyncio.Task[None]]()
-        self._swept_on = ""
+        self._last_sweep_day = ""
         self.failures = 0
         """Number of failed writes to audit logs."""
 
-    def of_run(self, task: AgentTask, owner: str, fingerprint: str) -> RunAuditLog:
+    def create_run_log(self, task: AgentTask, owner: str, fingerprint: str) -> RunAuditLog:
         """Return the log of a run that is about to start."""
         today = day_of(self._now())
-        is_first_of_day, self._swept_on = self._swept_on != today, today
+        is_first_of_day, self._last_sweep_day = self._last_sweep_day != today, today
         return RunAuditLog(
             AuditLogWriter(self._root / today, task.run_id, self._key, self._now),
             self._threads,
-            partial(self._read_request, is_first_of_day, task, owner, fingerprint),
+            partial(self._make_request_line, is_first_of_day, task, owner, fingerprint),
             required=task.profile.audit.required,
             on_failure=self._count_failure,
             tasks=self._tasks,
         )
 
-    def _read_request(
+    def _make_request_line(
         self, is_first_of_day: bool, task: AgentTask, owner: str, fingerprint: str
     ) -> Fields:
         """Return the line for the request. At the first request of a day, sweep the logs."""
@@ -211,8 +218,8 @@ class AuditLogs:
 
     def _sweep(self) -> None:
         """Remove the logs of days that are older than `keep_days`."""
-        oldest = oldest_kept(self._now(), self._keep_days)
-        for day in days(self._root):
+        oldest = oldest_kept_day(self._now(), self._keep_days)
+        for day in day_directories(self._root):
             if day.name < oldest:
                 shutil.rmtree(day, ignore_errors=True)
                 log.info(
@@ -250,7 +257,7 @@ def _event_line(event: Event) -> Fields | None:
         case RunStarted(_, prompt) if prompt:
             return {"kind": "prompt", "sha256": prompt}
         case ToolCallStarted(step, call_id, name, arguments):
-            logged = {key: _argument(key, value) for key, value in arguments.items()}
+            logged = {key: _logged_argument(key, value) for key, value in arguments.items()}
             call = {"step": step, "call": call_id, "tool": name}
             return {"kind": "call", **call, "arguments": logged}
         case ToolCallFinished():
@@ -266,7 +273,7 @@ def _result_line(result: Result) -> Fields:
     """Return the last line of a run with a result: the result and the files of each choice."""
     return {
         "kind": "result",
-        LAST: True,
+        LAST_LINE_FIELD: True,
         "choices": [_choice_result(choice) for choice in (result, *result.others)],
     }
 
@@ -276,7 +283,7 @@ def _failure_line(error: BaseException) -> Fields:
     details = {"error": type(error).__name__}
     if isinstance(error, ProxyError):
         details |= {"code": error.code or "", "message": error.message}
-    return {"kind": "failure", LAST: True, **details}
+    return {"kind": "failure", LAST_LINE_FIELD: True, **details}
 
 
 def _outcome_line(event: ToolCallFinished) -> Fields:
@@ -308,7 +315,7 @@ def _choice_result(result: Result) -> dict[str, Any]:
     }
 
 
-def _argument(name: str, value: object) -> Any:
+def _logged_argument(name: str, value: object) -> Any:
     if isinstance(value, str):
         if name == "command" or len(value) <= MAX_CHARS:
             return value

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 VERSION = "llm-sandbox-proxy audit 1"
-LAST = "last"
+LAST_LINE_FIELD = "last"
 """The field that marks the last line of a log."""
 Fields = Mapping[str, Any]
-INDEX = "index"
+INDEX_NAME = "index"
 TAIL_BYTES = 65_536
 """Number of bytes that are read from the end of an index: more than the length of a line."""
-UNREADABLE = "the last line of the day's index cannot be read"
+UNREADABLE_INDEX = "the last line of the day's index cannot be read"
 State = Literal["ok", "unfinished", "WRONG"]
 
 
@@ -34,19 +34,21 @@ class HashChain:
     """Makes the lines of one log. Each line contains the hash of the line before and its own
     hash."""
 
-    def __init__(self, seed: str, key: bytes | None, *, at: Fields | None = None) -> None:
-        """`seed` is the name of the log. `at` is the line after which the chain continues, if
-        any."""
+    def __init__(self, seed: str, key: bytes | None, *, last_entry: Fields | None = None) -> None:
+        """`seed` is the name of the log. `last_entry` is the line after which the chain continues,
+        if any."""
         self._key = key
-        self.head: str = at["hash"] if at else _digest(f"{VERSION}\n{seed}".encode(), key)
-        self.lines: int = at["seq"] + 1 if at else 0
+        self.head: str = (
+            last_entry["hash"] if last_entry else _digest(f"{VERSION}\n{seed}".encode(), key)
+        )
+        self.line_count: int = last_entry["seq"] + 1 if last_entry else 0
 
     def next_line(self, time: str, fields: Fields) -> bytes:
         """Return the next line and advance the chain."""
-        entry = {**fields, "seq": self.lines, "time": time, "prev": self.head}
-        self.head = _digest(_canonical(entry), self._key)
-        self.lines += 1
-        return _canonical({**entry, "hash": self.head}) + b"\n"
+        entry = {**fields, "seq": self.line_count, "time": time, "prev": self.head}
+        self.head = _digest(_canonical_json(entry), self._key)
+        self.line_count += 1
+        return _canonical_json({**entry, "hash": self.head}) + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class CheckedLog:
     @property
     def is_complete(self) -> bool:
         """True if the log has its last line."""
-        return bool(self.entries) and LAST in self.entries[-1]
+        return bool(self.entries) and LAST_LINE_FIELD in self.entries[-1]
 
 
 def read_chain(data: bytes, seed: str, key: bytes | None) -> CheckedLog:
@@ -71,20 +73,20 @@ def read_chain(data: bytes, seed: str, key: bytes | None) -> CheckedLog:
     chain = HashChain(seed, key)
     entries: list[Fields] = []
     for number, line in enumerate(lines, 1):
-        entry = _parsed(line)
-        if entries and LAST in entries[-1]:
+        entry = _parse_entry(line)
+        if entries and LAST_LINE_FIELD in entries[-1]:
             return CheckedLog(tuple(entries), f"line {number} follows the last line of the log")
-        if fault := _fault(entry, line, chain):
+        if fault := _line_fault(entry, line, chain):
             return CheckedLog(tuple(entries), f"line {number} {fault}")
         assert entry is not None
-        chain = HashChain(seed, key, at=entry)
+        chain = HashChain(seed, key, last_entry=entry)
         entries.append(entry)
-    if torn and not _is_torn(torn):
+    if torn and not _is_torn_line(torn):
         return CheckedLog(tuple(entries), f"line {len(lines) + 1} is not the beginning of a line")
     return CheckedLog(tuple(entries))
 
 
-def _is_torn(tail: bytes) -> bool:
+def _is_torn_line(tail: bytes) -> bool:
     """Return True if a killed process can have left this text, the beginning of a line."""
     try:
         json.JSONDecoder().raw_decode(tail.decode(errors="replace"))
@@ -93,7 +95,7 @@ def _is_torn(tail: bytes) -> bool:
     return False
 
 
-def _canonical(value: Fields) -> bytes:
+def _canonical_json(value: Fields) -> bytes:
     """Return these fields as canonical JSON, the only form that a line may have."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
@@ -105,11 +107,11 @@ def _digest(data: bytes, key: bytes | None) -> str:
     return hmac.new(key, data, hashlib.sha256).hexdigest()
 
 
-def _fault(entry: Fields | None, line: bytes, chain: HashChain) -> str:
-    if entry is None or _canonical(entry) != line:
+def _line_fault(entry: Fields | None, line: bytes, chain: HashChain) -> str:
+    if entry is None or _canonical_json(entry) != line:
         return "was changed after it was written"
-    if entry.get("seq") != chain.lines:
-        return f"has the number {entry.get('seq')} (expected: {chain.lines})"
+    if entry.get("seq") != chain.line_count:
+        return f"has the number {entry.get('seq')} (expected: {chain.line_count})"
     if entry.get("prev") != chain.head:
         return "does not continue the line before it"
     written = {name: value for name, value in entry.items() if name not in ("hash", "time")}
@@ -118,7 +120,7 @@ def _fault(entry: Fields | None, line: bytes, chain: HashChain) -> str:
     return ""
 
 
-def _parsed(line: bytes) -> Fields | None:
+def _parse_entry(line: bytes) -> Fields | None:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -136,7 +138,7 @@ def time_of(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
 
 
-def oldest_kept(now: float, keep_days: float) -> str:
+def oldest_kept_day(now: float, keep_days: float) -> str:
     """Return the first day whose logs are not older than `keep_days`."""
     return day_of(max(0.0, now - keep_days * 86_400))
 
@@ -146,7 +148,7 @@ def log_path(directory: Path, run_id: str) -> Path:
     return directory / f"{run_id}.jsonl"
 
 
-def days(root: Path) -> list[Path]:
+def day_directories(root: Path) -> list[Path]:
     """Return the directories of all days, oldest first."""
     return sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
 
@@ -161,27 +163,31 @@ class Index:
 
     def append(self, time: str, fields: Fields) -> None:
         """Append a line, and sync the index to the disk."""
-        with self._locked() as file:
-            last = _last_line(file)
-            chain = HashChain(self._directory.name, self._key, at=last)
-            first = b"" if last else chain.next_line(time, {"kind": "day", "after": self._before()})
+        with self._open_locked() as file:
+            last = _read_last_position(file)
+            chain = HashChain(self._directory.name, self._key, last_entry=last)
+            first = (
+                b""
+                if last
+                else chain.next_line(time, {"kind": "day", "after": self._previous_day()})
+            )
             _write_all(file, first + chain.next_line(time, fields))
             os.fsync(file)
 
-    def _before(self) -> Fields | None:
+    def _previous_day(self) -> Fields | None:
         """Return the previous day with logs and the last hash of its index, or None."""
-        earlier = [day for day in days(self._directory.parent) if day < self._directory]
+        earlier = [day for day in day_directories(self._directory.parent) if day < self._directory]
         if not earlier:
             return None
-        path = log_path(earlier[-1], INDEX)
+        path = log_path(earlier[-1], INDEX_NAME)
         written = path.read_bytes() if path.exists() else b""
         entries = read_chain(written, earlier[-1].name, self._key).entries
         return {"day": earlier[-1].name, "head": entries[-1]["hash"] if entries else ""}
 
     @contextmanager
-    def _locked(self) -> Iterator[int]:
+    def _open_locked(self) -> Iterator[int]:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-        file = os.open(log_path(self._directory, INDEX), flags, 0o600)
+        file = os.open(log_path(self._directory, INDEX_NAME), flags, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
@@ -189,27 +195,27 @@ class Index:
             os.close(file)
 
 
-def _last_line(file: int) -> Fields | None:
+def _read_last_position(file: int) -> Fields | None:
     """Return the number and the hash of the last complete line, or None. Remove an incomplete line
     after it, which a killed process has left."""
     size = os.fstat(file).st_size
     tail = os.pread(file, TAIL_BYTES, max(0, size - TAIL_BYTES))
     whole = tail[: tail.rfind(b"\n") + 1]
     torn = tail[len(whole) :]
-    if torn and not _is_torn(torn):  # removing the text would hide a change
-        raise OSError(errno.EIO, UNREADABLE)
+    if torn and not _is_torn_line(torn):  # removing the text would hide a change
+        raise OSError(errno.EIO, UNREADABLE_INDEX)
     last = _chain_position(whole) if whole else None
     if torn:
         os.ftruncate(file, size - len(torn))
     return last
 
 
-def _chain_position(whole: bytes) -> Fields:
+def _chain_position(lines: bytes) -> Fields:
     try:
-        entry = json.loads(whole.splitlines()[-1])
+        entry = json.loads(lines.splitlines()[-1])
         return {"seq": int(entry["seq"]), "hash": str(entry["hash"])}
     except (ValueError, KeyError, TypeError) as error:
-        raise OSError(errno.EIO, UNREADABLE) from error
+        raise OSError(errno.EIO, UNREADABLE_INDEX) from error
 
 
 def _write_all(file: int, data: bytes) -> None:
@@ -256,7 +262,7 @@ class AuditLogWriter:
             os.fsync(directory)
         finally:
             os.close(directory)
-        summary = {"run": self.run_id, "lines": self._chain.lines, "head": self._chain.head}
+        summary = {"run": self.run_id, "lines": self._chain.line_count, "head": self._chain.head}
         self._index.append(time_of(self._now()), {"kind": "ended", **summary})
 
     def close(self) -> None:
@@ -286,13 +292,13 @@ def verify(
         for name in names:
             yield from _verify_named(root, key, name)
         return
-    oldest = oldest_kept(time.time(), keep_days)
-    before: dict[str, list[str]] = {}
-    for directory in days(root):
+    oldest = oldest_kept_day(time.time(), keep_days)
+    hashes_by_day: dict[str, list[str]] = {}
+    for directory in day_directories(root):
         index = _DayVerifier(directory, key)
-        yield index.verify_index(before, oldest)
-        before[directory.name] = [str(entry["hash"]) for entry in index.index_log.entries]
-        for run_id in index.runs():
+        yield index.verify_index(hashes_by_day, oldest)
+        hashes_by_day[directory.name] = [str(entry["hash"]) for entry in index.index_log.entries]
+        for run_id in index.run_ids():
             yield index.verify_log(run_id)
 
 
@@ -301,7 +307,7 @@ def _verify_named(root: Path, key: bytes | None, name: str) -> Iterator[Finding]
         path = Path(name)
         yield _DayVerifier(path.parent, key).verify_log(path.stem)
         return
-    found = [day for day in days(root) if name in _DayVerifier(day, key).runs()]
+    found = [day for day in day_directories(root) if name in _DayVerifier(day, key).run_ids()]
     if not found:
         yield Finding("WRONG", name, "no day has a log of this run")
     for day in found:
@@ -314,31 +320,31 @@ class _DayVerifier:
     def __init__(self, directory: Path, key: bytes | None) -> None:
         self._directory = directory
         self._key = key
-        self._path = log_path(directory, INDEX)
+        self._path = log_path(directory, INDEX_NAME)
         data = self._path.read_bytes() if self._path.exists() else b""
         self.index_log: CheckedLog = read_chain(data, directory.resolve().name, key)
-        self._begun = set(self._entries_by_run("begun"))
-        self._ended = self._entries_by_run("ended")
+        self._begun_runs = set(self._entries_by_run("begun"))
+        self._end_entries = self._entries_by_run("ended")
 
     def _entries_by_run(self, kind: str) -> dict[str, Fields]:
         entries = self.index_log.entries
         return {str(entry.get("run")): entry for entry in entries if entry.get("kind") == kind}
 
-    def runs(self) -> list[str]:
+    def run_ids(self) -> list[str]:
         """Return the ids of all runs in the index or the directory."""
-        found = {path.stem for path in self._directory.glob("*.jsonl")} - {INDEX}
-        return sorted(found | self._begun)
+        found = {path.stem for path in self._directory.glob("*.jsonl")} - {INDEX_NAME}
+        return sorted(found | self._begun_runs)
 
-    def verify_index(self, before: dict[str, list[str]], oldest: str) -> Finding:
-        """Return the state of the index. `before` contains the hashes in the indexes of earlier
-        days."""
-        name = f"{self._directory.name}/{INDEX}"
+    def verify_index(self, earlier_hashes: dict[str, list[str]], oldest_day: str) -> Finding:
+        """Return the state of the index. `earlier_hashes` contains the hashes in the indexes of
+        earlier days."""
+        name = f"{self._directory.name}/{INDEX_NAME}"
         entries = self.index_log.entries
         if self.index_log.fault:
             return Finding("WRONG", name, self.index_log.fault)
         if not entries:
             return Finding("WRONG", name, "it is missing, or empty")
-        if fault := _gap(entries[0].get("after"), before, oldest):
+        if fault := _link_fault(entries[0].get("after"), earlier_hashes, oldest_day):
             return Finding("WRONG", name, fault)
         return Finding("ok", name, f"{len(entries)} lines, head {entries[-1]['hash']}")
 
@@ -351,19 +357,19 @@ class _DayVerifier:
         data = path.read_bytes()
         log = read_chain(data, run_id, self._key)
         lines = f"{len(log.entries)} lines"
-        if fault := log.fault or self._mismatch(run_id, log, data):
+        if fault := log.fault or self._index_mismatch(run_id, log, data):
             return Finding("WRONG", name, fault)
         if not log.is_complete:
             return Finding("unfinished", name, f"{lines}: the run is at work, or was killed")
-        if run_id not in self._ended:
+        if run_id not in self._end_entries:
             return Finding("unfinished", name, f"{lines}: its end is not in the index")
-        return Finding("ok", name, f"{lines}, {_ending(log.entries[-1])}")
+        return Finding("ok", name, f"{lines}, {_outcome_text(log.entries[-1])}")
 
-    def _mismatch(self, run_id: str, log: CheckedLog, data: bytes) -> str:
-        if run_id not in self._begun:
+    def _index_mismatch(self, run_id: str, log: CheckedLog, data: bytes) -> str:
+        if run_id not in self._begun_runs:
             # The file is created first: the process may have been killed before its index entry.
             return "it is not in the index" if data else ""
-        ended = self._ended.get(run_id)
+        ended = self._end_entries.get(run_id)
         if ended is None:
             fault = self.index_log.fault
             return f"its end may be missing in the index, in which {fault}" if fault else ""
@@ -375,22 +381,24 @@ class _DayVerifier:
         return ""
 
 
-def _gap(after: Fields | None, before: dict[str, list[str]], oldest: str) -> str:
+def _link_fault(
+    previous_day: Fields | None, earlier_hashes: dict[str, list[str]], oldest_day: str
+) -> str:
     """Return the fault in an index's link to the previous day; empty if there is none."""
-    latest = max(before, default=None)
-    if after is None:
+    latest = max(earlier_hashes, default=None)
+    if previous_day is None:
         return "" if latest is None else f"it does not continue the index of {latest}"
-    day, head = str(after.get("day")), after.get("head")
-    if day not in before:
-        return "" if day < oldest else f"the logs of {day} are missing"
+    day, head = str(previous_day.get("day")), previous_day.get("head")
+    if day not in earlier_hashes:
+        return "" if day < oldest_day else f"the logs of {day} are missing"
     if latest != day:
         return f"it does not continue the index of {latest}"
-    if head and head not in before[day]:
+    if head and head not in earlier_hashes[day]:
         return f"the index of {day} does not have the hash that this index continues"
     return ""
 
 
-def _ending(last: Fields) -> str:
-    if last.get("kind") == "failure":
-        return f"failed: {last.get('error')}"
-    return ", ".join(str(choice.get("stop_reason")) for choice in last.get("choices", ()))
+def _outcome_text(last_entry: Fields) -> str:
+    if last_entry.get("kind") == "failure":
+        return f"failed: {last_entry.get('error')}"
+    return ", ".join(str(choice.get("stop_reason")) for choice in last_entry.get("choices", ()))

@@ -64,42 +64,42 @@ _TOOLS_REFUSED = re.compile(
 )
 MIN_WINDOW, MAX_WINDOW = 256, 100_000_000
 """The smallest and the largest plausible context, in tokens."""
-_N = r"(\d[\d,_]*)"
+_COUNT = r"(\d[\d,_]*)"
 _WINDOW_PATTERNS = (
     # OpenAI, vLLM, SGLang, DeepSeek, OpenRouter: "maximum context length is 4096 tokens"; xAI
-    rf"maximum (?:context|prompt|model) length (?:is|of) {_N}",
+    rf"maximum (?:context|prompt|model) length (?:is|of) {_COUNT}",
     # Mistral: "too large for model with 32768 maximum context length"
-    rf"{_N} maximum context length",
+    rf"{_COUNT} maximum context length",
     # vLLM: "the model's context length is only 4096"; SGLang: "context length (4096 tokens)";
     # llama.cpp: "context size (256 tokens)"; llama-cpp-python: "context window of 2048"
-    rf"context (?:length|size|window)(?: is only| is| of)? \(?{_N}",
+    rf"context (?:length|size|window)(?: is only| is| of)? \(?{_COUNT}",
     # Anthropic: "… tokens > 200000 maximum", "178959 + 64000 > 200000"
-    rf"\d(?: tokens)? > {_N}",
+    rf"\d(?: tokens)? > {_COUNT}",
     # TGI: "must be <= 4096"; Gemini: "tokens allowed (1048575)"; SGLang: "allowed length (4096";
     # OpenAI: "limit of 272000"; Bedrock: "model maximum (4096)"
-    rf"must be <= {_N}",
-    rf"(?:allowed|allowed length|configured limit|max_model_len|model maximum)(?: of)? \(?{_N}",
+    rf"must be <= {_COUNT}",
+    rf"(?:allowed|allowed length|configured limit|max_model_len|model maximum)(?: of)? \(?{_COUNT}",
     # vLLM, if max_tokens exceeds the context
-    rf"max_model_len={_N}",
+    rf"max_model_len={_COUNT}",
 )
 _PROMPT_PATTERNS = (
-    rf"resulted in {_N} tokens",
-    rf"\({_N} in (?:the|your) (?:messages|prompt)",
-    rf"{_N} tokens from the input",
-    rf"{_N} \+ \d+ > \d",
-    rf"(?:has|contains|passed)(?: at least)? {_N} (?:input )?tokens",
-    rf"too long: {_N} tokens",
-    rf"(?:input|input length|request|tokens|count|prompt) \({_N}(?: tokens)?\)",
-    rf"given: {_N}",
-    rf"(?:prompt length|count of) {_N}",
+    rf"resulted in {_COUNT} tokens",
+    rf"\({_COUNT} in (?:the|your) (?:messages|prompt)",
+    rf"{_COUNT} tokens from the input",
+    rf"{_COUNT} \+ \d+ > \d",
+    rf"(?:has|contains|passed)(?: at least)? {_COUNT} (?:input )?tokens",
+    rf"too long: {_COUNT} tokens",
+    rf"(?:input|input length|request|tokens|count|prompt) \({_COUNT}(?: tokens)?\)",
+    rf"given: {_COUNT}",
+    rf"(?:prompt length|count of) {_COUNT}",
 )
 _ANSWER_PATTERNS = (
-    rf"\d \+ {_N} > \d",
-    rf"{_N} (?:tokens )?(?:in|for) +the completion",
-    rf"requested {_N} output tokens",
-    rf"is too large: {_N}",
-    rf"and {_N} `max_new_tokens`",
-    rf"max_(?:completion_)?tokens={_N} cannot be greater",
+    rf"\d \+ {_COUNT} > \d",
+    rf"{_COUNT} (?:tokens )?(?:in|for) +the completion",
+    rf"requested {_COUNT} output tokens",
+    rf"is too large: {_COUNT}",
+    rf"and {_COUNT} `max_new_tokens`",
+    rf"max_(?:completion_)?tokens={_COUNT} cannot be greater",
 )
 
 
@@ -189,11 +189,11 @@ def decode_error_body(body: bytes) -> Any:
 def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
     """Return the delay in seconds from the header `retry-after-ms`, else from `retry-after`, else
     None. The names in `headers` are lower case."""
-    milliseconds = _number(headers.get("retry-after-ms", ""))
+    milliseconds = _parse_number(headers.get("retry-after-ms", ""))
     if milliseconds is not None:
         return milliseconds / 1000
     value = headers.get("retry-after", "").strip()
-    seconds = _number(value)
+    seconds = _parse_number(value)
     return seconds if seconds is not None else _seconds_until(value, now)
 
 
@@ -203,21 +203,21 @@ def redact(message: str, secret: str | None) -> str:
     return message if secret is None or len(secret) < 8 else message.replace(secret, "[key]")
 
 
-def unreachable(reason: str) -> BackendError:
+def unreachable_error(reason: str) -> BackendError:
     """Return the error for a backend that cannot be reached."""
     return BackendError(
         f"the backend cannot be reached: {reason}", status=502, code="backend_unreachable"
     )
 
 
-def timed_out(reason: str) -> BackendError:
+def timeout_error(reason: str) -> BackendError:
     """Return the error for a backend that sent nothing for too long."""
     return BackendError(
         f"the backend did not answer in time: {reason}", status=504, code="backend_timeout"
     )
 
 
-def connection_lost() -> BackendError:
+def connection_lost_error() -> BackendError:
     """Return the error for a connection that was closed before the end of a response."""
     return BackendError(
         "the backend's connection closed before the answer was complete",
@@ -243,23 +243,23 @@ def parse_json(text: bytes) -> Any:
             return from_json(text, allow_inf_nan=False)
         return json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
-        raise bad_response("it is not JSON") from error
+        raise bad_response_error("it is not JSON") from error
     finally:
         if pauses_gc:
             gc.enable()
 
 
 @contextmanager
-def wrong_types_as_backend_error(what: str) -> Iterator[None]:
+def wrong_types_as_backend_error(value_name: str) -> Iterator[None]:
     """Raise BackendError for an exception that a field of the wrong type causes in the block.
-    `what` names the parsed value in the error's message."""
+    `value_name` names the parsed value in the error's message."""
     try:
         yield
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise bad_response(f"{what} has a field of a wrong type") from error
+        raise bad_response_error(f"{value_name} has a field of a wrong type") from error
 
 
-def bad_response(reason: str) -> BackendError:
+def bad_response_error(reason: str) -> BackendError:
     """Return the error for a response that does not follow the API."""
     return BackendError(
         f"the backend's answer cannot be read: {reason}", status=502, code="backend_bad_response"
@@ -271,14 +271,14 @@ def _parse_error_body(payload: Any) -> _ErrorBody:
     if isinstance(payload, list) and payload and isinstance(payload[0], dict):
         payload = payload[0]  # Gemini's OpenAI endpoint wraps the error in a list
     if not isinstance(payload, dict):
-        message = _message(payload)
+        message = _message_text(payload)
         return _ErrorBody(message=message, sizes=parse_context_sizes(message, {}))
     fields = payload.get("error") or payload
     if not isinstance(fields, dict):
-        message = _message(fields)
+        message = _message_text(fields)
         kind = _optional_str(payload.get("error_type"))
         return _ErrorBody(message=message, type=kind, sizes=parse_context_sizes(message, payload))
-    message = _message(
+    message = _message_text(
         fields.get("message") or fields.get("detail") or fields.get("error") or fields
     )
     return _ErrorBody(
@@ -305,7 +305,7 @@ def _find_tools_refusal(body: _ErrorBody, status: int | None) -> str:
     return found[0] if found else ""
 
 
-def _message(value: Any) -> str:
+def _message_text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
@@ -336,7 +336,7 @@ def _error_status(status: int | None, overflows: bool) -> int:
     return 400 if overflows else 502
 
 
-def _number(value: str) -> float | None:
+def _parse_number(value: str) -> float | None:
     try:
         number = float(value)
     except ValueError:
@@ -357,12 +357,16 @@ def _seconds_until(http_date: str, now: datetime) -> float | None:
 def parse_context_sizes(message: str, fields: Mapping[str, Any]) -> ContextSizes:
     """Return the sizes in llama.cpp's `fields` of an error, else in the error's message. Return no
     sizes if the size of the context is missing, or if prompt and answer would have fit."""
-    n_ctx, (in_message, in_words) = _count(fields.get("n_ctx")), _first(_WINDOW_PATTERNS, message)
+    n_ctx, (in_message, in_words) = (
+        _positive_int(fields.get("n_ctx")),
+        _first_number(_WINDOW_PATTERNS, message),
+    )
     window = n_ctx or in_message
     sizes = ContextSizes(
         window=window if window is not None and MIN_WINDOW <= window <= MAX_WINDOW else None,
-        prompt=_count(fields.get("n_prompt_tokens")) or _first(_PROMPT_PATTERNS, message)[0],
-        answer=_first(_ANSWER_PATTERNS, message)[0],
+        prompt=_positive_int(fields.get("n_prompt_tokens"))
+        or _first_number(_PROMPT_PATTERNS, message)[0],
+        answer=_first_number(_ANSWER_PATTERNS, message)[0],
         excerpt="" if n_ctx else in_words,
     )
     return sizes if sizes.is_overflow else ContextSizes()
@@ -370,11 +374,11 @@ def parse_context_sizes(message: str, fields: Mapping[str, Any]) -> ContextSizes
 
 def _llama_cpp_sizes(fields: Mapping[str, Any]) -> dict[str, int]:
     """Return llama.cpp's size fields, which clients of llama.cpp read to shorten a conversation."""
-    counts = {name: _count(fields.get(name)) for name in ("n_prompt_tokens", "n_ctx")}
+    counts = {name: _positive_int(fields.get(name)) for name in ("n_prompt_tokens", "n_ctx")}
     return {name: count for name, count in counts.items() if count is not None}
 
 
-def _first(patterns: Sequence[str], message: str) -> tuple[int | None, str]:
+def _first_number(patterns: Sequence[str], message: str) -> tuple[int | None, str]:
     """Return the number in the match of the first pattern that matches, and the match."""
     for pattern in patterns:
         if found := re.search(pattern, message, re.IGNORECASE):
@@ -382,5 +386,5 @@ def _first(patterns: Sequence[str], message: str) -> tuple[int | None, str]:
     return None, ""
 
 
-def _count(value: Any) -> int | None:
+def _positive_int(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

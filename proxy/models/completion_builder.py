@@ -11,7 +11,7 @@ from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta, TokenCount
 from proxy.agent.history import reasoning_texts, text_of
 from proxy.agent.model import MAX_CALLS, Completion, CompletionStopped
 from proxy.errors import AnswerTooLargeError
-from proxy.models.backend_errors import bad_response, wrong_types_as_backend_error
+from proxy.models.backend_errors import bad_response_error, wrong_types_as_backend_error
 
 MAX_TEXT_CHARS = 64 << 20
 """The most characters in all text fields of one streamed completion together, without the arguments
@@ -27,7 +27,7 @@ MAX_NAME_CHARS = 4096
 MAX_FIELD_CHARS = 1 << 20
 """The longest text that `merge` builds. Each appended piece copies the whole text, so that the time
 grows with the square of the length."""
-_REPLACED = frozenset({"id", "index", "object", "role", "type", "format"})
+_REPLACED_FIELDS = frozenset({"id", "index", "object", "role", "type", "format"})
 """Fields that every chunk repeats: a new value replaces the old value."""
 
 
@@ -35,27 +35,27 @@ def parse_completion(payload: Any) -> Completion:
     """Return the completion in a backend's decoded JSON response. Raises BackendError."""
     choices = payload.get("choices") if isinstance(payload, dict) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise bad_response("it has no choices")
+        raise bad_response_error("it has no choices")
     message = choices[0].get("message")
     if not isinstance(message, dict):
-        raise bad_response("its choice has no message")
+        raise bad_response_error("its choice has no message")
     usage = payload.get("usage")
     return Completion(
         message=message,
         finish_reason=choices[0].get("finish_reason") or _default_finish_reason(message),
         usage=usage if isinstance(usage, dict) else {},
-        choice=_without(choices[0], "message", "finish_reason"),
-        response=_without(payload, "choices", "usage"),
+        choice=_without_fields(choices[0], "message", "finish_reason"),
+        response=_without_fields(payload, "choices", "usage"),
     )
 
 
 @contextmanager
-def attach_partial(build: Callable[[], Completion]) -> Iterator[None]:
-    """Set `CompletionStopped.partial` to the completion so far if the block is stopped."""
+def attach_partial_completion(build: Callable[[], Completion]) -> Iterator[None]:
+    """Set the `partial_completion` of a CompletionStopped to the completion so far."""
     try:
         yield
     except CompletionStopped as stopped:
-        stopped.partial = build()
+        stopped.partial_completion = build()
         raise
 
 
@@ -79,14 +79,14 @@ class CompletionBuilder:
     def add(self, chunk: Any) -> list[ModelDelta]:
         """Add one chunk and return its deltas. Raises BackendError."""
         if not isinstance(chunk, dict):
-            raise bad_response("a chunk is not a JSON object")
+            raise bad_response_error("a chunk is not a JSON object")
         count = None
         if isinstance(usage := chunk.get("usage"), dict) and usage:
             self._usage = usage
-            count = _count(usage.get("prompt_tokens"), usage.get("completion_tokens"))
+            count = _token_count(usage.get("prompt_tokens"), usage.get("completion_tokens"))
         elif isinstance(timings := chunk.get("timings"), dict):
-            count = _llama_cpp_count(timings)
-        self._response.update(_without(chunk, "choices", "usage"))
+            count = _llama_cpp_token_count(timings)
+        self._response.update(_without_fields(chunk, "choices", "usage"))
         deltas: list[ModelDelta] = []
         with wrong_types_as_backend_error("a chunk"):
             for choice in chunk.get("choices") or []:
@@ -120,7 +120,7 @@ class CompletionBuilder:
 
     def _add_choice(self, choice: Mapping[str, Any]) -> list[ModelDelta]:
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        merge(self._choice, _without(choice, "delta", "finish_reason"))
+        merge(self._choice, _without_fields(choice, "delta", "finish_reason"))
         delta = choice.get("delta") or {}
         self._add_to_message(delta)
         deltas: list[ModelDelta] = [ReasoningDelta(text) for text in reasoning_texts(delta)]
@@ -140,7 +140,7 @@ class CompletionBuilder:
                 self._add_thinking_blocks(value or [])
             elif key == "content" and list in (type(value), type(self._message["content"])):
                 self._add_parts(value)
-            elif isinstance(value, str) and key not in _REPLACED:
+            elif isinstance(value, str) and key not in _REPLACED_FIELDS:
                 self._message.setdefault(key, None)
                 self._texts.setdefault(key, []).append(self._count_chars(value))
             else:
@@ -152,7 +152,7 @@ class CompletionBuilder:
         text = "".join(self._texts.pop("content", ()))
         parts = self._message["content"] or ([{"type": "text", "text": text}] if text else [])
         parts += [{"type": "text", "text": value}] if isinstance(value, str) else value or []
-        self._message["content"] = _bounded(parts)
+        self._message["content"] = _check_block_count(parts)
 
     def _add_thinking_blocks(self, blocks: list[dict[str, Any]]) -> None:
         """Append to the message's thinking blocks, which litellm streams in Anthropic's format. A
@@ -162,9 +162,9 @@ class CompletionBuilder:
             if not (block.get("type") == "thinking" and merged and _is_unsigned(merged[-1])):
                 merged.append({})
                 self._thoughts.append([])
-            merge(merged[-1], _without(block, "thinking"))
+            merge(merged[-1], _without_fields(block, "thinking"))
             self._thoughts[-1].append(self._count_chars(block.get("thinking") or ""))
-        _bounded(merged)
+        _check_block_count(merged)
 
     def _count_chars(self, text: str) -> str:
         self._chars += len(text)
@@ -247,7 +247,7 @@ class _ToolCall:
             self.name += name
         merge(self._function, function)
         merged = ("index", "function", "id") if self._fields.get("id") else ("index", "function")
-        merge(self._fields, _without(piece, *merged))
+        merge(self._fields, _without_fields(piece, *merged))
         if not isinstance(arguments, str):
             return ""
         self._arguments.append(arguments)
@@ -258,7 +258,7 @@ class _ToolCall:
         return {"type": "function", **self._fields, "function": function}
 
 
-def _bounded(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _check_block_count(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if len(blocks) > MAX_BLOCKS:
         raise AnswerTooLargeError(f"it has more than {MAX_BLOCKS} blocks")
     return blocks
@@ -268,23 +268,23 @@ def _is_unsigned(block: Mapping[str, Any]) -> bool:
     return block.get("type") == "thinking" and not block.get("signature")
 
 
-def _count(prompt: Any, completion: Any) -> TokenCount | None:
+def _token_count(prompt: Any, completion: Any) -> TokenCount | None:
     return TokenCount(prompt, completion) if type(prompt) is type(completion) is int else None
 
 
-def _llama_cpp_count(timings: Mapping[str, Any]) -> TokenCount | None:
+def _llama_cpp_token_count(timings: Mapping[str, Any]) -> TokenCount | None:
     """Return the token count in llama.cpp's `timings`, whose `prompt_n` excludes cached tokens."""
     cached, prompt = timings.get("cache_n"), timings.get("prompt_n")
     if isinstance(prompt, int) and isinstance(cached, int):
         prompt += cached
-    return _count(prompt, timings.get("predicted_n"))
+    return _token_count(prompt, timings.get("predicted_n"))
 
 
 def _default_finish_reason(message: Mapping[str, Any]) -> str:
     return "tool_calls" if message.get("tool_calls") else "stop"
 
 
-def _without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def _without_fields(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key not in names}
 
 
@@ -292,25 +292,25 @@ def merge(target: dict[str, Any], piece: Mapping[str, Any]) -> None:
     """Merge the fields of one streamed piece into `target`.
 
     Texts and lists are appended, objects are merged, other values replace the old value, and null
-    changes nothing. In the fields in `_REPLACED`, each value other than null replaces the old
-    value. Raises ValueError for a text longer than `MAX_FIELD_CHARS`.
+    changes nothing. In the fields in `_REPLACED_FIELDS`, each value other than null replaces the
+    old value. Raises ValueError for a text longer than `MAX_FIELD_CHARS`.
     """
     for key, new in piece.items():
-        target[key] = _merged(target.get(key), new, key in _REPLACED)
+        target[key] = _merge_value(target.get(key), new, key in _REPLACED_FIELDS)
 
 
-def _merged(old: Any, new: Any, replaced: bool) -> Any:
+def _merge_value(old: Any, new: Any, is_replaced: bool) -> Any:
     if new is None:
         return old
     if isinstance(new, list):
-        old = [] if not isinstance(old, list) or replaced else old
+        old = [] if not isinstance(old, list) or is_replaced else old
         old.extend(new)  # in place: there are thousands of log probabilities
         return old
     if isinstance(new, dict):
-        old = {} if not isinstance(old, dict) or replaced else old
+        old = {} if not isinstance(old, dict) or is_replaced else old
         merge(old, new)
         return old
-    if isinstance(old, str) and isinstance(new, str) and not replaced:
+    if isinstance(old, str) and isinstance(new, str) and not is_replaced:
         if len(old) + len(new) > MAX_FIELD_CHARS:
             raise ValueError(f"a field has more than {MAX_FIELD_CHARS} characters")
         return old + new

@@ -29,15 +29,19 @@ from proxy.agent.model import Completion, Credentials, UpstreamResponse
 from proxy.errors import BackendError
 from proxy.models.backend_errors import (
     backend_error,
-    connection_lost,
+    connection_lost_error,
     decode_error_body,
     is_transport_error,
     redact,
     retry_after_s,
-    timed_out,
-    unreachable,
+    timeout_error,
+    unreachable_error,
 )
-from proxy.models.completion_builder import CompletionBuilder, attach_partial, parse_completion
+from proxy.models.completion_builder import (
+    CompletionBuilder,
+    attach_partial_completion,
+    parse_completion,
+)
 from proxy.models.operator_proxies import exempt_in_environment
 from proxy.models.relay import error_response, json_response
 
@@ -46,7 +50,7 @@ _ENVIRONMENT = {
     "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",  # no download of headers at first use
     "LITELLM_MODE": "PRODUCTION",  # otherwise litellm reads .env files into the environment
 }
-_ARGUMENTS = frozenset(
+_TRANSLATED_FIELDS = frozenset(
     {
         *("messages", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"),
         *("temperature", "top_p", "top_k", "n", "seed", "stop", "logit_bias"),
@@ -81,13 +85,13 @@ class LiteLLMModel:
 
     def __init__(
         self,
-        names: Sequence[str],
+        model_names: Sequence[str],
         *,
         timeout_s: float,
         api_key: str | None = None,
         api_base: str | None = None,
     ) -> None:
-        self._names = tuple(names)
+        self._model_names = tuple(model_names)
         self._timeout_s = timeout_s
         self._api_key = api_key
         self._api_base = api_base
@@ -101,7 +105,7 @@ class LiteLLMModel:
         chunks = await self._stream({**body, "stream": True, "stream_options": options})
         is_accepted = False
         async with aclosing(chunks):
-            with attach_partial(builder.build):
+            with attach_partial_completion(builder.build):
                 async for chunk in chunks:
                     if not is_accepted:  # litellm may call the provider only for the first chunk
                         is_accepted = True
@@ -109,7 +113,7 @@ class LiteLLMModel:
                     for delta in builder.add(chunk):
                         await on_delta(delta)
         if builder.finish_reason is None:
-            raise connection_lost()
+            raise connection_lost_error()
         return builder.build()
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
@@ -160,7 +164,7 @@ class LiteLLMModel:
                 "owned_by": name.split("/")[0],
                 **self._context_length(name),
             }
-            for name in self._names
+            for name in self._model_names
         ]
 
     async def aclose(self) -> None:
@@ -178,13 +182,13 @@ class LiteLLMModel:
         return UpstreamResponse(200, {"content-type": "text/event-stream"}, _SSEBody(first, chunks))
 
     async def _complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        name = self._name_of(body)
+        name = self._model_name(body)
         response = await self._call_litellm(name, body)
         dumped = response.model_dump(exclude_none=True)
-        return as_openai(dumped, openai_like=self._is_openai_like(name))
+        return to_openai_format(dumped, is_openai_like=self._is_openai_like(name))
 
     async def _stream(self, body: Mapping[str, Any]) -> "_ChunkStream":
-        name = self._name_of(body)
+        name = self._model_name(body)
         stream = await self._call_litellm(name, body)
         return _ChunkStream(stream, self._is_openai_like(name), self._map_errors)
 
@@ -203,11 +207,11 @@ class LiteLLMModel:
                 _skip_mcp_handler=True,
             )
 
-    def _name_of(self, body: Mapping[str, Any]) -> str:
+    def _model_name(self, body: Mapping[str, Any]) -> str:
         """Return the model's name. Raises BackendError if the model is not configured: litellm
         could send a key from the proxy's environment to the provider of any model."""
-        name = body.get("model") or self._names[0]
-        if name not in self._names:
+        name = body.get("model") or self._model_names[0]
+        if name not in self._model_names:
             raise BackendError(
                 f"the model {name!r} does not exist",
                 status=404,
@@ -265,11 +269,11 @@ class _ChunkStream:
     def __init__(
         self,
         stream: Any,
-        openai_like: bool,
+        is_openai_like: bool,
         map_errors: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._stream = stream
-        self._openai_like = openai_like
+        self._is_openai_like = is_openai_like
         self._map_errors = map_errors
 
     def __aiter__(self) -> "_ChunkStream":
@@ -278,7 +282,9 @@ class _ChunkStream:
     async def __anext__(self) -> dict[str, Any]:
         with self._map_errors():
             chunk = await anext(self._stream)
-        return as_openai(chunk.model_dump(exclude_none=True), openai_like=self._openai_like)
+        return to_openai_format(
+            chunk.model_dump(exclude_none=True), is_openai_like=self._is_openai_like
+        )
 
     async def aclose(self) -> None:
         """End the stream. Safe to call twice."""
@@ -288,21 +294,21 @@ class _ChunkStream:
 class _SSEBody:
     """Chunks encoded as server-sent events. An error in the stream becomes an event."""
 
-    def __init__(self, first: dict[str, Any] | None, chunks: _ChunkStream) -> None:
+    def __init__(self, first_chunk: dict[str, Any] | None, chunks: _ChunkStream) -> None:
         self._chunks = chunks
-        self._events = self._encode(first)
+        self._events = self._encode(first_chunk)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self._events
 
-    async def _encode(self, first: dict[str, Any] | None) -> AsyncGenerator[bytes, None]:
+    async def _encode(self, first_chunk: dict[str, Any] | None) -> AsyncGenerator[bytes, None]:
         try:
-            if first is not None:
-                yield _event(first)
+            if first_chunk is not None:
+                yield _sse_event(first_chunk)
                 async for chunk in self._chunks:
-                    yield _event(chunk)
+                    yield _sse_event(chunk)
         except BackendError as error:
-            yield _event(error.body())
+            yield _sse_event(error.body())
         yield b"data: [DONE]\n\n"
 
     async def aclose(self) -> None:
@@ -311,7 +317,7 @@ class _SSEBody:
         await self._chunks.aclose()
 
 
-def _event(value: Any) -> bytes:
+def _sse_event(value: Any) -> bytes:
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
@@ -323,39 +329,44 @@ def call_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
     arguments are deep copies because litellm modifies tools and messages in place.
     """
     fields = {key: deepcopy(value) for key, value in body.items() if key != "model"}
-    arguments = {key: fields[key] for key in fields if key in _ARGUMENTS}
-    extra = {key: fields[key] for key in fields if key not in _ARGUMENTS}
+    arguments = {key: fields[key] for key in fields if key in _TRANSLATED_FIELDS}
+    extra = {key: fields[key] for key in fields if key not in _TRANSLATED_FIELDS}
     return {**arguments, "extra_body": extra} if extra else arguments
 
 
-def as_openai(response: Mapping[str, Any], *, openai_like: bool) -> dict[str, Any]:
+def to_openai_format(response: Mapping[str, Any], *, is_openai_like: bool) -> dict[str, Any]:
     """Return a completion or chunk, dumped from litellm's object, in OpenAI's format.
 
-    litellm moves unknown fields to `provider_specific_fields`. For an `openai_like` provider this
-    function moves them back. For other providers they stay, without duplicates of other fields,
-    because litellm reads some of them in the next request (Gemini's signatures).
+    litellm moves unknown fields to `provider_specific_fields`. If the provider `is_openai_like`,
+    this function moves them back. For other providers they stay, without duplicates of other
+    fields, because litellm reads some of them in the next request (Gemini's signatures).
     """
-    choices = [_choice(choice, openai_like) for choice in response.get("choices") or []]
+    choices = [
+        _choice_to_openai(choice, is_openai_like) for choice in response.get("choices") or []
+    ]
     return {**response, "choices": choices}
 
 
-def _choice(choice: Mapping[str, Any], openai_like: bool) -> dict[str, Any]:
-    choice = _restored(choice, openai_like)
+def _choice_to_openai(choice: Mapping[str, Any], is_openai_like: bool) -> dict[str, Any]:
+    choice = _restore_moved_fields(choice, is_openai_like)
     if "delta" in choice:
-        choice["delta"] = _restored(choice["delta"], openai_like)
+        choice["delta"] = _restore_moved_fields(choice["delta"], is_openai_like)
     if "message" in choice:
-        choice["message"] = {"content": None, **_restored(choice["message"], openai_like)}
+        choice["message"] = {
+            "content": None,
+            **_restore_moved_fields(choice["message"], is_openai_like),
+        }
     return choice
 
 
-def _restored(fields: Mapping[str, Any], openai_like: bool) -> dict[str, Any]:
+def _restore_moved_fields(fields: Mapping[str, Any], is_openai_like: bool) -> dict[str, Any]:
     known = {key: value for key, value in fields.items() if key != "provider_specific_fields"}
     moved = {
         key: value
         for key, value in (fields.get("provider_specific_fields") or {}).items()
         if value is not None and key not in known
     }
-    if openai_like:
+    if is_openai_like:
         return {**known, **moved}
     return {**known, "provider_specific_fields": moved} if moved else known
 
@@ -389,10 +400,10 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def _connection_error(cause: httpx.TransportError, secret: str | None) -> BackendError:
     if isinstance(cause, httpx.TimeoutException):
-        return timed_out(type(cause).__name__)
+        return timeout_error(type(cause).__name__)
     if isinstance(cause, httpx.ReadError | httpx.RemoteProtocolError):
-        return connection_lost()
-    return unreachable(redact(str(cause), secret))
+        return connection_lost_error()
+    return unreachable_error(redact(str(cause), secret))
 
 
 def _response_error(

@@ -31,14 +31,14 @@ from proxy.errors import AnswerTooLargeError, BackendError
 from proxy.models.backend_errors import (
     backend_error,
     backend_error_from_response,
-    bad_response,
-    connection_lost,
+    bad_response_error,
+    connection_lost_error,
     is_error,
     parse_json,
-    timed_out,
-    unreachable,
+    timeout_error,
+    unreachable_error,
 )
-from proxy.models.completion_builder import attach_partial, parse_completion
+from proxy.models.completion_builder import attach_partial_completion, parse_completion
 from proxy.models.relay import (
     completion_request_headers,
     completion_response_headers,
@@ -56,14 +56,14 @@ MAX_TOKENIZED_BYTES = 32 << 20
 KEEP_ALIVE_S = 4.0
 """Seconds for which an unused connection stays open. Less than uvicorn's 5 s, so that no request
 uses a connection that the server is closing."""
-_PROBE_AFTER = 0.75
+_PROBE_AFTER_SHARE = 0.75
 """The share of the keep-alive time after which an unused connection is probed."""
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
-_MODELS = "/models"
+_MODELS_PATH = "/models"
 _MAX_UNSPLIT_BYTES = 1 << 20
 """Longer request bodies are sent in pieces."""
 _PIECE_BYTES = 1 << 16
-_VERSION = "/v1"
+_VERSION_PREFIX = "/v1"
 _SKIPPED_AUTO_HEADERS = ("accept", "content-type", "user-agent")
 MAX_ERROR_BYTES = 64 * 1024
 MAX_JSON_BYTES = 256 << 20
@@ -73,7 +73,7 @@ _DRAIN_TIMEOUT_S = 0.5
 """The seconds to wait for the end of a stream after its [DONE]."""
 _MAX_PROBES = 100
 """The most probes in one `keep_warm` block: five minutes with the default keep-alive time."""
-_PROBE_END_S = 1.0
+_PROBE_END_TIMEOUT_S = 1.0
 TOKENIZE_PATH = "/tokenize"
 NO_ENDPOINT_STATUSES = (404, 405, 501)
 """Statuses of a server that lacks an endpoint."""
@@ -99,26 +99,26 @@ class OpenAIHTTPModel:
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
         self._base_url = base_url.rstrip("/")
-        self._root_url = self._base_url.removesuffix(_VERSION)
-        self._completions_base = self._base_url
+        self._root_url = self._base_url.removesuffix(_VERSION_PREFIX)
+        self._completions_base_url = self._base_url
         self._api_key = api_key
         self._account_headers: Mapping[str, str] = {}
-        self._timeout = _timeout(timeout_s)
+        self._timeout = _client_timeout(timeout_s)
         self._connections = Connections(proxy, keep_alive_s)
-        self._streaming = StreamSupport()
+        self._stream_support = StreamSupport()
         self._tokenizer = _Tokenizer()
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         """See Model. After the server has refused to stream a model, completions of that model are
         not streamed for some minutes."""
         model = str(body.get("model"))
-        if on_delta is not None and self._streaming.is_supported(model):
+        if on_delta is not None and self._stream_support.is_supported(model):
             try:
                 return await self._complete_streamed(body, on_delta)
             except BackendError as error:
                 if not refuses_to_stream(error):
                     raise
-                self._streaming.note_refusal(model, error)
+                self._stream_support.note_refusal(model, error)
         response = await self._post_completion(body)
         async with aclosing(response):
             await response.raise_for_error(self._api_key)
@@ -129,7 +129,7 @@ class OpenAIHTTPModel:
         return completion
 
     async def _complete_streamed(self, body: Mapping[str, Any], on_delta: OnDelta) -> Completion:
-        response = await self._post_completion(self._streaming.request_body(body))
+        response = await self._post_completion(self._stream_support.request_body(body))
         async with aclosing(response):
             await response.raise_for_error(self._api_key)
             await on_delta(ModelCallAccepted())
@@ -154,15 +154,15 @@ class OpenAIHTTPModel:
     def with_timeout(self, timeout_s: float) -> "OpenAIHTTPModel":
         """See Model. The copy shares the connections and what is known about the server."""
         other = copy.copy(self)
-        other._timeout = _timeout(timeout_s)  # noqa: SLF001 - an instance of the same class
+        other._timeout = _client_timeout(timeout_s)  # noqa: SLF001 - an instance of the same class
         return other
 
     def with_upstream(self, url: str) -> "OpenAIHTTPModel":
         """See Model. The copy shares the connections. What the other server refuses to stream is
         known to the copy alone."""
         other = copy.copy(self)
-        other._completions_base = url.rstrip("/")  # noqa: SLF001 - an instance of the same class
-        other._streaming = StreamSupport()  # noqa: SLF001 - as above
+        other._completions_base_url = url.rstrip("/")  # noqa: SLF001 - an instance of the same class
+        other._stream_support = StreamSupport()  # noqa: SLF001 - as above
         return other
 
     async def count_tokens(self, model: str, text: str) -> int | None:
@@ -196,9 +196,9 @@ class OpenAIHTTPModel:
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """See Upstream. Paths below /v1 are relative to `base_url`, other paths to `base_url`
         without its /v1."""
-        is_versioned = request.path.startswith((f"{_VERSION}/", f"{_VERSION}?"))
+        is_versioned = request.path.startswith((f"{_VERSION_PREFIX}/", f"{_VERSION_PREFIX}?"))
         base = self._base_url if is_versioned else self._root_url
-        path = request.path.removeprefix(_VERSION) if is_versioned else request.path
+        path = request.path.removeprefix(_VERSION_PREFIX) if is_versioned else request.path
         headers = end_to_end_headers(request.headers)
         if isinstance(request.body, bytes):
             headers["content-length"] = str(len(request.body))
@@ -206,7 +206,7 @@ class OpenAIHTTPModel:
             request.method,
             URL(base + path, encoded=True),
             headers,
-            _split(request.body) if isinstance(request.body, bytes) else request.body,
+            _split_if_long(request.body) if isinstance(request.body, bytes) else request.body,
             auto_decompress=False,
             skip_auto_headers=_SKIPPED_AUTO_HEADERS,
         )
@@ -216,12 +216,12 @@ class OpenAIHTTPModel:
     def keep_warm(self) -> AbstractAsyncContextManager[None]:
         """See Model. A HEAD request before the keep-alive time ends keeps the connection open on
         both sides, whatever the status of its response."""
-        return _KeepAlive(self._connections.keep_alive_s * _PROBE_AFTER, self._probe)
+        return _KeepAlive(self._connections.keep_alive_s * _PROBE_AFTER_SHARE, self._probe)
 
     async def _probe(self) -> None:
         with suppress(aiohttp.ClientError, OSError):
             async with self._connections.session().head(
-                self._completions_base + _MODELS,
+                self._completions_base_url + _MODELS_PATH,
                 headers=self._with_auth({}),
                 timeout=_PROBE_TIMEOUT,
                 allow_redirects=False,
@@ -229,17 +229,17 @@ class OpenAIHTTPModel:
                 pass
 
     async def models(self) -> list[dict[str, Any]]:
-        response = await self._send("GET", self._base_url + _MODELS, headers={})
+        response = await self._send("GET", self._base_url + _MODELS_PATH, headers={})
         async with aclosing(response):
             await response.raise_for_error(self._api_key)
             listing = await response.json()
         data = listing.get("data") if isinstance(listing, dict) else None
         if not isinstance(data, list):
-            raise bad_response("it lists no models")
+            raise bad_response_error("it lists no models")
         models = [
             model for model in data if isinstance(model, dict) and isinstance(model.get("id"), str)
         ]
-        self._streaming.note_models(models)
+        self._stream_support.note_models(models)
         return models
 
     async def aclose(self) -> None:
@@ -248,11 +248,11 @@ class OpenAIHTTPModel:
 
     async def _read_stream(self, response: "BackendResponse", on_delta: OnDelta) -> Completion:
         stream = CompletionStream(secret=self._api_key)
-        with attach_partial(stream.build):
+        with attach_partial_completion(stream.build):
             async for piece in response:
                 for delta in stream.feed(piece):
                     await on_delta(delta)
-                if stream.done:
+                if stream.is_done:
                     await response.drain()
                     break
             for delta in stream.end():
@@ -271,9 +271,9 @@ class OpenAIHTTPModel:
         added = {"content-type": "application/json", "content-length": str(len(data))}
         return await self._send(
             "POST",
-            f"{self._completions_base}/chat/completions",
+            f"{self._completions_base_url}/chat/completions",
             headers={**(headers or {}), **added},
-            data=_split(data),
+            data=_split_if_long(data),
         )
 
     async def _send(
@@ -288,7 +288,7 @@ class OpenAIHTTPModel:
         if not 200 <= response.status < 300 and not 400 <= response.status < 600:
             response.close()
             location = response.headers.get("location")
-            raise bad_response(
+            raise bad_response_error(
                 f"it redirects to {location}: correct backend.base_url"
                 if location
                 else f"its status is {response.status}"
@@ -318,7 +318,7 @@ class OpenAIHTTPModel:
         return {**headers, **self._account_headers, "authorization": f"Bearer {key}"}
 
 
-def _split(body: bytes) -> bytes | AsyncIterator[bytes]:
+def _split_if_long(body: bytes) -> bytes | AsyncIterator[bytes]:
     """Return a long body in pieces, a short body unchanged. The caller sets the content-length."""
     return body if len(body) <= _MAX_UNSPLIT_BYTES else _pieces(body)
 
@@ -330,7 +330,7 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
 
 
 async def _emit_deltas(completion: Completion, on_delta: OnDelta) -> None:
-    with attach_partial(lambda: completion):
+    with attach_partial_completion(lambda: completion):
         for delta in completion_deltas(completion):
             await on_delta(delta)
 
@@ -361,7 +361,7 @@ class Connections:
             await session.close()
 
 
-def _timeout(timeout_s: float) -> aiohttp.ClientTimeout:
+def _client_timeout(timeout_s: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=None, connect=_CONNECT_TIMEOUT_S, sock_read=timeout_s)
 
 
@@ -370,11 +370,11 @@ def _transport_error(error: Exception) -> BackendError:
     match error:
         case aiohttp.ClientHttpProxyError(status=status, message=message):
             # The text of the exception contains the proxy's URL with its password.
-            return unreachable(f"the proxy refused with {status} {message}")
+            return unreachable_error(f"the proxy refused with {status} {message}")
         case aiohttp.ClientPayloadError():
-            return connection_lost()
+            return connection_lost_error()
     reason = str(error) or type(error).__name__
-    return timed_out(reason) if isinstance(error, TimeoutError) else unreachable(reason)
+    return timeout_error(reason) if isinstance(error, TimeoutError) else unreachable_error(reason)
 
 
 class BackendResponse:
@@ -448,42 +448,42 @@ class BackendResponse:
 
 
 class _KeepAlive:
-    """A context manager that calls `probe` every `every_s` seconds. A block that is shorter than
-    `every_s` costs only one timer."""
+    """A context manager that calls `probe` every `interval_s` seconds. A block that is shorter than
+    `interval_s` costs only one timer."""
 
-    def __init__(self, every_s: float, probe: Callable[[], Awaitable[None]]) -> None:
-        self._every_s = every_s
+    def __init__(self, interval_s: float, probe: Callable[[], Awaitable[None]]) -> None:
+        self._interval_s = interval_s
         self._probe = probe
-        self._probes = 0
+        self._probe_count = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._probing: asyncio.Future[None] | None = None
+        self._probe_task: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> None:
         self._schedule()
 
     def _schedule(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._every_s, self._start_probe)
+        self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._start_probe)
 
     def _start_probe(self) -> None:
-        self._probes += 1
-        self._probing = asyncio.ensure_future(self._probe())
-        self._probing.add_done_callback(self._on_probe_done)
+        self._probe_count += 1
+        self._probe_task = asyncio.ensure_future(self._probe())
+        self._probe_task.add_done_callback(self._on_probe_done)
 
-    def _on_probe_done(self, probing: asyncio.Future[None]) -> None:
-        if not probing.cancelled() and (error := probing.exception()):
+    def _on_probe_done(self, probe_task: asyncio.Future[None]) -> None:
+        if not probe_task.cancelled() and (error := probe_task.exception()):
             _LOG.warning("the probe that keeps the backend's connection open failed: %r", error)
-        elif self._timer is not None and self._probes < _MAX_PROBES:
+        elif self._timer is not None and self._probe_count < _MAX_PROBES:
             self._schedule()
 
     async def __aexit__(self, *_: object) -> None:
-        """Wait up to `_PROBE_END_S` seconds for the end of a running probe, so that the next call
-        can use the probe's connection."""
+        """Wait up to `_PROBE_END_TIMEOUT_S` seconds for the end of a running probe, so that the
+        next call can use the probe's connection."""
         assert self._timer is not None
         self._timer.cancel()
         self._timer = None
-        if self._probing is not None and not self._probing.done():
-            await asyncio.wait({self._probing}, timeout=_PROBE_END_S)
-            self._probing.cancel()
+        if self._probe_task is not None and not self._probe_task.done():
+            await asyncio.wait({self._probe_task}, timeout=_PROBE_END_TIMEOUT_S)
+            self._probe_task.cancel()
 
 
 @dataclass(slots=True)
@@ -500,28 +500,28 @@ def _tokenize_body(field: _TextField, model: str, text: str) -> dict[str, Any]:
     return {"model": model, "prompt": text, "add_special_tokens": False}
 
 
-def _expects_content(answer: bytes) -> bool:
+def _expects_content(response_body: bytes) -> bool:
     """Return True if this answer of `/tokenize` shows that the server reads the text from the field
     `content`, not `prompt`."""
-    fields = _json_object(answer)
+    fields = _json_object(response_body)
     return "count" not in fields and isinstance(fields.get("tokens"), list)
 
 
-def _count_listed_tokens(answer: bytes) -> int | None:
+def _count_listed_tokens(response_body: bytes) -> int | None:
     """Return the number of tokens that llama.cpp lists, or None."""
-    tokens = _json_object(answer).get("tokens")
+    tokens = _json_object(response_body).get("tokens")
     return len(tokens) if isinstance(tokens, list) else None
 
 
-def parse_token_count(answer: bytes) -> int | None:
+def parse_token_count(response_body: bytes) -> int | None:
     """Return the token count in a response of `/tokenize`, or None."""
-    count = _json_object(answer).get("count")
+    count = _json_object(response_body).get("count")
     return count if isinstance(count, int) else None
 
 
-def _json_object(answer: bytes) -> Mapping[str, Any]:
+def _json_object(response_body: bytes) -> Mapping[str, Any]:
     try:
-        value = parse_json(answer)
+        value = parse_json(response_body)
     except BackendError:
         return {}
     return value if isinstance(value, dict) else {}

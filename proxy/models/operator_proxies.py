@@ -28,7 +28,7 @@ def proxy_for(url: str, proxies: Mapping[str, str] | None = None) -> str | None:
     proxy = proxies.get(backend.scheme) or proxies.get("all")
     if not proxy or is_exempt(url) or _is_listed(backend, proxies.get("no", "")):
         return None
-    return _checked(proxy if "://" in proxy else f"http://{proxy}")
+    return _check_proxy_url(proxy if "://" in proxy else f"http://{proxy}")
 
 
 def is_exempt(url: str) -> bool:
@@ -74,7 +74,7 @@ def _is_listed(backend: SplitResult, no_proxy: str) -> bool:
     return False
 
 
-def _checked(proxy: str) -> str:
+def _check_proxy_url(proxy: str) -> str:
     split = urlsplit(proxy)
     if split.scheme not in _SUPPORTED_SCHEMES:
         raise ValueError(

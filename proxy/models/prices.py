@@ -12,29 +12,31 @@ from typing import Any
 
 from policies.prices import Price, Tariff
 
-_FILE = "model_prices_and_context_window_backup.json"
+_TABLE_FILE = "model_prices_and_context_window_backup.json"
 _MILLION = 1_000_000
-_ABOVE = "input_cost_per_token_above_"
+_LONG_PROMPT_PREFIX = "input_cost_per_token_above_"
 
 
 class Prices:
     """The prices of models. litellm's table is read once, for the first model that needs it."""
 
-    def __init__(self, configured: Mapping[str, Price] | None = None) -> None:
-        prices = configured or {}
-        self._configured: dict[str, Tariff] = {name: ((0, prices[name]),) for name in prices}
+    def __init__(self, configured_prices: Mapping[str, Price] | None = None) -> None:
+        prices = configured_prices or {}
+        self._configured_tariffs: dict[str, Tariff] = {
+            name: ((0, prices[name]),) for name in prices
+        }
         self._table: dict[str, Tariff] | None = None
-        self._reading = asyncio.Lock()
+        self._read_lock = asyncio.Lock()
 
-    def configured(self, model: str) -> Tariff | None:
+    def configured_tariff(self, model: str) -> Tariff | None:
         """Return the configured price of a model, or None."""
-        return self._configured.get(model)
+        return self._configured_tariffs.get(model)
 
     async def find(self, model: str) -> Tariff | None:
         """Return the configured price of a model, else the price in litellm's table, or None."""
-        if tariff := self._configured.get(model):
+        if tariff := self._configured_tariffs.get(model):
             return tariff
-        async with self._reading:
+        async with self._read_lock:
             if self._table is None:
                 self._table = await asyncio.to_thread(read_tariffs)
         return self._table.get(model)
@@ -46,7 +48,7 @@ def read_tariffs() -> dict[str, Tariff]:
     spec = importlib.util.find_spec("litellm")
     assert spec  # litellm is a dependency
     assert spec.origin
-    table = json.loads(Path(spec.origin).with_name(_FILE).read_text(encoding="utf-8"))
+    table = json.loads(Path(spec.origin).with_name(_TABLE_FILE).read_text(encoding="utf-8"))
     tariffs = {name: tariff for name, entry in table.items() if (tariff := _tariff(entry))}
     for name, tariff in list(tariffs.items()):
         tariffs.setdefault(f"{table[name].get('litellm_provider')}/{name}", tariff)
@@ -63,8 +65,8 @@ def _tariff(entry: Mapping[str, Any]) -> Tariff | None:
 def _long_prompt_prices(entry: Mapping[str, Any]) -> Iterator[tuple[int, Price]]:
     """Yield pairs of a number of tokens and the price for prompts with more tokens."""
     for key in entry:
-        size = key.removeprefix(_ABOVE).removesuffix("k_tokens")
-        if not key.startswith(_ABOVE) or not size.isdecimal():
+        size = key.removeprefix(_LONG_PROMPT_PREFIX).removesuffix("k_tokens")
+        if not key.startswith(_LONG_PROMPT_PREFIX) or not size.isdecimal():
             continue
         if price := _price(entry, f"_above_{size}k_tokens"):
             yield int(size) * 1000, price

@@ -25,7 +25,7 @@ _ACCOUNT_HEADERS = frozenset(
 )
 """Headers that identify the client to this proxy."""
 _BODY_HEADERS = frozenset({"accept-encoding", "content-encoding", "content-length", "content-type"})
-_OWN_PREFIX = "x-sandbox-"
+_PROXY_HEADER_PREFIX = "x-sandbox-"
 _COMPLETION_HEADERS = frozenset(
     {"content-type", "retry-after", "retry-after-ms", "x-request-id", "x-should-retry"}
 )
@@ -35,25 +35,25 @@ _HOST_HEADERS = frozenset({"alt-svc", "date", "server", "set-cookie", "strict-tr
 _CORS_PREFIX = "access-control-"
 """This proxy sends its own CORS headers."""
 _NOT_IN_REQUESTS = _CONNECTION_HEADERS | _ACCOUNT_HEADERS
-_NOT_WITH_OWN_BODY = _NOT_IN_REQUESTS | _BODY_HEADERS
+_NOT_WITH_ENCODED_BODY = _NOT_IN_REQUESTS | _BODY_HEADERS
 _NOT_IN_RESPONSES = _CONNECTION_HEADERS | _HOST_HEADERS
 
 
 def completion_request_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the client's headers to send to the backend with a body that the proxy encodes."""
-    return _relayed(headers, _NOT_WITH_OWN_BODY)
+    return _relayed_headers(headers, _NOT_WITH_ENCODED_BODY)
 
 
 def end_to_end_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the client's headers without connection and account headers."""
-    return _relayed(headers, _NOT_IN_REQUESTS)
+    return _relayed_headers(headers, _NOT_IN_REQUESTS)
 
 
-def _relayed(headers: Mapping[str, str], excluded: Collection[str]) -> dict[str, str]:
+def _relayed_headers(headers: Mapping[str, str], excluded_names: Collection[str]) -> dict[str, str]:
     return {
         name: value
-        for name, value in _without_connection(_joined(headers), excluded)
-        if not name.startswith(_OWN_PREFIX)
+        for name, value in _filter_headers(_join_repeated_headers(headers), excluded_names)
+        if not name.startswith(_PROXY_HEADER_PREFIX)
     }
 
 
@@ -67,21 +67,21 @@ def completion_response_headers(headers: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def relayed_response_headers(headers: Mapping[str, str], server: str) -> dict[str, str]:
+def relayed_response_headers(headers: Mapping[str, str], server_url: str) -> dict[str, str]:
     """Return the backend's headers without connection, host and CORS headers. A redirect within
-    `server`, the backend's address, becomes a redirect within this proxy."""
+    `server_url`, the backend's address, becomes a redirect within this proxy."""
     relayed = {
         # aiohttp decodes UTF-8 and Starlette encodes Latin-1: the bytes stay the same.
         name: value.encode(errors="surrogateescape").decode("latin-1")
-        for name, value in _without_connection(_joined(headers), _NOT_IN_RESPONSES)
+        for name, value in _filter_headers(_join_repeated_headers(headers), _NOT_IN_RESPONSES)
         if not name.startswith(_CORS_PREFIX)
     }
-    if relayed.get("location", "").startswith(f"{server}/"):
-        relayed["location"] = relayed["location"].removeprefix(server)
+    if relayed.get("location", "").startswith(f"{server_url}/"):
+        relayed["location"] = relayed["location"].removeprefix(server_url)
     return relayed
 
 
-def _joined(headers: Mapping[str, str]) -> dict[str, str]:
+def _join_repeated_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers by lower-case name. The values of a repeated name are joined."""
     joined: dict[str, str] = {}
     for name, value in headers.items():  # a multi-mapping yields every line
@@ -90,14 +90,17 @@ def _joined(headers: Mapping[str, str]) -> dict[str, str]:
     return joined
 
 
-def _without_connection(
-    headers: Mapping[str, str], excluded: Collection[str]
+def _filter_headers(
+    headers: Mapping[str, str], excluded_names: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """Return the headers that neither `excluded` nor the Connection header names."""
+    """Return the headers that neither `excluded_names` nor the Connection header names."""
     connection = headers.get("connection")
     if connection is not None:
-        excluded = {*excluded, *(name.strip().lower() for name in connection.split(","))}
-    return ((name, value) for name, value in headers.items() if name not in excluded)
+        excluded_names = {
+            *excluded_names,
+            *(name.strip().lower() for name in connection.split(",")),
+        }
+    return ((name, value) for name, value in headers.items() if name not in excluded_names)
 
 
 class BufferedBody:

@@ -20,7 +20,11 @@ from proxy.agent.history import REASONING_FIELDS, completion_deltas
 from proxy.agent.model import Completion, Credentials, UpstreamResponse
 from proxy.errors import BackendError
 from proxy.models.backend_errors import backend_error
-from proxy.models.completion_builder import CompletionBuilder, attach_partial, parse_completion
+from proxy.models.completion_builder import (
+    CompletionBuilder,
+    attach_partial_completion,
+    parse_completion,
+)
 from proxy.models.relay import BufferedBody, error_response, json_response
 
 PIECE_CHARS = 8
@@ -109,7 +113,7 @@ class ScriptedModel:
         scripts = read_scripts({"model": name, "replies": list(replies)}, "script")
         self._replies = {script.model: script.replies for script in scripts}
         self._cycle = cycle
-        self._raised: set[tuple[str, int]] = set()
+        self._raised_errors: set[tuple[str, int]] = set()
         """The script's name and the reply's index of each error that was raised."""
 
     @classmethod
@@ -125,7 +129,7 @@ class ScriptedModel:
         return model
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        payload, streams = self._next(body)
+        payload, streams = self._next_completion(body)
         if on_delta is None:
             return parse_completion(payload)
         await on_delta(ModelCallAccepted())
@@ -135,7 +139,7 @@ class ScriptedModel:
                 await on_delta(delta)
             return completion
         builder = CompletionBuilder()
-        with attach_partial(builder.build):
+        with attach_partial_completion(builder.build):
             for chunk in completion_chunks(payload, include_usage=True):
                 for delta in builder.add(chunk):
                     await on_delta(delta)
@@ -144,7 +148,7 @@ class ScriptedModel:
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
         try:
-            completion, _ = self._next(body)
+            completion, _ = self._next_completion(body)
         except BackendError as error:
             return error_response(error)
         if not body.get("stream"):
@@ -180,7 +184,7 @@ class ScriptedModel:
     async def aclose(self) -> None:
         """See Model. A script has no connection."""
 
-    def _next(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    def _next_completion(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         """Return the completion for a request, and True if the completion can be streamed. A reply
         with a `message` is not streamed, as if the server ignored `stream`. Raises BackendError."""
         self.requests.append(deepcopy(dict(body)))
@@ -193,8 +197,8 @@ class ScriptedModel:
         to_skip = position % count if self._cycle and count else position
         for number, reply in enumerate(replies):
             if reply.error is not None:
-                if to_skip == 0 and (name, number) not in self._raised:
-                    self._raised.add((name, number))
+                if to_skip == 0 and (name, number) not in self._raised_errors:
+                    self._raised_errors.add((name, number))
                     raise _backend_error(reply.error)
             elif to_skip == 0:
                 completion = build_completion(reply, model=model, position=position)
@@ -231,7 +235,7 @@ def build_completion(
     reply: ScriptedReply, *, model: str, position: int, reasoning_field: str = "reasoning_content"
 ) -> dict[str, Any]:
     """Return the chat completion for a reply. The completion's ids contain `position`."""
-    message = deepcopy(reply.message) or _message(reply, position, reasoning_field)
+    message = deepcopy(reply.message) or _reply_message(reply, position, reasoning_field)
     finish_reason = reply.finish_reason or ("tool_calls" if message.get("tool_calls") else "stop")
     completion: dict[str, Any] = {
         "id": f"chatcmpl-script-{position}",
@@ -253,7 +257,7 @@ def completion_chunks(
     common = {key: completion[key] for key in completion if key not in ("choices", "usage")}
     common["object"] = "chat.completion.chunk"
     choice = completion["choices"][0]
-    for delta in _deltas(choice["message"]):
+    for delta in _message_deltas(choice["message"]):
         yield {**common, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
     end = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
     yield {**common, "choices": [end]}
@@ -268,7 +272,7 @@ def encode_sse(chunks: Iterator[dict[str, Any]]) -> Iterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-def _message(reply: ScriptedReply, position: int, reasoning_field: str) -> dict[str, Any]:
+def _reply_message(reply: ScriptedReply, position: int, reasoning_field: str) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": reply.content}
     if reply.reasoning is not None:
         message[reasoning_field] = reply.reasoning
@@ -277,18 +281,18 @@ def _message(reply: ScriptedReply, position: int, reasoning_field: str) -> dict[
             {
                 "id": call.id or f"call_{position}_{index}",
                 "type": "function",
-                "function": {"name": call.name, "arguments": _text(call.arguments)},
+                "function": {"name": call.name, "arguments": _arguments_text(call.arguments)},
             }
             for index, call in enumerate(reply.tool_calls)
         ]
     return message
 
 
-def _text(arguments: Mapping[str, Any] | str) -> str:
+def _arguments_text(arguments: Mapping[str, Any] | str) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
-def _deltas(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _message_deltas(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     split = ("content", *REASONING_FIELDS)
     first = {key: message[key] for key in message if key not in (*split, "tool_calls")}
     yield {**first, "content": None if message.get("content") is None else ""}

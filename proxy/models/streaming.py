@@ -18,7 +18,7 @@ from proxy.agent.model import Completion
 from proxy.errors import AnswerTooLargeError, BackendError
 from proxy.models.backend_errors import (
     backend_error,
-    connection_lost,
+    connection_lost_error,
     is_error,
     parse_json,
 )
@@ -36,10 +36,10 @@ _REFUSED_WORDS = re.compile(
 _COMBINATION_WORDS = re.compile(r"\b(?:with|when|while|if|together)\b", re.IGNORECASE)
 REFUSAL_HOLDS_S = 600.0
 """The seconds for which a refusal to stream a model is remembered."""
-_MAX_REFUSED = 1000
+_MAX_REFUSED_MODELS = 1000
 _PARAMETER_WORDS = re.compile(r"log_?probs|tool|\bn\b", re.IGNORECASE)
-_SENDS_RUNNING_USAGE = frozenset({"vllm", "sglang"})
-_SENDS_TIMINGS = "llamacpp"
+_RUNNING_USAGE_SERVERS = frozenset({"vllm", "sglang"})
+_TIMINGS_SERVER = "llamacpp"
 """Servers that can send running token counts, by the `owned_by` of the models that they list."""
 MAX_EVENT_BYTES = 32 << 20
 """The longest server-sent event."""
@@ -50,7 +50,7 @@ _TAIL_BYTES = 1 << 16
 """The length of that end, in bytes. The usage follows the generated text."""
 _USAGE_PARENTS = ("response", "message")
 """In events of /v1/responses and /v1/messages, the fields whose object contains the usage."""
-_GENERATED = ("choices", "output", "content")
+_GENERATED_TEXT_FIELDS = ("choices", "output", "content")
 """The fields that contain the generated text in responses of /v1/chat/completions, /v1/responses
 and /v1/messages."""
 _USAGE = re.compile(r'"usage"\s*:\s*\{')
@@ -69,28 +69,28 @@ class StreamSupport:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._refused: dict[str, float] = {}
+        self._refused_until: dict[str, float] = {}
         """The time until which each refused model is not streamed, oldest refusal first."""
-        self._owners: frozenset[str] = frozenset()
+        self._server_kinds: frozenset[str] = frozenset()
 
     def is_supported(self, model: str) -> bool:
         """Return False if the server has refused to stream the model in the last
         `REFUSAL_HOLDS_S`."""
-        return self._refused.get(model, -1.0) < self._now()
+        return self._refused_until.get(model, -1.0) < self._now()
 
     def note_refusal(self, model: str, error: BackendError) -> None:
         """Remember that the server refused to stream the model, unless the refusal is about a
         combination with another parameter."""
         if _COMBINATION_WORDS.search(error.message):
             return
-        self._refused.pop(model, None)
-        while len(self._refused) >= _MAX_REFUSED:
-            del self._refused[next(iter(self._refused))]
-        self._refused[model] = self._now() + REFUSAL_HOLDS_S
+        self._refused_until.pop(model, None)
+        while len(self._refused_until) >= _MAX_REFUSED_MODELS:
+            del self._refused_until[next(iter(self._refused_until))]
+        self._refused_until[model] = self._now() + REFUSAL_HOLDS_S
 
     def note_models(self, models: Iterable[Mapping[str, Any]]) -> None:
         """Remember the kind of the server, from the `owned_by` of the models that it lists."""
-        self._owners = frozenset(str(model.get("owned_by")) for model in models)
+        self._server_kinds = frozenset(str(model.get("owned_by")) for model in models)
 
     def request_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the body of a streamed request.
@@ -99,10 +99,10 @@ class StreamSupport:
         servers refuse unknown fields.
         """
         options = {**(body.get("stream_options") or {}), "include_usage": True}
-        if self._owners & _SENDS_RUNNING_USAGE:
+        if self._server_kinds & _RUNNING_USAGE_SERVERS:
             options["continuous_usage_stats"] = True
         streamed = {**body, "stream": True, "stream_options": options}
-        if _SENDS_TIMINGS in self._owners:
+        if _TIMINGS_SERVER in self._server_kinds:
             streamed["timings_per_token"] = True
         return streamed
 
@@ -111,7 +111,7 @@ class CompletionStream:
     """Decodes the bytes of one streamed completion, first into deltas, then into a Completion."""
 
     def __init__(self, *, secret: str | None = None) -> None:
-        self.done = False
+        self.is_done = False
         """True once the backend has sent [DONE]. Later events are ignored."""
         self._decoder = SSEDecoder()
         self._bytes = 0
@@ -137,8 +137,8 @@ class CompletionStream:
         """Yield the deltas that the end of the stream completes. Raises BackendError if the
         completion is incomplete."""
         yield from self._deltas(self._decoder.flush())
-        if not self.done and self._builder.finish_reason is None:
-            raise connection_lost()
+        if not self.is_done and self._builder.finish_reason is None:
+            raise connection_lost_error()
 
     def build(self) -> Completion:
         """Return the completion so far. Until the backend has sent a finish reason, the finish
@@ -148,8 +148,8 @@ class CompletionStream:
     def _deltas(self, events: Iterable[bytes]) -> Iterator[ModelDelta]:
         for event in events:
             if event.strip() == _DONE:
-                self.done = True
-            if self.done:
+                self.is_done = True
+            if self.is_done:
                 return
             yield from self._builder.add(self._parse_chunk(event))
 
@@ -254,18 +254,20 @@ class UsageReader:
         for event in events:
             self.estimated_tokens += 1
             if b'"usage"' in event:
-                self._add(_parse(event))
+                self._add_usage(_parse_json_or_none(event))
 
     def _read_body(self) -> None:
         is_complete = self._bytes <= MAX_USAGE_BYTES
-        value = _parse(self._body) if is_complete else _parse_end(self._body)
-        self._add(value)
+        value = _parse_json_or_none(self._body) if is_complete else _parse_end(self._body)
+        self._add_usage(value)
         if value is None:  # too long, or the client disconnected
             self.estimated_tokens = self._bytes // CHARS_PER_TOKEN
         elif isinstance(value, dict):
-            self.estimated_tokens = estimate_prompt_tokens([value.get(name) for name in _GENERATED])
+            self.estimated_tokens = estimate_prompt_tokens(
+                [value.get(name) for name in _GENERATED_TEXT_FIELDS]
+            )
 
-    def _add(self, value: Any) -> None:
+    def _add_usage(self, value: Any) -> None:
         if not isinstance(value, dict):
             return
         for parent in (value, *(value.get(name) for name in _USAGE_PARENTS)):
@@ -275,7 +277,7 @@ class UsageReader:
                 self.usage |= {key: value for key, value in usage.items() if value is not None}
 
 
-def _parse(text: bytes | bytearray | str) -> Any:
+def _parse_json_or_none(text: bytes | bytearray | str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -287,5 +289,7 @@ def _parse_end(tail: bytes | bytearray) -> Any:
     which may be the client's text, fails to parse: too many brackets follow it."""
     text = tail.decode(errors="replace")
     starts = [match.start() for match in _USAGE.finditer(text)]
-    parsed = (_parse("{" + text[at:]) for at in islice(reversed(starts), _MAX_PARSE_ATTEMPTS))
+    parsed = (
+        _parse_json_or_none("{" + text[at:]) for at in islice(reversed(starts), _MAX_PARSE_ATTEMPTS)
+    )
     return next((value for value in parsed if value is not None), None)

@@ -42,7 +42,7 @@ from proxy.store.tool_verdicts import ToolVerdictRepository
 log = logging.getLogger(__name__)
 K = TypeVar("K")
 V = TypeVar("V")
-PROBE_S = 120.0
+PROBE_TIMEOUT_S = 120.0
 """The timeout of one probe. It is long because a busy engine answers late."""
 REPROBE_AFTER_S = 60.0
 """The seconds until the next probe after a probe has failed, or after a refusal that contradicts a
@@ -58,7 +58,7 @@ MAX_RESPONSE_BYTES = 4 << 20
 MAX_VERSION_CHARS = 200
 MAX_TOKENS = 1
 """The most tokens in one completion of a probe. A probe requests at most two completions."""
-_TOOL = {
+_PROBE_TOOL = {
     "type": "function",
     "function": {
         "name": "get_time",
@@ -71,7 +71,7 @@ _TOOL = {
     },
 }
 
-_VERSIONS: Sequence[tuple[str, Sequence[str]]] = (
+_VERSION_ENDPOINTS: Sequence[tuple[str, Sequence[str]]] = (
     ("/version", ("version",)),  # vLLM
     ("/props", ("build_info", "chat_template", "model_path")),  # llama.cpp
     ("/get_server_info", ("version", "tool_call_parser", "chat_template")),  # SGLang
@@ -86,12 +86,14 @@ class ToolSettings:
     """The setting `backend.tool_support` and its overrides by model."""
 
     default: ToolSupport = "always"
-    by_model: Sequence[tuple[str, ToolSupport]] = ()
+    model_overrides: Sequence[tuple[str, ToolSupport]] = ()
     """Names of models, or patterns with `*`, and their settings. The first match counts."""
 
     def for_model(self, model: str) -> ToolSupport:
         """Return the setting for a model."""
-        matching = (setting for pattern, setting in self.by_model if fnmatchcase(model, pattern))
+        matching = (
+            setting for pattern, setting in self.model_overrides if fnmatchcase(model, pattern)
+        )
         return next(matching, self.default)
 
 
@@ -117,77 +119,80 @@ class ToolProbe:
         upstream = self._model.upstream
         if upstream is None:
             return None
-        for path, fields in _VERSIONS:
+        for path, fields in _VERSION_ENDPOINTS:
             report = await _fetch_json(upstream, "GET", path)
             if isinstance(report, dict) and isinstance(report.get(fields[0]), str):
-                version = " ".join(_short(report.get(field)) for field in fields)
+                version = " ".join(_abbreviate(report.get(field)) for field in fields)
                 return f"{path} {version}"[:MAX_VERSION_CHARS]
         return None
 
-    async def verdict(self, name: str, version: str | None) -> ToolVerdict | None:
+    async def verdict(self, model_name: str, version: str | None) -> ToolVerdict | None:
         """Return the verdict on a model, or None if the probe is inconclusive. Raises
         BackendError."""
         upstream = self._model.upstream
         if upstream is None or (version is None and not self._is_local):
             return None
-        messages = _greeting()
-        has_tools = await _template_contains_tools(upstream, name, messages)
+        messages = _random_prompt()
+        has_tools = await _template_contains_tools(upstream, model_name, messages)
         try:
-            with_tools = await self._prompt_tokens(name, messages, [_TOOL])
+            with_tools = await self._prompt_tokens(model_name, messages, [_PROBE_TOOL])
         except ToolsRefusedError as error:
-            return refused_verdict(name, error.message)
+            return refused_verdict(model_name, error.message)
         if has_tools:
             return SUPPORTED
-        without = await self._prompt_tokens(name, messages, [])
+        without = await self._prompt_tokens(model_name, messages, [])
         if not with_tools or not without:
             return None
-        return SUPPORTED if with_tools > without else ignored_verdict(name)
+        return SUPPORTED if with_tools > without else ignored_verdict(model_name)
 
-    async def refusal(self, name: str) -> ToolVerdict | None:
+    async def refusal(self, model_name: str) -> ToolVerdict | None:
         """Return the verdict against a model if the backend refuses a request with a harmless tool,
         else None. Raises BackendError."""
         try:
-            await self._prompt_tokens(name, _greeting(), [_TOOL])
+            await self._prompt_tokens(model_name, _random_prompt(), [_PROBE_TOOL])
         except ToolsRefusedError as error:
-            return refused_verdict(name, error.message)
+            return refused_verdict(model_name, error.message)
         return None
 
     async def _prompt_tokens(
-        self, name: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+        self,
+        model_name: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
     ) -> int:
-        body = {"model": name, "messages": messages, "max_tokens": MAX_TOKENS}
+        body = {"model": model_name, "messages": messages, "max_tokens": MAX_TOKENS}
         if tools:
             body["tools"] = tools
         completion = await self._model.complete(body, None)
         return usage_count(completion.usage, "prompt_tokens")
 
 
-def _greeting() -> list[dict[str, Any]]:
+def _random_prompt() -> list[dict[str, Any]]:
     """Return a prompt of one message with random text. Servers may report too few tokens for a
     prompt in their prefix cache."""
     return [{"role": "user", "content": f"Hi {secrets.token_hex(3)}"}]
 
 
-def _short(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 40 else sha256(text.encode(errors="replace")).hexdigest()[:16]
 
 
 async def _template_contains_tools(
-    upstream: Upstream, name: str, messages: Sequence[Mapping[str, Any]]
+    upstream: Upstream, model_name: str, messages: Sequence[Mapping[str, Any]]
 ) -> bool:
     """Return True if a tool makes the prompt longer, according to the server's tokenizer or
     template. False proves nothing: these endpoints of older vLLMs ignore tools."""
     for path in (_TOKENIZE, _APPLY_TEMPLATE):
-        body: dict[str, Any] = {"model": name, "messages": messages}
-        without = _size(await _fetch_json(upstream, "POST", path, body))
+        body: dict[str, Any] = {"model": model_name, "messages": messages}
+        without = _prompt_size(await _fetch_json(upstream, "POST", path, body))
         if without:
-            body["tools"] = [_TOOL]
-            return _size(await _fetch_json(upstream, "POST", path, body)) > without
+            body["tools"] = [_PROBE_TOOL]
+            return _prompt_size(await _fetch_json(upstream, "POST", path, body)) > without
     return False
 
 
-def _size(response: Any) -> int:
+def _prompt_size(response: Any) -> int:
     """Return the size of the prompt, or 0 if it is unknown. vLLM sends a number of tokens,
     llama.cpp the rendered text, whose characters are counted."""
     if not isinstance(response, dict):
@@ -239,12 +244,12 @@ class ToolVerdicts:
         self._repository = repository
         self._backend = backend
         self._now = now
-        self._known: dict[str, KnownVerdict] = {}
-        self._check_at: dict[str, float] = {}
+        self._known_verdicts: dict[str, KnownVerdict] = {}
+        self._next_probe_at: dict[str, float] = {}
         """The earliest time of the next probe of a model."""
-        self._doubted: set[str] = set()
+        self._doubted_models: set[str] = set()
         """Models that support tools according to a probe, but were refused tools since."""
-        self._evidence: dict[tuple[str, str], tuple[float, ToolVerdict]] = {}
+        self._owner_verdicts: dict[tuple[str, str], tuple[float, ToolVerdict]] = {}
         """By owner and model, the time at which the verdict from the owner's runs expires, and the
         verdict."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -253,10 +258,10 @@ class ToolVerdicts:
         """Load the stored verdicts."""
         if self._repository is None:
             return
-        self._known = await self._repository.all(self._backend)
-        for model, known in self._known.items():
+        self._known_verdicts = await self._repository.all(self._backend)
+        for model, known in self._known_verdicts.items():
             if self._settings.for_model(model) == "probe":
-                _warn(known.verdict)
+                _warn_if_unsupported(known.verdict)
 
     def verdict_for(self, owner: str, model: str) -> ToolVerdict:
         """Return the verdict on a model for a request of this owner, without waiting. A model
@@ -265,10 +270,10 @@ class ToolVerdicts:
         if setting != "probe":
             return SUPPORTED if setting == "always" else disabled_verdict(model)
         self._probe_if_due(model)
-        known = self._known.get(model)
+        known = self._known_verdicts.get(model)
         if known is not None and known.verdict.reason:
             return known.verdict
-        until, verdict = self._evidence.get((owner, model), (0.0, SUPPORTED))
+        until, verdict = self._owner_verdicts.get((owner, model), (0.0, SUPPORTED))
         return verdict if self._now() < until else SUPPORTED
 
     def note_refusal(self, model: str, message: str) -> ToolVerdict:
@@ -281,14 +286,14 @@ class ToolVerdicts:
         """
         if self._settings.for_model(model) != "probe":
             return SUPPORTED
-        known = self._known.get(model)
+        known = self._known_verdicts.get(model)
         if known is None:
             if self._probe is not None:
                 confirm = partial(self._confirm_refusal, self._probe, model)
-                self._start(f"refusal {model}", confirm)
-        elif known.verdict.reason is None and model not in self._doubted:
-            self._doubted.add(model)
-            _put(self._check_at, model, self._now() + REPROBE_AFTER_S)
+                self._start_task(f"refusal {model}", confirm)
+        elif known.verdict.reason is None and model not in self._doubted_models:
+            self._doubted_models.add(model)
+            _put_bounded(self._next_probe_at, model, self._now() + REPROBE_AFTER_S)
         return refused_verdict(model, message)
 
     def note_run(self, owner: str, result: Result) -> None:
@@ -305,7 +310,9 @@ class ToolVerdicts:
             return
         verdict = failed_verdict(model, trouble)
         log.warning("run %s: its key gets no tools for now: %s", result.run_id, verdict.message)
-        _put(self._evidence, (owner, model), (self._now() + EVIDENCE_HOLDS_S, verdict))
+        _put_bounded(
+            self._owner_verdicts, (owner, model), (self._now() + EVIDENCE_HOLDS_S, verdict)
+        )
 
     async def wait_idle(self) -> None:
         """Wait until no probe runs and all verdicts are stored."""
@@ -320,15 +327,15 @@ class ToolVerdicts:
         await self.wait_idle()
 
     def _probe_if_due(self, model: str) -> None:
-        if self._probe is None or self._now() < self._check_at.get(model, 0.0):
+        if self._probe is None or self._now() < self._next_probe_at.get(model, 0.0):
             return
-        if self._start(model, partial(self._probe_model, self._probe, model)):
-            _put(self._check_at, model, self._now() + CHECK_EVERY_S)
+        if self._start_task(model, partial(self._probe_model, self._probe, model)):
+            _put_bounded(self._next_probe_at, model, self._now() + CHECK_EVERY_S)
 
-    def _start(self, name: str, work: Callable[[], Awaitable[None]]) -> bool:
+    def _start_task(self, task_name: str, work: Callable[[], Awaitable[None]]) -> bool:
         """Start a task unless a task with that name or `MAX_PROBES` tasks run. Return True if the
         task was started."""
-        if name in self._tasks or len(self._tasks) >= MAX_PROBES:
+        if task_name in self._tasks or len(self._tasks) >= MAX_PROBES:
             return False
 
         async def run() -> None:
@@ -337,36 +344,36 @@ class ToolVerdicts:
             except Exception:
                 log.exception("a verdict on a model's tool support could not be stored")
 
-        self._tasks[name] = asyncio.create_task(run())
-        self._tasks[name].add_done_callback(lambda _: self._tasks.pop(name, None))
+        self._tasks[task_name] = asyncio.create_task(run())
+        self._tasks[task_name].add_done_callback(lambda _: self._tasks.pop(task_name, None))
         return True
 
     async def _probe_model(self, probe: ToolProbe, model: str) -> None:
-        known = self._known.get(model)
+        known = self._known_verdicts.get(model)
         try:
-            async with asyncio.timeout(PROBE_S):
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
                 is_listed = model in await probe.models()
                 version = await probe.version() if is_listed else None
                 verdict = await self._new_verdict(probe, model, version) if is_listed else None
         except (BackendError, TimeoutError) as error:
             log.debug("the tool support of the model %r could not be probed: %s", model, error)
-            _put(self._check_at, model, self._now() + REPROBE_AFTER_S)
+            _put_bounded(self._next_probe_at, model, self._now() + REPROBE_AFTER_S)
             version, verdict = known.version if known else None, None
         if verdict is not None:
-            self._doubted.discard(model)
+            self._doubted_models.discard(model)
             await self._store(model, KnownVerdict(verdict, version, self._now()))
         elif known is not None and known.is_outdated(version, self._now()):
             await self._forget(model)
 
     async def _confirm_refusal(self, probe: ToolProbe, model: str) -> None:
         try:
-            async with asyncio.timeout(PROBE_S):
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
                 verdict = await probe.refusal(model)
         except (BackendError, TimeoutError) as error:
             log.debug("the refusal of tools for %r could not be confirmed: %s", model, error)
             return
-        if verdict is not None and model not in self._known:
-            self._check_at.pop(model, None)
+        if verdict is not None and model not in self._known_verdicts:
+            self._next_probe_at.pop(model, None)
             await self._store(model, KnownVerdict(verdict, None, self._now()))
 
     async def _new_verdict(
@@ -377,27 +384,27 @@ class ToolVerdicts:
         A verdict against tools is checked each time, because an operator who follows the verdict's
         advice restarts the engine in the same version.
         """
-        known = self._known.get(model)
-        if known is None or known.verdict.reason or model in self._doubted:
+        known = self._known_verdicts.get(model)
+        if known is None or known.verdict.reason or model in self._doubted_models:
             return await probe.verdict(model, version)
         outdated = known.is_outdated(version, self._now())
         return await probe.verdict(model, version) if outdated else None
 
-    async def _store(self, model: str, known: KnownVerdict) -> None:
-        before = self._known.get(model)
-        _put(self._known, model, known)
-        if before is None or before.verdict != known.verdict:
-            _warn(known.verdict)
+    async def _store(self, model: str, known_verdict: KnownVerdict) -> None:
+        before = self._known_verdicts.get(model)
+        _put_bounded(self._known_verdicts, model, known_verdict)
+        if before is None or before.verdict != known_verdict.verdict:
+            _warn_if_unsupported(known_verdict.verdict)
         if self._repository is not None:
-            await self._repository.save(self._backend, model, known)
+            await self._repository.save(self._backend, model, known_verdict)
 
     async def _forget(self, model: str) -> None:
-        self._known.pop(model, None)
+        self._known_verdicts.pop(model, None)
         if self._repository is not None:
             await self._repository.delete(self._backend, model)
 
 
-def _warn(verdict: ToolVerdict) -> None:
+def _warn_if_unsupported(verdict: ToolVerdict) -> None:
     if verdict.reason:
         log.warning("no tools, and so no sandbox: %s", verdict.message)
 
@@ -412,7 +419,7 @@ def _refusal_error(verdict: ToolVerdict, error: ToolsRefusedError) -> BackendErr
     )
 
 
-def _put(table: dict[K, V], key: K, value: V) -> None:
+def _put_bounded(table: dict[K, V], key: K, value: V) -> None:
     """Put a value into a table, and remove the oldest value beyond `MAX_MODELS`."""
     table.pop(key, None)
     table[key] = value

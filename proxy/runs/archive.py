@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 """Interval at which the store is polled for the end of another process's run, in seconds."""
-MAX_WAITING = 10_000
+MAX_WAITING_SUMMARIES = 10_000
 """Maximum number of summaries that wait to be written. Beyond it, the oldest are dropped."""
 SUMMARIZE_EVERY_S = 1.0
 """Seconds for which summaries are collected for one transaction."""
@@ -38,7 +38,7 @@ class RunArchive:
         self._tasks = set[asyncio.Task[None]]()
         self._summaries: dict[str, tuple[str, RunMetadata, Record]] = {}
         """The summaries that wait to be written: owner, metadata and record, by run id."""
-        self._closing = asyncio.Event()
+        self._is_closing = asyncio.Event()
 
     async def begin(self, metadata: RunMetadata, identity: RequestIdentity) -> Run | None:
         """Store the start of a run and return None. If a stored run with the same idempotency key
@@ -64,13 +64,13 @@ class RunArchive:
         for other in summary.result.others if summary.result else ():
             metadata = replace(run.metadata, id=other.run_id, container_id=other.container_id)
             self._summaries[metadata.id] = owner, metadata, replace(summary, result=other)
-        while len(self._summaries) > MAX_WAITING:  # the store is too slow
+        while len(self._summaries) > MAX_WAITING_SUMMARIES:  # the store is too slow
             del self._summaries[next(iter(self._summaries))]
 
     async def _write_summaries(self) -> None:
         while self._summaries:
             with anyio.move_on_after(SUMMARIZE_EVERY_S):
-                await self._closing.wait()
+                await self._is_closing.wait()
             waiting = list(self._summaries.items())
             try:
                 await self._repository.summarize(
@@ -101,10 +101,14 @@ class RunArchive:
         found = await self._repository.find_by_key(identity.owner, identity.key)
         return self._replay(found, identity) if found else None
 
-    async def find_retried(self, identity: RequestIdentity, besides: Collection[str]) -> Run | None:
+    async def find_for_retry(
+        self, identity: RequestIdentity, excluded_ids: Collection[str]
+    ) -> Run | None:
         """Return a replay of a run of the same request whose client disconnected before reading the
-        result, or None. Runs whose ids are in `besides` are not considered."""
-        found = await self._repository.take_for_retry(identity.owner, identity.fingerprint, besides)
+        result, or None. Runs whose ids are in `excluded_ids` are not considered."""
+        found = await self._repository.take_for_retry(
+            identity.owner, identity.fingerprint, excluded_ids
+        )
         return self._replay(found, identity) if found else None
 
     async def find(self, owner: str, run_id: str) -> tuple[RunMetadata, Record] | None:
@@ -120,7 +124,7 @@ class RunArchive:
 
     async def aclose(self) -> None:
         """Wait until all writes are done."""
-        self._closing.set()
+        self._is_closing.set()
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -170,14 +174,16 @@ def _stored_run(metadata: RunMetadata, identity: RequestIdentity) -> StoredRun:
     )
 
 
-def _stored_summaries(waiting: Sequence[tuple[str, RunMetadata, Record]]) -> list[StoredRun]:
+def _stored_summaries(
+    waiting_summaries: Sequence[tuple[str, RunMetadata, Record]],
+) -> list[StoredRun]:
     return [
         replace(
             _stored_run(metadata, RequestIdentity(owner, fingerprint="")),
             status=summary.status,
             record="" if summary.status == "running" else summary.to_json(),
         )
-        for owner, metadata, summary in waiting
+        for owner, metadata, summary in waiting_summaries
     ]
 
 

@@ -47,20 +47,22 @@ class EventLog:
         self._events: list[Event] = []
         self._pieces: list[str] = []
         """The pieces of the last event's text, while the text still grows."""
-        self._growing: AnswerDelta | ReasoningDelta | ToolOutput | ClientCallDelta | None = None
+        self._growing_event: AnswerDelta | ReasoningDelta | ToolOutput | ClientCallDelta | None = (
+            None
+        )
         """The event that the first of these pieces came with."""
-        self._others: dict[int, EventLog] = {}
+        self._choice_logs: dict[int, EventLog] = {}
         """The logs of further choices, by the choice's index."""
         self._live_chars = 0
         """Number of characters of the running command's output in the log."""
         self._chars = 0
-        self._full_at = max_chars
+        self._drop_above_chars = max_chars
 
     def add(self, event: Event) -> None:
         """Append an event."""
         match event:
             case ChoiceEvent():
-                other = self._others.setdefault(event.index, EventLog(self._max_chars))
+                other = self._choice_logs.setdefault(event.index, EventLog(self._max_chars))
                 other.add(event.event)
                 return
             case ToolOutput():
@@ -70,16 +72,16 @@ class EventLog:
             case ToolCallStarted():
                 self._live_chars = 0
         self._append(event)
-        self._chars += _chars(event)
-        if self._chars > self._full_at:
+        self._chars += _char_count(event)
+        if self._chars > self._drop_above_chars:
             self._drop_oldest()
 
     def events(self) -> list[Event]:
         """Return the events in the log, in order. The events of further choices come last."""
-        self._close()
+        self._end_growing_event()
         others = (
             ChoiceEvent(index, event)
-            for index, log in self._others.items()
+            for index, log in self._choice_logs.items()
             for event in log.events()
         )
         return [*self._events, *others]
@@ -87,47 +89,51 @@ class EventLog:
     def _append(self, event: Event) -> None:
         match event:
             case AnswerDelta(_, None) | ReasoningDelta() | ToolOutput() | ClientCallDelta():
-                if self._growing is None or not _is_same_text(self._growing, event):
-                    self._close()
-                    self._growing = event
+                if self._growing_event is None or not _is_same_text(self._growing_event, event):
+                    self._end_growing_event()
+                    self._growing_event = event
                 self._pieces.append(event.text)
             case _:
-                self._close()
+                self._end_growing_event()
                 self._events.append(event)
 
-    def _close(self) -> None:
-        if self._growing is not None:
+    def _end_growing_event(self) -> None:
+        if self._growing_event is not None:
             is_one = len(self._pieces) == 1
-            joined = self._growing if is_one else replace(self._growing, text="".join(self._pieces))
+            joined = (
+                self._growing_event
+                if is_one
+                else replace(self._growing_event, text="".join(self._pieces))
+            )
             self._events.append(joined)
-            self._growing = None
+            self._growing_event = None
             self._pieces = []
 
     def _drop_oldest(self) -> None:
         """Drop about the older half of the log, up to the start of a turn. Keep the answer and the
         number of dropped steps."""
-        self._close()
-        turns = list(self._turns())
+        self._end_growing_event()
+        turns = list(self._turn_starts())
         half = self._max_chars // 2
         latest = turns[-1][0] if turns else 0
         first = next((at for at, chars in turns if chars <= half), latest)
         dropped = self._events[:first]
         answer = [event for event in dropped if isinstance(event, AnswerDelta | AnswerRestarted)]
-        steps = sum(map(_steps, dropped))
+        steps = sum(map(_step_count, dropped))
         omitted = [StepsOmitted(steps)] if steps else []
         self._events = [*answer, *omitted, *self._events[first:]]
-        self._chars = sum(map(_chars, self._events))
+        self._chars = sum(map(_char_count, self._events))
         # The rest may be one long turn: the log drops events again only once its size has doubled.
-        self._full_at = max(self._max_chars, 2 * self._chars)
+        self._drop_above_chars = max(self._max_chars, 2 * self._chars)
 
-    def _turns(self) -> Iterator[tuple[int, int]]:
+    def _turn_starts(self) -> Iterator[tuple[int, int]]:
         """Yield, for each turn, the index of its first event and the number of characters from this
         event to the end of the log."""
         left = self._chars
         for at, event in enumerate(self._events):
             if isinstance(event, TurnStarted):
                 yield at, left
-            left -= _chars(event)
+            left -= _char_count(event)
 
 
 def _is_same_text(first: Event, second: Event) -> bool:
@@ -139,14 +145,14 @@ def _is_same_text(first: Event, second: Event) -> bool:
     return type(first) is type(second)
 
 
-def _steps(event: Event) -> int:
+def _step_count(event: Event) -> int:
     """Return the number of steps that an event stands for."""
     if isinstance(event, StepsOmitted):
         return event.steps
     return int(isinstance(event, ToolCallStarted))
 
 
-def _chars(event: Event) -> int:
+def _char_count(event: Event) -> int:
     match event:
         case (
             AnswerDelta(text)
@@ -162,7 +168,7 @@ def _chars(event: Event) -> int:
     return OVERHEAD_CHARS
 
 
-_EVENTS: Mapping[str, Any] = {
+_EVENT_TYPES: Mapping[str, Any] = {
     **{kind.__name__: kind for kind in ALL_EVENTS},
     # The names of these events in runs that the last release stored.
     "OfChoice": ChoiceEvent,
@@ -221,9 +227,9 @@ class Record:
         value = json.loads(text)
         return cls(
             status,
-            [_event(each) for each in value["events"]],
-            _result(value["result"]) if value["result"] else None,
-            _error(value["error"]) if value["error"] else None,
+            [_event_from_json(each) for each in value["events"]],
+            _result_from_json(value["result"]) if value["result"] else None,
+            _error_from_json(value["error"]) if value["error"] else None,
         )
 
 
@@ -256,11 +262,11 @@ def _event_to_json(event: Event) -> dict[str, Any]:
     return {**kind, **asdict(event)}
 
 
-def _event(value: Mapping[str, Any]) -> Event:
+def _event_from_json(value: Mapping[str, Any]) -> Event:
     fields = {name: each for name, each in value.items() if name != "event"}
-    kind = _EVENTS[value["event"]]
+    kind = _EVENT_TYPES[value["event"]]
     if kind is ChoiceEvent:
-        return ChoiceEvent(value["index"], _event(value["of"]))
+        return ChoiceEvent(value["index"], _event_from_json(value["of"]))
     if kind is EgressDecided:
         return EgressDecided(Decision(**value["decision"]))
     if kind is RunFinished:
@@ -269,7 +275,7 @@ def _event(value: Mapping[str, Any]) -> Event:
     return event
 
 
-def _result(value: Mapping[str, Any]) -> Result:
+def _result_from_json(value: Mapping[str, Any]) -> Result:
     value = {_OLD_FIELDS.get(name, name): each for name, each in value.items()}
     return replace(
         Result(**value),
@@ -280,7 +286,7 @@ def _result(value: Mapping[str, Any]) -> Result:
         warnings=[RunWarning(**each) for each in value["warnings"]],
         compactions=[Compaction(**each) for each in value.get("compactions", ())],
         tool_trouble=tuple(value.get("tool_trouble", ())),
-        others=[_result(each) for each in value["others"]],
+        others=[_result_from_json(each) for each in value["others"]],
     )
 
 
@@ -293,6 +299,6 @@ def _error_to_json(error: ProxyError) -> dict[str, Any]:
     }
 
 
-def _error(value: Mapping[str, Any]) -> ProxyError:
+def _error_from_json(value: Mapping[str, Any]) -> ProxyError:
     fields = {name: each for name, each in value.items() if name != "message"}
     return ProxyError(value["message"], **fields)

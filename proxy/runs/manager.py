@@ -47,7 +47,7 @@ GRACE_S = 10.0
 close the connection and retry 0.5 to 8 s later."""
 KEEP_S = 600.0
 """Seconds for which a result is stored for retries."""
-REMEMBERED_FAILURES = 1024
+MAX_REMEMBERED_FAILURES = 1024
 SERVER_STOPS = "the server stops"
 
 
@@ -82,12 +82,12 @@ class RunManager:
         self._grace_s = grace_s
         self._runs: dict[str, Run] = {}
         """The runs that are running, have subscribers, or are being stored: by id, oldest first."""
-        self._saving: dict[str, asyncio.Task[None]] = {}
+        self._save_tasks: dict[str, asyncio.Task[None]] = {}
         self._grace_timers: dict[str, asyncio.TimerHandle] = {}
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._paused_until = 0.0
         """End of the pause, by time.monotonic."""
-        self._failed: deque[tuple[str, str]] = deque(maxlen=REMEMBERED_FAILURES)
+        self._failed_requests: deque[tuple[str, str]] = deque(maxlen=MAX_REMEMBERED_FAILURES)
         """Owner and fingerprint of requests whose run failed. A retry of such a request starts a
         new run and does not join the run of an equal request."""
 
@@ -188,7 +188,7 @@ class RunManager:
         summary stays. The idempotency key of the run can then be used again. A client that still
         reads the run gets the rest."""
         await self.delete_trajectory(owner, run_id)
-        if saving := self._saving.get(run_id):
+        if saving := self._save_tasks.get(run_id):
             await asyncio.wait({saving})
         run = self.get(owner, run_id)
         if run and run.has_ended:
@@ -204,11 +204,11 @@ class RunManager:
             return None
         await self.write_trajectories(owner, run_id)
         found = await self._trajectories.find(owner, run_id)
-        if not self._has_lost(found):
+        if not self._is_lost(found):
             return found
         # The run may have ended meanwhile.
         found = await self._trajectories.find(owner, run_id)
-        return replace(found, is_lost=True) if found and self._has_lost(found) else found
+        return replace(found, is_lost=True) if found and self._is_lost(found) else found
 
     async def delete_trajectory(self, owner: str, run_id: str) -> bool:
         """Delete the trajectory of the owner's run, and those of its other choices. Later turns of
@@ -240,10 +240,10 @@ class RunManager:
         for run in running:
             await run.wait_until_ended()
 
-    async def stop(self, patience_s: float = 0) -> None:
-        """Wait up to `patience_s` seconds for the runs to end. Then cancel the runs that have not
+    async def stop(self, timeout_s: float = 0) -> None:
+        """Wait up to `timeout_s` seconds for the runs to end. Then cancel the runs that have not
         ended, and wait for their end. Their subscribers get RunLostError."""
-        with anyio.move_on_after(patience_s):
+        with anyio.move_on_after(timeout_s):
             for run in self._running_runs():
                 await run.wait_until_ended()
         running = self._running_runs()
@@ -257,14 +257,14 @@ class RunManager:
         await self.stop()
         for grace in self._grace_timers.values():
             grace.cancel()
-        while self._saving:
-            await asyncio.wait(self._saving.values())
+        while self._save_tasks:
+            await asyncio.wait(self._save_tasks.values())
         await asyncio.gather(*(recorder.write() for recorder in self._recorders.values()))
         await self._archive.aclose()
         if self.audit_logs:
             await self.audit_logs.aclose()
 
-    def _has_lost(self, stored: StoredTrajectory | None) -> bool:
+    def _is_lost(self, stored: StoredTrajectory | None) -> bool:
         """Return True if a trajectory is marked as running in this process, but its run is not
         running: the end of the run could not be stored."""
         if stored is None or not stored.is_running_here:
@@ -281,7 +281,7 @@ class RunManager:
         if identity.key is not None:
             return self._find_by_key(identity) or await self._archive.find_by_key(identity)
         if identity.retry_count:
-            return await self._find_retried(identity)
+            return await self._find_for_retry(identity)
         return None
 
     def _find_by_key(self, identity: RequestIdentity) -> Run | None:
@@ -293,27 +293,29 @@ class RunManager:
                 return run
         return None
 
-    async def _find_retried(self, identity: RequestIdentity) -> Run | None:
+    async def _find_for_retry(self, identity: RequestIdentity) -> Run | None:
         """Return the run of a retry without a key. Samplers send many equal requests at once, and
         each must get a run of its own. A run without subscribers therefore comes first, and a run
         whose subscriber may already be gone comes last."""
-        if run := self._find_unsubscribed(identity):
+        if run := self._find_unsubscribed_run(identity):
             return run
-        if stored := await self._archive.find_retried(identity, besides=self._runs.keys()):
+        if stored := await self._archive.find_for_retry(identity, excluded_ids=self._runs.keys()):
             return stored
-        if run := self._find_unsubscribed(identity):  # its client has disconnected meanwhile
+        if run := self._find_unsubscribed_run(identity):  # its client has disconnected meanwhile
             return run
         request = (identity.owner, identity.fingerprint)
-        if request in self._failed:
-            self._failed.remove(request)
+        if request in self._failed_requests:
+            self._failed_requests.remove(request)
             return None
-        running = (run for run in self._retriable(identity) if run.status == "running")
+        running = (run for run in self._retriable_runs(identity) if run.status == "running")
         return min(running, key=lambda run: run.subscriber_count, default=None)
 
-    def _find_unsubscribed(self, identity: RequestIdentity) -> Run | None:
-        return next((run for run in self._retriable(identity) if not run.subscriber_count), None)
+    def _find_unsubscribed_run(self, identity: RequestIdentity) -> Run | None:
+        return next(
+            (run for run in self._retriable_runs(identity) if not run.subscriber_count), None
+        )
 
-    def _retriable(self, identity: RequestIdentity) -> list[Run]:
+    def _retriable_runs(self, identity: RequestIdentity) -> list[Run]:
         return [run for run in self._runs.values() if _can_be_retried(run, identity)]
 
     def _resubscribe(self, run: Run) -> Subscriber:
@@ -367,7 +369,7 @@ class RunManager:
         if not task.profile.audit.enabled:
             return None
         assert self.audit_logs, "a server whose profiles have an audit log has a directory for it"
-        return self.audit_logs.of_run(task, identity.owner, identity.fingerprint)
+        return self.audit_logs.create_run_log(task, identity.owner, identity.fingerprint)
 
     def _trajectory_recorder(self, task: AgentTask, owner: str) -> TrajectoryRecorder | None:
         if task.capture == "none" or self._trajectories is None:
@@ -399,10 +401,10 @@ class RunManager:
         redactor = Redactor(secrets)
 
         async def redact(event: Event) -> None:
-            for redacted in redactor.events(event):
+            for redacted in redactor.redact_event(event):
                 await publish(redacted)
 
-        return redactor.result(await self.agent.answer(task, redact))
+        return redactor.redact_result(await self.agent.answer(task, redact))
 
     async def _suspend(self, owner: str, result: Result) -> Result:
         """Store the suspended runs of a result. Return the result without the suspended runs."""
@@ -420,7 +422,7 @@ class RunManager:
         """Store a run that has ended. Cancel a run that still runs, unless it is detached: at once,
         or after a grace period if its client may retry."""
         if run.has_ended:
-            self._settle(run)
+            self._store_and_drop(run)
         elif not run.identity.detach:
             if run.identity.may_be_retried:
                 loop = asyncio.get_running_loop()
@@ -429,18 +431,18 @@ class RunManager:
             else:
                 run.cancel("the client disconnected")
 
-    def _settle(self, run: Run) -> None:
+    def _store_and_drop(self, run: Run) -> None:
         """Store the outcome of a run that has ended, if a later request can ask for the outcome.
         Then drop the run from memory."""
         if grace := self._grace_timers.pop(run.id, None):
             grace.cancel()
-        if run.id in self._saving:
+        if run.id in self._save_tasks:
             return  # `_save` calls this function again
         if run.status == "failed" and run.identity.retry_count is not None and not run.is_stored:
-            self._failed.append((run.identity.owner, run.identity.fingerprint))
+            self._failed_requests.append((run.identity.owner, run.identity.fingerprint))
         must_be_stored = _must_be_stored(run)
         if must_be_stored and not run.is_stored:
-            self._saving[run.id] = asyncio.create_task(self._save(run))
+            self._save_tasks[run.id] = asyncio.create_task(self._save(run))
             return
         self._runs.pop(run.id, None)
         self._archive.store_summary(run)
@@ -454,9 +456,9 @@ class RunManager:
             log.exception("run %s: its outcome cannot be stored", run.id)
             self._archive.delete_in_background(run.id)
         run.is_stored = True
-        del self._saving[run.id]
+        del self._save_tasks[run.id]
         if not run.subscriber_count:
-            self._settle(run)
+            self._store_and_drop(run)
 
 
 def _can_be_retried(run: Run, identity: RequestIdentity) -> bool:
@@ -488,7 +490,7 @@ def _failure_of(run: Run, error: BaseException) -> BaseException:
                 error.headers[ResponseHeader.SHOULD_RETRY] = "false"
         case errors.SandboxError():
             log.warning("run %s failed: %s", run.id, error)
-            return _unavailable(error)
+            return _unavailable_error(error)
         case asyncio.CancelledError():
             log.info("run %s ended: %s", run.id, run.cancel_reason or SERVER_STOPS)
             if run.cancel_reason == SERVER_STOPS:
@@ -500,7 +502,7 @@ def _failure_of(run: Run, error: BaseException) -> BaseException:
     return error
 
 
-def _unavailable(error: errors.SandboxError) -> SandboxUnavailableError:
+def _unavailable_error(error: errors.SandboxError) -> SandboxUnavailableError:
     if isinstance(error, errors.NoFreeSandboxError):
         return SandboxUnavailableError(str(error), retry_after_s=error.retry_after_s)
     return SandboxUnavailableError(str(error))

@@ -178,11 +178,11 @@ class Run:
             if not self._subscribers:
                 self._on_unsubscribed(self)
 
-    def cancel(self, why: str) -> None:
-        """Cancel the run, and do not wait for its end. `why` becomes `cancel_reason`. Do nothing if
-        the run has ended or was cancelled before."""
+    def cancel(self, reason: str) -> None:
+        """Cancel the run, and do not wait for its end. `reason` becomes `cancel_reason`. Do nothing
+        if the run has ended or was cancelled before."""
         if not self.cancel_reason and not self.has_ended:
-            self.cancel_reason = why
+            self.cancel_reason = reason
             self._task.cancel()
 
     def on_end(self, callback: Callable[[], object]) -> None:
@@ -197,12 +197,14 @@ class Run:
         self._log.add(event)
         for subscriber in self._subscribers:
             subscriber.receive(event)
-        while self._subscribers and all(each.behind >= MAX_BEHIND for each in self._subscribers):
+        while self._subscribers and all(
+            each.unread_count >= MAX_BEHIND for each in self._subscribers
+        ):
             self._space_freed.clear()
             await self._space_freed.wait()
 
-    def _on_done(self, working: asyncio.Future[Result]) -> None:
-        if not working.cancelled() and (error := working.exception()):
+    def _on_done(self, task: asyncio.Future[Result]) -> None:
+        if not task.cancelled() and (error := task.exception()):
             _clear_frames(error)
         self.has_ended = True
         for subscriber in self._subscribers:
@@ -232,7 +234,7 @@ class Subscriber:
         self.run.unsubscribe(self)
 
     @property
-    def behind(self) -> int:
+    def unread_count(self) -> int:
         """The number of unread events."""
         return len(self._pending)
 
@@ -246,12 +248,12 @@ class Subscriber:
         """Wake `events`, because the run has ended."""
         self._wake_up.set()
 
-    async def events(self, at_least: int = 1) -> Sequence[Event]:
-        """Wait for at least `at_least` unread events and return all unread events. Once the run has
-        ended, return the remaining events without waiting. An empty list means that the run has
+    async def events(self, min_count: int = 1) -> Sequence[Event]:
+        """Wait for at least `min_count` unread events and return all unread events. Once the run
+        has ended, return the remaining events without waiting. An empty list means that the run has
         ended and all events are read."""
-        self._min_unread = at_least
-        while len(self._pending) < at_least and not self.run.has_ended:
+        self._min_unread = min_count
+        while len(self._pending) < min_count and not self.run.has_ended:
             self._wake_up.clear()
             await self._wake_up.wait()
         unread, self._pending = self._pending, []

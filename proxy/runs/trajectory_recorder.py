@@ -16,7 +16,7 @@ from proxy.store.trajectories import StoredTrajectory, TrajectoryRepository
 
 log = logging.getLogger(__name__)
 
-COMPRESSION = 1
+COMPRESSION_LEVEL = 1
 """zlib's fastest level: source code in JSON shrinks to a third."""
 SMALL_BYTES = 256 << 10
 """A text up to this size is compressed on the event loop, in at most 3 ms."""
@@ -64,12 +64,12 @@ class TrajectoryRecorder:
         """The writer of each choice."""
         self._lines: list[list[bytes]] = [[] for _ in self._writers]
         """The lines that are not stored yet, by choice."""
-        self._began = time.monotonic()
-        self._written_s = 0.0
+        self._started_at = time.monotonic()
+        self._last_write_s = 0.0
         """Seconds from the start of the run to the last write."""
-        self._writing: asyncio.Task[None] | None = None
+        self._write_task: asyncio.Task[None] | None = None
         """The latest write. Each write waits for the one before it."""
-        self._is_wanted = asyncio.Event()
+        self._is_requested = asyncio.Event()
         """Set once a client has asked for the trajectory."""
         self._has_failed = False
         self._has_ended = False
@@ -86,8 +86,8 @@ class TrajectoryRecorder:
             self._lines[index] += self._writers[index].write(at_s, event)
         except Exception:
             log.exception(CANNOT_STORE, self.run_ids[0])
-            self._fail()
-        if isinstance(event, TurnStarted) and at_s - self._written_s >= self._interval_s:
+            self._stop_recording()
+        if isinstance(event, TurnStarted) and at_s - self._last_write_s >= self._interval_s:
             await self.write()
 
     async def on_result(self, result: Result) -> None:
@@ -98,20 +98,20 @@ class TrajectoryRecorder:
 
     async def write(self) -> None:
         """Store the lines so far, and wait for earlier writes."""
-        self._is_wanted.set()
+        self._is_requested.set()
         await asyncio.shield(self._start_write())
 
     def on_written(self, callback: Callable[[], object]) -> None:
         """Call `callback` once the latest write has ended."""
-        if self._writing:
-            self._writing.add_done_callback(lambda _: callback())
+        if self._write_task:
+            self._write_task.add_done_callback(lambda _: callback())
         else:
             callback()
 
     def _start_write(self, ends: Sequence[Result | BaseException] = ()) -> asyncio.Task[None]:
         """Start to store the lines so far, and the ends of the choices if they have ended."""
-        self._writing = asyncio.create_task(self._write(self._writing, ends))
-        return self._writing
+        self._write_task = asyncio.create_task(self._write(self._write_task, ends))
+        return self._write_task
 
     async def _write(
         self, previous: asyncio.Task[None] | None, ends: Sequence[Result | BaseException]
@@ -120,7 +120,7 @@ class TrajectoryRecorder:
             await asyncio.wait({previous})
         if ends:
             with anyio.move_on_after(LAST_WRITE_DELAY_S):
-                await self._is_wanted.wait()
+                await self._is_requested.wait()
         if self._has_ended:
             return
         self._has_ended = bool(ends)
@@ -130,13 +130,13 @@ class TrajectoryRecorder:
             await self._mark_as_failed()
 
     async def _append(self, ends: Sequence[Result | BaseException]) -> None:
-        self._written_s = self._elapsed_s()
+        self._last_write_s = self._elapsed_s()
         try:
             for lines, writer, end in zip(self._lines, self._writers, ends, strict=False):
-                lines += writer.finish(self._written_s, end)
+                lines += writer.finish(self._last_write_s, end)
             pending, self._lines = self._lines, [[] for _ in self._lines]
             parts = {
-                run_id: await _compressed(b"\n".join(lines))
+                run_id: await _compress(b"\n".join(lines))
                 for run_id, lines in zip(self.run_ids, pending, strict=True)
             }
             async with asyncio.timeout(self._timeout_s):
@@ -149,9 +149,9 @@ class TrajectoryRecorder:
                 )
         except Exception:
             log.exception(CANNOT_STORE, self.run_ids[0])
-            self._fail()
+            self._stop_recording()
 
-    def _fail(self) -> None:
+    def _stop_recording(self) -> None:
         """Record nothing more."""
         self._has_failed = True
         self._lines = [[] for _ in self._lines]
@@ -164,14 +164,14 @@ class TrajectoryRecorder:
             log.exception("run %s: its trajectory cannot be marked as failed", self.run_ids[0])
 
     def _elapsed_s(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self._started_at
 
 
-async def _compressed(text: bytes) -> bytes:
+async def _compress(text: bytes) -> bytes:
     """Return the part for a text; an empty part for an empty text."""
     if len(text) > SMALL_BYTES:
-        return await asyncio.to_thread(zlib.compress, text, COMPRESSION)
-    return zlib.compress(text, COMPRESSION) if text else b""
+        return await asyncio.to_thread(zlib.compress, text, COMPRESSION_LEVEL)
+    return zlib.compress(text, COMPRESSION_LEVEL) if text else b""
 
 
 def stored_texts(stored: StoredTrajectory) -> list[str]:

@@ -128,16 +128,16 @@ async def test_window_in_a_refusal_applies_until_a_call_uses_more_tokens() -> No
     windows = ContextWindows()
     windows.record_usage("a", "m", 30_000)
     windows.record_refusal("a", "m", ContextSizes(8192))
-    assert windows.known("a", "m") == 8192
+    assert windows.known_window("a", "m") == 8192
     windows.record_usage("a", "m", 9000)
-    assert windows.known("a", "m") is None
+    assert windows.known_window("a", "m") is None
 
 
 async def test_usage_of_one_owner_does_not_change_the_window_of_another() -> None:
     windows = ContextWindows()
     windows.record_refusal("a", "m", ContextSizes(5000))
     windows.record_usage("b", "m", 6000)
-    assert [windows.known(owner, "m") for owner in ("a", "b")] == [5000, None]
+    assert [windows.known_window(owner, "m") for owner in ("a", "b")] == [5000, None]
 
 
 async def test_changed_model_list_overrides_earlier_usage() -> None:
@@ -145,16 +145,16 @@ async def test_changed_model_list_overrides_earlier_usage() -> None:
     windows.record_listing([{"id": "m", "max_model_len": 8192}])
     windows.record_usage("a", "m", 8193)
     windows.record_listing([{"id": "m", "max_model_len": 8192}])
-    assert windows.known("a", "m") is None
+    assert windows.known_window("a", "m") is None
     windows.record_listing([{"id": "m", "max_model_len": 2048}])
-    assert windows.known("a", "m") == 2048
+    assert windows.known_window("a", "m") == 2048
 
 
 async def test_number_of_learnt_model_names_is_bounded() -> None:
     windows = ContextWindows()
     for number in range(MAX_LEARNT + 1):
         windows.record_refusal("a", f"m{number}", ContextSizes(2048))
-    known = [windows.known("a", f"m{number}") for number in (0, MAX_LEARNT)]
+    known = [windows.known_window("a", f"m{number}") for number in (0, MAX_LEARNT)]
     assert known == [None, 2048]
 
 

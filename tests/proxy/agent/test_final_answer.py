@@ -149,7 +149,7 @@ async def test_answer_whose_retry_times_out_is_returned_unchanged() -> None:
         )
         first_call = FirstCallProgress(None, ignore)
         call = FinalCall(task, conversation, writer, executor, ignore, first_call, ProseRules())
-        final = await call.answer(StopReason.SUBMITTED, "42", seconds=0.1)
+        final = await call.answer(StopReason.SUBMITTED, "42", timeout_s=0.1)
     assert (final.text, final.finish_reason) == ("It is 42.", "length")
     assert [warning.code for warning in final.warnings] == ["response_format_violated"]
 
@@ -164,7 +164,7 @@ async def test_truncated_answer_is_not_retried() -> None:
 async def test_endless_schema_validation_times_out() -> None:
     steps = {f"s{n}": {"allOf": [{"$ref": f"#/$defs/s{n + 1}"}] * 2} for n in range(60)}
     endless = AnswerForm({"$ref": "#/$defs/s0", "$defs": {**steps, "s60": {}}})
-    final = await check_form(endless, FinalAnswer("{}", "stop"), seconds=0.5)
+    final = await check_form(endless, FinalAnswer("{}", "stop"), timeout_s=0.5)
     assert (final.text, final.finish_reason) == ("{}", "stop")
     assert [warning.code for warning in final.warnings] == ["response_format_unchecked"]
 

@@ -86,7 +86,7 @@ def test_last_request_is_kept_after_a_summary() -> None:
 @pytest.mark.parametrize("is_latest", [False, True])
 def test_appended_text_is_kept_after_a_summary(is_latest: bool) -> None:
     history = make_history(assistant_call("a"), tool_result("a"))
-    history.append_to_last(" 3 steps remain.")
+    history.append_to_last_message(" 3 steps remain.")
     history.replace_with_summary("so far", history.turns() if is_latest else [])
     history.append(assistant_call("b"), tool_result("b"))
     texts = [text_of(message) for message in history.messages]
@@ -110,7 +110,7 @@ def test_later_client_messages_are_kept_before_a_summary() -> None:
         assistant_call("b"),
         tool_result("b"),
     ]
-    assert history.own_start == 3
+    assert history.run_start_index == 3
 
 
 def test_message_kinds_that_differ_from_roles_restore_the_history() -> None:
@@ -120,7 +120,7 @@ def test_message_kinds_that_differ_from_roles_restore_the_history() -> None:
     history.append_request("Answer now.")
     assert history.message_kinds == {2: "summary", 3: "summary", 6: "asked"}
     restored = History(
-        json.loads(json.dumps(history.messages)), history.own_start, history.message_kinds
+        json.loads(json.dumps(history.messages)), history.run_start_index, history.message_kinds
     )
     assert [each.kind for each in restored.entries] == [each.kind for each in history.entries]
 

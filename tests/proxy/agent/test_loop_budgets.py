@@ -310,5 +310,5 @@ async def test_reservation_of_a_model_call_that_is_not_made_is_refunded(tmp_path
         assert await day.reserve_call(Expense(tokens=100)) is None
         assert await day.reserve_call(Expense(tokens=50)) is None
         await day.settle(await day.pop_call_reservation(Expense()), Expense(tokens=7))
-        await day.refund_unused()
+        await day.refund_unused_calls()
         assert await store.spending.spent("mine") == Expense(tokens=7)

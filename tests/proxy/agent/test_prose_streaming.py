@@ -231,26 +231,26 @@ def test_long_text_that_may_be_a_call_is_parsed_in_linear_time(beginning: str) -
     prose.add(TextDelta(beginning))
     for number in range(200_000):  # takes a second; hours if it is parsed at each piece
         prose.add(TextDelta(f"{number}, "))
-        assert prose.ready(is_due=True) == []
-    assert len(prose.rest()) == 200_001
+        assert prose.take_ready(is_hold_over=True) == []
+    assert len(prose.take_rest()) == 200_001
 
 
 def test_stop_string_of_any_length_is_found() -> None:
     stop = "".join(f"{number}, " for number in range(100_000))
-    prose = Prose(ProseRules(stops=(stop,)))
+    prose = Prose(ProseRules(stop_strings=(stop,)))
     prose.add(TextDelta(f"{ESSAY}{stop[:1000]}"))
     for number in range(2000):  # takes a second; minutes if each prefix is compared
         prose.add(TextDelta(f"{number}; "))
-        prose.ready(is_due=True)
+        prose.take_ready(is_hold_over=True)
     with pytest.raises(CompletionStopped):
         prose.add(TextDelta(stop))
     assert not prose.text.endswith(stop)
 
 
 def test_partial_stop_string_is_held_back() -> None:
-    prose = Prose(ProseRules(stops=("END of",)))
+    prose = Prose(ProseRules(stop_strings=("END of",)))
     prose.add(TextDelta(ESSAY))
     prose.add(TextDelta(" EN"))
     prose.add(TextDelta("D"))
-    shown = "".join(piece.text for piece in prose.ready(is_due=True))
+    shown = "".join(piece.text for piece in prose.take_ready(is_hold_over=True))
     assert shown == ESSAY

@@ -26,7 +26,7 @@ FINISHED = RunFinished(StopReason.SUBMITTED)
 
 def redacted(*events: Event) -> list[Event]:
     redactor = Redactor(SecretFinder(Redaction(("github",))))
-    return [shown for event in events for shown in redactor.events(event)]
+    return [shown for event in events for shown in redactor.redact_event(event)]
 
 
 def test_reasoning_and_narration_keep_their_kind_and_precede_the_call() -> None:

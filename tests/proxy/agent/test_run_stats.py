@@ -67,7 +67,7 @@ async def test_usage_sums_all_calls_but_trajectory_tokens_count_each_token_once(
             {**tool_reply(LOOK), "usage": usage(150, 20, cached=110)},
             {**SUBMIT, "usage": usage(200, 5, cached=170, reasoning=1)},
         ],
-        usage_of="last_call",
+        usage_scope="last_call",
     )
     stats = result.stats
     assert (stats.prompt_tokens, stats.completion_tokens) == (450, 35)
@@ -130,7 +130,7 @@ async def test_stopwatch_is_paused_during_wrapped_callbacks() -> None:
 
     with watch:
         clock.advance(2)
-        await watch.pausing(work)(5)
+        await watch.pause_during(work)(5)
         clock.advance(1)
     clock.advance(10)
     assert watch.spent_s == 3
@@ -147,5 +147,5 @@ async def test_stopwatch_counts_the_time_of_failed_blocks() -> None:
     with pytest.raises(TimeoutError), watch:
         await fail(4)
     with pytest.raises(TimeoutError):
-        await watch.pausing(fail)(1)
+        await watch.pause_during(fail)(1)
     assert watch.spent_s == 4 - 1

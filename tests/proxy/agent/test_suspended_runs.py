@@ -83,7 +83,7 @@ async def test_instructions_with_tool_results_replace_earlier_instructions() -> 
     before, after = model.requests[0]["messages"], model.requests[1]["messages"]
     assert after[0]["content"] == before[0]["content"].replace("You are the first.", "Be system.")
     assert after[1:3] == [second[1], USER]
-    assert suspended.with_instructions(after[:2]).own_start == suspended.own_start + 1
+    assert suspended.with_instructions(after[:2]).run_start_index == suspended.run_start_index + 1
 
 
 async def test_messages_after_tool_results_are_kept() -> None:

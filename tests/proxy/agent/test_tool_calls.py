@@ -33,13 +33,13 @@ def test_well_formed_message_is_returned_as_the_same_object() -> None:
     assert turn.calls == (
         ToolCall("c1", "execute_bash", {"command": "ls"}, raw=sent["tool_calls"][0]),
     )
-    assert not turn.as_text
+    assert not turn.calls_are_text
 
 
 @pytest.mark.parametrize("calls", [None, [], "none", {}])
 def test_message_without_tool_calls_is_parsed_as_a_turn_without_calls(calls: object) -> None:
     sent = {"role": "assistant", "content": "42", "tool_calls": calls}
-    assert parse(sent) == Turn(sent, (), as_text=False)
+    assert parse(sent) == Turn(sent, (), calls_are_text=False)
 
 
 def test_repair_copies_the_message_and_keeps_all_other_fields() -> None:
@@ -58,7 +58,7 @@ def test_repair_copies_the_message_and_keeps_all_other_fields() -> None:
 
 def test_call_keeps_the_arguments_that_the_model_wrote() -> None:
     [call] = parse(message(entry("{broken"))).calls
-    assert (call.raw, call.written) == (entry("{broken"), "{broken")
+    assert (call.raw, call.invalid_arguments) == (entry("{broken"), "{broken")
 
 
 def test_missing_and_repeated_ids_are_replaced_by_new_ones() -> None:
@@ -129,7 +129,7 @@ def test_any_tool_calls_can_be_parsed_and_sent_back(seed: int) -> None:
 
 def calls_in_text(text: Any) -> list[tuple[str, Any]]:
     turn = parse({"role": "assistant", "content": text})
-    assert turn.as_text == bool(turn.calls)
+    assert turn.calls_are_text == bool(turn.calls)
     return [(call.name, call.arguments) for call in turn.calls]
 
 
@@ -218,7 +218,7 @@ def test_repetitive_calls_in_a_text_are_bounded_in_number_and_length(piece: str)
     text = "".join(piece.format(number) for number in range(10 * MAX_CALLS))
     turn = parse({"role": "assistant", "content": text})
     assert 0 < len(turn.calls) <= MAX_CALLS
-    assert sum(len(call.written) for call in turn.calls) <= len(text)
+    assert sum(len(call.invalid_arguments) for call in turn.calls) <= len(text)
 
 
 @pytest.mark.parametrize(
@@ -244,4 +244,4 @@ def test_calls_written_as_text_are_parsed_up_to_a_maximum_number(count: int) -> 
     text = "\n".join(template % number for number in range(count))
     ids = (f"call_{number}" for number in itertools.count())
     turn = parse_turn({"role": "assistant", "content": text}, ["execute_bash"], ids)
-    assert (len(turn.calls), turn.has_more) == (MAX_CALLS, count > MAX_CALLS)
+    assert (len(turn.calls), turn.has_more_calls) == (MAX_CALLS, count > MAX_CALLS)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from proxy.audit.audit_log import LAST, AuditLogWriter, Finding, day_of, verify
+from proxy.audit.audit_log import LAST_LINE_FIELD, AuditLogWriter, Finding, day_of, verify
 
 NOW = 4_000_000_000.0
 """In the year 2096, so that no earlier day exceeds the retention time."""
@@ -22,7 +22,7 @@ def _written(directory: Path, run_id: str, key: bytes | None, now: float, lines:
     writer.begin()
     for number in range(1, lines):
         writer.append(writer.next_line({"kind": "call", "step": number, "é": "\ud800"}))
-    writer.append(writer.next_line({"kind": "failure", LAST: True, "error": "none"}))
+    writer.append(writer.next_line({"kind": "failure", LAST_LINE_FIELD: True, "error": "none"}))
     writer.finish()
     writer.close()
     return directory / f"{run_id}.jsonl"

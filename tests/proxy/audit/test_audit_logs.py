@@ -17,7 +17,7 @@ A_DAY_S = 86_400.0
 
 async def log_run(logs: AuditLogs, task: AgentTask) -> None:
     """Write the log of a run without events."""
-    log = logs.of_run(task, "owner", "fingerprint")
+    log = logs.create_run_log(task, "owner", "fingerprint")
     await log.begin()
     await log.on_result(SUBMITTED)
     await logs.aclose()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.audit.audit_log import LAST, AuditLogWriter, HashChain, Index, log_path
+from proxy.audit.audit_log import LAST_LINE_FIELD, AuditLogWriter, HashChain, Index, log_path
 from tests.proxy.audit.logs import DAY, NOW, errors, found, states, write
 
 A_DAY_S = 86_400.0
@@ -139,7 +139,7 @@ def test_removed_or_added_log_is_found(tmp_path: Path) -> None:
         f"{DAY}/c: line 1 does not continue the line before it",
     ]
     chain = HashChain("c", None)
-    log_path(tmp_path / DAY, "c").write_bytes(chain.next_line("now", {LAST: True}))
+    log_path(tmp_path / DAY, "c").write_bytes(chain.next_line("now", {LAST_LINE_FIELD: True}))
     assert errors(tmp_path)[1] == f"{DAY}/c: it is not in the index"
 
 
@@ -159,7 +159,7 @@ def test_log_of_a_day_may_end_on_the_next_day(tmp_path: Path) -> None:
     late = AuditLogWriter(tmp_path / DAY, "late", None, lambda: NOW)
     late.begin()
     write(tmp_path, "next", now=NOW + A_DAY_S)
-    late.append(late.next_line({"kind": "failure", LAST: True, "error": "none"}))
+    late.append(late.next_line({"kind": "failure", LAST_LINE_FIELD: True, "error": "none"}))
     late.finish()
     late.close()
     assert states(tmp_path) == ["ok"] * 4

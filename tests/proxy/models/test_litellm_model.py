@@ -16,7 +16,7 @@ from aiohttp import web
 
 from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta
 from proxy.errors import BackendError
-from proxy.models.litellm_model import LiteLLMModel, as_openai, call_arguments
+from proxy.models.litellm_model import LiteLLMModel, call_arguments, to_openai_format
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import (
     Frames,
@@ -163,7 +163,7 @@ def test_provider_specific_fields_stay_for_other_providers() -> None:
     moved = {**signatures, "thinking_blocks": blocks}
     answer = {"choices": [{"message": {**fields, "provider_specific_fields": moved}}]}
     expected = {**fields, "provider_specific_fields": {"thought_signatures": ["abc"]}}
-    assert as_openai(answer, openai_like=False) == {"choices": [{"message": expected}]}
+    assert to_openai_format(answer, is_openai_like=False) == {"choices": [{"message": expected}]}
 
 
 # Failures

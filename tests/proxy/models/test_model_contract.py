@@ -148,7 +148,7 @@ async def test_stopped_completion_contains_the_text_so_far(open_model: OpenModel
         body = {"model": opened.name, "messages": MESSAGES}
         with pytest.raises(CompletionStopped) as stopped:
             await opened.model.complete(body, stop_at_once)
-    sent = stopped.value.partial
+    sent = stopped.value.partial_completion
     assert sent is not None
     assert (sent.message["content"], bool(sent.response)) == (deltas.text, True)
 

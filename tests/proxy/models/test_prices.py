@@ -25,8 +25,8 @@ def litellm() -> Any:
 
 async def test_configured_prices_precede_the_table() -> None:
     prices = Prices({"gpt-4o": OWN})
-    assert prices.configured("gpt-4o") == await prices.find("gpt-4o") == ((0, OWN),)
-    assert prices.configured("gpt-4o-mini") is None
+    assert prices.configured_tariff("gpt-4o") == await prices.find("gpt-4o") == ((0, OWN),)
+    assert prices.configured_tariff("gpt-4o-mini") is None
     assert await prices.find("gpt-4o-mini") is not None
 
 

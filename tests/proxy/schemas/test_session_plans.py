@@ -20,7 +20,7 @@ def session_plan(
 
 def suspended_in(resume_from: ResumePoint | None) -> SuspendedRun:
     return SuspendedRun(
-        messages=[USER], own_start=1, calls=[], as_text=False, resume_from=resume_from
+        messages=[USER], run_start_index=1, calls=[], calls_are_text=False, resume_from=resume_from
     )
 
 

@@ -113,7 +113,7 @@ async def test_oldest_suspended_runs_beyond_the_limit_are_deleted(store: Store) 
     for name in ("1", "2", "3"):
         calls = [(f"call_{name}_1", "c", "weather")]
         await store.suspended_runs.save(
-            OWNER, SuspendedRun([message], 0, calls, as_text=False, resume_from=None)
+            OWNER, SuspendedRun([message], 0, calls, calls_are_text=False, resume_from=None)
         )
     found = [await store.suspended_runs.find(OWNER, name) for name in ("1", "2", "3")]
     assert [each is not None for each in found] == [False, True, True]
@@ -130,7 +130,7 @@ async def test_suspended_runs_survive_the_migration_of_their_table(tmp_path: Pat
         before.commit()
     with closing(Store(tmp_path, now=lambda: 0)) as store:
         assert await store.suspended_runs.find(OWNER, "r1") == SuspendedRun(
-            [], 0, [], as_text=False, resume_from=None
+            [], 0, [], calls_are_text=False, resume_from=None
         )
 
 

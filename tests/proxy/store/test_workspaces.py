@@ -78,7 +78,9 @@ async def test_aliased_snapshots_count_once(tmp_path: Path) -> None:
 async def test_expired_snapshots_and_suspended_runs_are_deleted(tmp_path: Path) -> None:
     now = 1000.0
     store = Store(tmp_path, SessionSettings(retention_hours=1), now=lambda: now)
-    suspended = SuspendedRun([], 0, [("call_r1_1", "a", "lookup")], as_text=False, resume_from=None)
+    suspended = SuspendedRun(
+        [], 0, [("call_r1_1", "a", "lookup")], calls_are_text=False, resume_from=None
+    )
     await store.workspaces.save(SessionState(CHAT, "1"), sending(b"1"))
     await store.suspended_runs.save("me", suspended)
     assert await store.suspended_runs.find("me", "r1") == suspended
