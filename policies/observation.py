@@ -80,7 +80,7 @@ class CommandOutcome:
 def bash_observation(outcome: CommandOutcome, limits: ObservationLimits = DEFAULT_LIMITS) -> str:
     """Return the observation of a command: its exit code or job, its output, and notes on limits
     that it reached."""
-    parts = [_first_line(outcome)]
+    parts = [_status_line(outcome)]
     for name, output in (("stdout", outcome.stdout), ("stderr", outcome.stderr)):
         shown = truncate_middle(terminal_text(output).removesuffix("\n"), limits)
         if shown.strip():
@@ -90,7 +90,7 @@ def bash_observation(outcome: CommandOutcome, limits: ObservationLimits = DEFAUL
     return "\n".join([*parts, *_notes(outcome)])
 
 
-def _first_line(outcome: CommandOutcome) -> str:
+def _status_line(outcome: CommandOutcome) -> str:
     if outcome.job_id:
         doing = "Waiting for input" if outcome.waiting else "Still running"
         return f"{doing} after {outcome.duration_s:.0f} s, as job {outcome.job_id}"
@@ -143,11 +143,11 @@ def terminal_text(output: str) -> str:
     last state of each progress line."""
     text = _ESCAPE_SEQUENCE.sub("", output).replace("\r\n", "\n")
     if "\r" in text:
-        text = "\n".join(_last_state(line) for line in text.split("\n"))
+        text = "\n".join(_last_line_state(line) for line in text.split("\n"))
     return printable(text)
 
 
-def _last_state(line: str) -> str:
+def _last_line_state(line: str) -> str:
     states = [state for state in line.split("\r") if state]
     return states[-1] if states else ""
 

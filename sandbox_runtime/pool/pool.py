@@ -20,9 +20,9 @@ from policies.pool import (
     Load,
     PoolKey,
     PoolSettings,
+    eviction_count,
     exact_pool_key,
     fits,
-    idle_to_evict,
     max_background_starts,
     max_parallel_starts,
     moving_mean,
@@ -313,8 +313,8 @@ class Pool:
         self._registry.counts["refused"] += 1
         after_s = retry_after_s(
             has_room=fits(self._settings, self._registry.load + Load(1)),
-            ahead=len(self._queue),
-            leased=self._registry.number(EntryState.LEASED),
+            waiting_ahead=len(self._queue),
+            leased_count=self._registry.number(EntryState.LEASED),
             start_s=self._lifecycle.start_s,
             lease_s=self._lease_s,
         )
@@ -405,7 +405,7 @@ class Pool:
             return True
         ending = sum((entry.load for entry in self._registry.entries(EntryState.ENDING)), Load())
         idle = [entry for entry in self._registry.entries(EntryState.IDLE) if entry is not besides]
-        number = idle_to_evict(
+        number = eviction_count(
             self._settings, self._registry.load - ending + needed, [entry.load for entry in idle]
         )
         for entry in idle[: number or 0]:

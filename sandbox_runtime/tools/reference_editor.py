@@ -137,7 +137,7 @@ class _Edit:
     async def _view(self, sandbox: Sandbox) -> str:
         target = await self._resolve(sandbox)
         if target.kind == "none":
-            return reference_style.not_found(self._path)
+            return reference_style.not_found_observation(self._path)
         if target.kind == "dir":
             found = await self._shell(
                 sandbox,
@@ -146,7 +146,7 @@ class _Edit:
             )
             return reference_style.list_directory(self._path, found.stdout + found.stderr)
         if not self._path.endswith((".py", ".rst")):
-            return reference_style.not_viewable(self._path)
+            return reference_style.not_viewable_observation(self._path)
         content = await _content(sandbox, target)
         return _shown(
             reference_style.view_file(self._path, content, self._arguments.get("view_range"))
