@@ -23,7 +23,7 @@ class FakeDisk:
         self.looks = 0
         self.measured: Counter[str] = Counter()
 
-    def filled(self) -> DiskUsage:
+    def total_written(self) -> DiskUsage:
         self.looks += 1
         all_of_them = (*self.usages.values(), self.by_others)
         return DiskUsage(

@@ -112,7 +112,7 @@ def test_block_device_of_the_engine_is_a_disk_and_not_a_partition(
     found = block_device(engine, **devices)
     assert found == BlockDevice(str(devices["devices"] / "sda"))
     (devices["devices"] / "sda").unlink()
-    assert block_device(engine, **devices).why_not.endswith("/sda is missing")
+    assert block_device(engine, **devices).why_unlimited.endswith("/sda is missing")
 
 
 def test_check_reports_why_block_io_cannot_be_limited(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_check_reports_why_block_io_cannot_be_limited(tmp_path: Path) -> None:
     ):
         engine = engine_at(directory, **answer)
         found = block_device(engine, numbers=numbers, devices=devices["devices"])
-        assert (found.path, why in found.why_not) == (None, True)
+        assert (found.path, why in found.why_unlimited) == (None, True)
 
 
 @pytest.mark.parametrize(

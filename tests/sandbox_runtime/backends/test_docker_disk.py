@@ -114,7 +114,7 @@ async def test_disk_usage_on_a_remote_engine_is_read_from_its_api(
     assert used is not None
     assert 5 << 20 <= used.bytes < 6 << 20
     assert disk.free_bytes() is None
-    assert disk.filled() != DiskUsage()  # for all that one can know
+    assert disk.total_written() != DiskUsage()  # for all that one can know
     await sandbox.close()
     assert await disk.used(sandbox.id, DiskUsage()) is None
     await engine.aclose()
