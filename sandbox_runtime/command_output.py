@@ -49,7 +49,7 @@ class CommandOutput:
         decoder = codecs.getincrementaldecoder("utf-8")
         self._decoders = {kind: decoder(errors="replace") for kind in STREAM_NAMES}
 
-    async def take(self, kind: int, data: bytes) -> bool:
+    async def add(self, kind: int, data: bytes) -> bool:
         """Add a piece and pass it to `on_output`; return False if the output exceeds the cap."""
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
@@ -96,14 +96,16 @@ class CommandOutput:
         return count
 
 
-def truncation_marker(omitted: int, lines: int, path: str, kept: int, total: int) -> str:
+def truncation_marker(
+    omitted_bytes: int, lines: int, path: str, kept_bytes: int, total_bytes: int
+) -> str:
     """Return the line that replaces the omitted part of a stream."""
     where = ""
-    if path and kept < total:
-        where = f"; the first {kept} bytes of it all are in {path}"
+    if path and kept_bytes < total_bytes:
+        where = f"; the first {kept_bytes} bytes of it all are in {path}"
     elif path:
         where = f"; all of it is in {path}"
-    return f"[... {omitted} bytes, {lines} lines left out{where} ...]"
+    return f"[... {omitted_bytes} bytes, {lines} lines left out{where} ...]"
 
 
 class OutputRetention:
