@@ -134,7 +134,7 @@ def _tag_content(text: str, opening: re.Match[str], end: int) -> _Span:
         closing = text.rfind("</", body.end(), end)
         if closing >= 0 and text[closing:end].strip() == f"</{body[1]}>":
             return _Span(body.end(), closing, title)
-    return _Span(_next_line(text, at, end), end, title)
+    return _Span(_skip_newline(text, at, end), end, title)
 
 
 def _attributes(text: str) -> dict[str, str]:
@@ -145,8 +145,8 @@ def _title(metadata: Mapping[str, str]) -> str:
     return next((metadata[key] for key in _TITLE_ATTRIBUTES if metadata.get(key)), "")
 
 
-def _next_line(text: str, at: int, end: int) -> int:
-    return at + 1 if text.startswith("\n", at, end) else at
+def _skip_newline(text: str, position: int, end: int) -> int:
+    return position + 1 if text.startswith("\n", position, end) else position
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,8 @@ def _spans_between(text: str, marks: Iterable[_Mark]) -> list[_Span]:
     return found
 
 
-def _line_end(text: str, mark: re.Match[str]) -> int:
-    return _next_line(text, mark.end(), len(text))
+def _next_line_start(text: str, mark: re.Match[str]) -> int:
+    return _skip_newline(text, mark.end(), len(text))
 
 
 def _find_by_rules(text: str) -> list[_Span]:
@@ -191,7 +191,7 @@ def _ruled_marks(text: str) -> Iterator[_Mark]:
                 continue
         title = _BEGIN_WORDS.sub("", words, count=1).strip(" \t()\"'")
         ends = _END_WORDS.match(words) is not None
-        yield _Mark(mark.start(), _line_end(text, mark), None if ends else title)
+        yield _Mark(mark.start(), _next_line_start(text, mark), None if ends else title)
 
 
 def _find_by_banners(text: str) -> list[_Span]:
@@ -206,7 +206,7 @@ def _find_by_numbered_titles(text: str) -> list[_Span]:
     def marks() -> Iterator[_Mark]:
         for mark in _find_all(_NUMBERED_TITLE, text):
             title = (mark[2] or "").strip(" \t*]") or mark[1] or mark[3].strip(" \t*]")
-            yield _Mark(mark.start(), _line_end(text, mark), title)
+            yield _Mark(mark.start(), _next_line_start(text, mark), title)
 
     return _spans_between(text, marks())
 
@@ -228,10 +228,10 @@ def _fences(text: str) -> Iterator[tuple[re.Match[str], _Span]]:
         if opening is None:
             opening = mark
         elif mark[1].startswith(opening[1]) and not mark[2].strip():
-            yield opening, _Span(_line_end(text, opening), mark.start(), "")
+            yield opening, _Span(_next_line_start(text, opening), mark.start(), "")
             opening = None
     if opening is not None:
-        yield opening, _Span(_line_end(text, opening), len(text), "", is_open_ended=True)
+        yield opening, _Span(_next_line_start(text, opening), len(text), "", is_open_ended=True)
 
 
 def _fence_title(text: str, opening: re.Match[str]) -> str:
@@ -265,7 +265,7 @@ def _find_pages(text: str) -> list[_Span]:
     """Find pages, separated by form feeds or by page numbers on lines of their own."""
     marks = [_Mark(0, 0, "page 1")]
     for number, mark in enumerate(_find_all(_PAGE_BREAK, text), 2):
-        marks.append(_Mark(mark.start(), _line_end(text, mark), f"page {mark[1] or number}"))
+        marks.append(_Mark(mark.start(), _next_line_start(text, mark), f"page {mark[1] or number}"))
     return _spans_between(text, marks) if len(marks) > 1 else []
 
 

@@ -181,7 +181,7 @@ class TimePlan:
     """The end of the model call for the final answer; infinite if the run has no deadline."""
     end_s: float
     """The planned end of the collection of artifacts. `collection_time_s` may return more time."""
-    stop: StopReason
+    stop_reason: StopReason
     """The stop reason of a run that reaches `work_s`."""
 
     def collection_time_s(self, spent_s: float) -> float:

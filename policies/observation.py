@@ -87,7 +87,7 @@ def bash_observation(outcome: CommandOutcome, limits: ObservationLimits = DEFAUL
             parts += [f"[{name}]", shown]
     if len(parts) == 1:
         parts.append("(no output)")
-    return "\n".join([*parts, *_notes(outcome)])
+    return "\n".join([*parts, *_outcome_notes(outcome)])
 
 
 def _status_line(outcome: CommandOutcome) -> str:
@@ -101,7 +101,7 @@ def _status_line(outcome: CommandOutcome) -> str:
     return f"Exit code: {outcome.exit_code}"
 
 
-def _notes(outcome: CommandOutcome) -> Iterator[str]:
+def _outcome_notes(outcome: CommandOutcome) -> Iterator[str]:
     if outcome.oom_kills:
         processes = "a process was" if outcome.oom_kills == 1 else "several processes were"
         yield f"[out of memory: {processes} killed; use less at a time]"

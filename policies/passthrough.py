@@ -113,7 +113,7 @@ Azure, DeepSeek and Mistral."""
 def is_stateless(method: str, path: str) -> bool:
     """Return True if the backend stores nothing of a request with this method and path that another
     client could read, list or delete."""
-    segments = _segments(path)
+    segments = _path_segments(path)
     if segments is None or method not in ("GET", "HEAD", "OPTIONS", "POST"):
         return False
     rest = list(dropwhile(_PREFIX_SEGMENT.fullmatch, segments))
@@ -126,7 +126,7 @@ def is_stateless(method: str, path: str) -> bool:
 
 def may_name_responses(path: str) -> bool:
     """Return True if a request to the path may name responses that the backend has stored."""
-    return "responses" in (_segments(path) or ())
+    return "responses" in (_path_segments(path) or ())
 
 
 def _matches_any(patterns: Mapping[str, list[list[str]]], segments: Sequence[str]) -> bool:
@@ -140,7 +140,7 @@ def _matches_any(patterns: Mapping[str, list[list[str]]], segments: Sequence[str
 
 def path_kind(path: str) -> PathKind:
     """Return the kind of a path as it was received, with its percent-encoding."""
-    segments = _segments(path)
+    segments = _path_segments(path)
     if segments is None:
         return "unreadable"
     prefixes = list(takewhile(_PREFIX_SEGMENT.fullmatch, segments))
@@ -153,22 +153,23 @@ def path_kind(path: str) -> PathKind:
     if segments[-2:] == _CHAT_COMPLETIONS:  # LiteLLM has this route under /engines/… and others too
         return "plain only"
     rest = segments[len(prefixes) + 1 :]
-    return "closed" if _is_administrative(head, rest) else "backend"
+    return "closed" if _is_closed(head, rest) else "backend"
 
 
-def _is_administrative(resource: str, further_segments: Sequence[str]) -> bool:
-    if resource in _CLOSED_NAMES or not _CLOSED_WORDS.isdisjoint(_words(resource)):
+def _is_closed(resource: str, further_segments: Sequence[str]) -> bool:
+    if resource in _CLOSED_NAMES or not _CLOSED_WORDS.isdisjoint(_segment_words(resource)):
         return True
     return resource == _MODELS and any(
-        not _CLOSED_MODEL_WORDS.isdisjoint(_words(segment)) for segment in further_segments[-2:]
+        not _CLOSED_MODEL_WORDS.isdisjoint(_segment_words(segment))
+        for segment in further_segments[-2:]
     )
 
 
-def _words(segment: str) -> list[str]:
+def _segment_words(segment: str) -> list[str]:
     return re.split("[_-]", segment)
 
 
-def _segments(path: str) -> list[str] | None:
+def _path_segments(path: str) -> list[str] | None:
     """Return the lower-case segments of a decoded path, or None if servers might parse the path
     differently: it does not begin with `/`, it has dot segments, or it has a character outside
     `_READABLE_PATH`, such as the `%` of double encoding."""

@@ -123,7 +123,7 @@ def describe_stricter(path: str, allowed: Any) -> str:
     return "`false`" if isinstance(allowed, bool) else "less"
 
 
-def _only_value(value: object, description: str) -> SettingOrder:
+def _strictest_value_order(value: object, description: str) -> SettingOrder:
     """Return an order in which `value` is stricter than every other value, and no other value is
     stricter than another."""
     return SettingOrder(description, lambda _, requested: bool(requested == value))
@@ -161,7 +161,7 @@ SETTING_ORDERS = {
     "prompt": _ANY_VALUE,
     "inputs.offload_text_over_tokens": _ANY_VALUE,
     "artifacts.list_files": _ANY_VALUE,
-    "isolation.level": _only_value("strict", "`strict`"),
+    "isolation.level": _strictest_value_order("strict", "`strict`"),
     "isolation.network": SettingOrder(
         "rules that permit less",
         lambda allowed, requested: is_subset(requested, allowed),
@@ -181,8 +181,8 @@ SETTING_ORDERS = {
     "watch.rules": _APPENDED_ENTRIES,
     "redaction.detectors": _APPENDED_ENTRIES,
     "redaction.patterns": _APPENDED_ENTRIES,
-    "audit.enabled": _only_value(True, "`true`"),
-    "audit.required": _only_value(True, "`true`"),
+    "audit.enabled": _strictest_value_order(True, "`true`"),
+    "audit.required": _strictest_value_order(True, "`true`"),
 }
 """The orders of settings by path. All other settings are ordered by type."""
 
@@ -249,15 +249,15 @@ class EffectivePolicy:
 
 def setting_paths(profile: Profile) -> Iterator[str]:
     """Yield the path of each setting that can be overridden, in the order of the fields."""
-    yield from (path for path in _paths(profile) if path.partition(".")[0] not in FIXED_FIELDS)
+    yield from (path for path in _leaf_paths(profile) if path.partition(".")[0] not in FIXED_FIELDS)
 
 
-def _paths(value: Any, prefix: str = "") -> Iterator[str]:
+def _leaf_paths(value: Any, prefix: str = "") -> Iterator[str]:
     for member in fields(value):
         path = prefix + member.name
         nested = getattr(value, member.name)
         if is_dataclass(nested) and path not in _INDIVISIBLE_SETTINGS:
-            yield from _paths(nested, f"{path}.")
+            yield from _leaf_paths(nested, f"{path}.")
         else:
             yield path
 

@@ -174,14 +174,14 @@ def _network_line(egress: Egress) -> str:
     )
 
 
-def tool_call_request(stop: StopReason) -> str:
+def tool_call_request(stop_reason: StopReason) -> str:
     """Return the request for the tool call that the client's `tool_choice` demands."""
-    return f"{WHY_NO_MORE_TOOLS.get(stop, '')} {CALL_NOW}".lstrip()
+    return f"{WHY_NO_MORE_TOOLS.get(stop_reason, '')} {CALL_NOW}".lstrip()
 
 
-def final_request(stop: StopReason, form: AnswerForm | None = None) -> str:
+def final_request(stop_reason: StopReason, form: AnswerForm | None = None) -> str:
     """Return the request for the final answer."""
-    parts = (WHY_NO_MORE_TOOLS.get(stop), FINAL_ANSWER, form.instruction() if form else None)
+    parts = (WHY_NO_MORE_TOOLS.get(stop_reason), FINAL_ANSWER, form.instruction() if form else None)
     return " ".join(part for part in parts if part)
 
 
@@ -195,6 +195,6 @@ def summary_message(summary: str) -> str:
     return SUMMARY.format(summary=summary)
 
 
-def form_request(fault: str, form: AnswerForm) -> str:
+def form_request(error: str, form: AnswerForm) -> str:
     """Return the request for a final answer in the right form, after an answer with an error."""
-    return f"That answer does not have the form that was asked for: {fault}\n{form.instruction()}"
+    return f"That answer does not have the form that was asked for: {error}\n{form.instruction()}"

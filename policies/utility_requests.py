@@ -348,7 +348,7 @@ def _is_from_template(messages: Sequence[Mapping[str, Any]], *, offers_tools: bo
     has_begun = any(message.get("role") in ("assistant", "tool") for message in messages)
     return any(
         template.fits(text)
-        for role, text in _candidates(messages)
+        for role, text in _candidate_texts(messages)
         if _opening_pattern().match(text)  # excludes most texts at once
         for template in TEMPLATES
         if template.role == role
@@ -363,7 +363,7 @@ def _opening_pattern() -> re.Pattern[str]:
     return re.compile("|".join(f"(?:{template.opening})" for template in TEMPLATES))
 
 
-def _candidates(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+def _candidate_texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """Yield the texts that may match a template, each with the value of `Template.role`."""
     for message in messages:
         if message.get("role") in ("system", "developer"):

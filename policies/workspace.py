@@ -162,7 +162,9 @@ class _Planner:
         self._index_without_notes = index_without_notes
         self.notes: list[str] = []
         self._received = received
-        self._positions = {file.position: n for n, file in enumerate(received) if file.position}
+        self._numbers_by_position = {
+            file.position: n for n, file in enumerate(received) if file.position
+        }
         self._threshold = threshold
         self._token_counts = token_counts
         self.tokens_saved = 0
@@ -185,7 +187,7 @@ class _Planner:
         for position, part in enumerate(self._merge_short_texts(content) if is_long else content):
             if part is _MERGED:
                 continue
-            if (number := self._positions.get((index, position))) is not None:
+            if (number := self._numbers_by_position.get((index, position))) is not None:
                 parts += self._parts_for_file(number, index)
             elif is_long and (text := _text_of_part(part)):
                 parts.append({**part, "text": self._offload_text(text)})
@@ -306,8 +308,8 @@ MAX_NAME_BYTES = 200
 """Maximum length of a name. File systems allow 255 bytes, so a number can still be added."""
 
 
-def input_path(filename: str, taken: Collection[str]) -> str:
-    """Return a path that is not in `taken` for a file that a client has named."""
+def input_path(filename: str, taken_paths: Collection[str]) -> str:
+    """Return a path that is not in `taken_paths` for a file that a client has named."""
     bare = filename.replace("\\", "/").rpartition("/")[2]
     clean = "".join(character if character.isprintable() else "_" for character in bare)
     name = "file" if clean.strip(". ") == "" else clean
@@ -317,7 +319,7 @@ def input_path(filename: str, taken: Collection[str]) -> str:
     ending = _cut_to_bytes(dot + extension, MAX_NAME_BYTES // 2)
     stem = _cut_to_bytes(stem, MAX_NAME_BYTES - len(ending.encode()))
     path, number = f"{INPUT_DIR}/{stem}{ending}", 1
-    while path in taken:
+    while path in taken_paths:
         number += 1
         path = f"{INPUT_DIR}/{stem}-{number}{ending}"
     return path

@@ -83,7 +83,7 @@ class CommandOutput:
         newline = "" if shown.endswith("\n") or not shown else "\n"
         return f"{shown}{newline}{marker}\n{tail.decode(errors='replace')}"
 
-    def lines(self, reports: Mapping[StreamName, OutputReport]) -> int:
+    def line_count(self, reports: Mapping[StreamName, OutputReport]) -> int:
         """Return the number of lines of both streams, including those left out. A last line without
         a newline counts."""
         count = 0
@@ -115,7 +115,7 @@ class OutputRetention:
     def __init__(self) -> None:
         self._bytes = 0
 
-    def begin(self, cap: OutputCap) -> "RetainedFiles":
+    def reserve(self, cap: OutputCap) -> "RetainedFiles":
         """Reserve bytes for a command's files."""
         allowed = min(cap.max_kept_bytes, MAX_KEPT_BYTES - self._bytes) if cap.keep_in else 0
         if allowed <= 0:
@@ -124,7 +124,7 @@ class OutputRetention:
         # A random name: a restored workspace may contain files of an earlier sandbox.
         return RetainedFiles(f"{cap.keep_in}/{uuid.uuid4().hex[:8]}", allowed)
 
-    def end(self, files: "RetainedFiles") -> None:
+    def release(self, files: "RetainedFiles") -> None:
         """Release the bytes that a command has reserved and not used."""
         self._bytes -= files.bytes_left
 
@@ -177,7 +177,7 @@ def exec_result(
         duration_s=report.duration_s,
         stdout_bytes=stdout.total_bytes,
         stderr_bytes=stderr.total_bytes,
-        output_lines=output.lines(report.outputs),
+        output_lines=output.line_count(report.outputs),
         cpu_s=report.cpu_s,
         peak_memory_bytes=report.peak_memory_bytes,
         oom_kills=limit_events.oom_kills,

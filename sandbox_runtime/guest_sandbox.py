@@ -125,7 +125,7 @@ class GuestSandbox:
         command_id: str | None = None,
     ) -> ExecResult:
         id = command_id or f"c{next(self._ids)}"
-        files = self._retention.begin(cap)
+        files = self._retention.reserve(cap)
         request = {
             "op": "exec",
             "id": id,
@@ -147,7 +147,7 @@ class GuestSandbox:
             request, output, reading_s, stdin or b"", end_of_input=True
         )
         if failure := await self._parse_report(failure_in, stream):
-            self._retention.end(files)
+            self._retention.release(files)
             return _not_started_result(failure.message)
         report = await self._parse_report(command_report, stream)
         return self._finish_reading(id, _Job(0, cap, files), report, output)
@@ -238,7 +238,7 @@ class GuestSandbox:
         else:
             self._jobs.pop(id, None)
             self._channel.acknowledge(id)
-            self._retention.end(files)
+            self._retention.release(files)
         return result
 
     def _new_limit_events(self, report: CommandReport) -> LimitEvents:

@@ -215,14 +215,14 @@ class _Parser:
         for draft, end in heredocs:
             draft.stdin.append(self._read_heredoc(end))
 
-    def _read_heredoc(self, end: str) -> str:
+    def _read_heredoc(self, delimiter: str) -> str:
         lines = []
         while self._position < len(self._text):
             stop = self._text.find("\n", self._position)
             stop = len(self._text) if stop < 0 else stop
             line = self._text[self._position : stop]
             self._position = min(stop + 1, len(self._text))
-            if line.strip("\t") == end:
+            if line.strip("\t") == delimiter:
                 break
             lines.append(line)
         return "\n".join(lines)

@@ -92,12 +92,13 @@ class BlockDevice:
 
 
 def block_device(
-    engine: EngineInfo, *, numbers: Path = _BLOCK_DEVICES, devices: Path = _DEVICES
+    engine: EngineInfo, *, numbers_dir: Path = _BLOCK_DEVICES, devices_dir: Path = _DEVICES
 ) -> BlockDevice:
     """Return the disk of an engine's data directory: the whole disk, because the kernel cannot
     limit a partition.
 
-    `numbers` is the directory of links named by device number, `devices` that of device files.
+    `numbers_dir` is the directory of links named by device number, `devices_dir` that of device
+    files.
     """
     directory = engine.directory
     if directory is None:
@@ -105,7 +106,7 @@ def block_device(
     if not engine.limits_block_io:
         return BlockDevice(None, "the engine or its kernel cannot limit block I/O")
     number = directory.stat().st_dev
-    found = (numbers / f"{os.major(number)}:{os.minor(number)}").resolve()
+    found = (numbers_dir / f"{os.major(number)}:{os.minor(number)}").resolve()
     if (found / "partition").exists():
         found = found.parent
     try:
@@ -114,7 +115,7 @@ def block_device(
         named = None
     if named is None:  # btrfs, zfs, overlay and tmpfs have device numbers without a block device
         return BlockDevice(None, f"the file system at {directory} names no block device")
-    device = devices / named[1]
+    device = devices_dir / named[1]
     if not device.exists():
         return BlockDevice(None, f"{device} is missing")
     return BlockDevice(str(device))

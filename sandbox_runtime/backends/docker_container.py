@@ -119,10 +119,10 @@ class ContainerSpec:
             "NetworkDisabled": True,
             "Healthcheck": {"Test": ["NONE"]},
             "HostConfig": {
-                **self._isolation(),
+                **self._isolation_settings(),
                 **resource_limits(self.isolation, self.runtime),
                 **self._disk_settings(),
-                **self._disk_speed(),
+                **self._disk_speed_settings(),
             },
         }
 
@@ -130,7 +130,7 @@ class ContainerSpec:
     def _uid(self) -> int:
         return guest_user(self.isolation).uid if self.host_uid is None else self.host_uid
 
-    def _isolation(self) -> dict[str, Any]:
+    def _isolation_settings(self) -> dict[str, Any]:
         strict = self.isolation.level == "strict"
         return {
             "NetworkMode": "none",
@@ -172,7 +172,7 @@ class ContainerSpec:
         quota = {"StorageOpt": {"size": f"{self.isolation.disk_mib}m"}} if self.has_quota else {}
         return {"Mounts": mounts, "Tmpfs": disks, **quota}
 
-    def _disk_speed(self) -> dict[str, Any]:
+    def _disk_speed_settings(self) -> dict[str, Any]:
         mib_per_s = self.isolation.disk_mib_per_s
         if self.disk_device is None or mib_per_s is None:
             return {}

@@ -59,7 +59,7 @@ class Disk(Protocol):
         """Return an estimate of all that was written to the disk so far; it never decreases. Space
         that is freed between two calls hides writes."""
 
-    async def used(self, name: str, limit: DiskUsage) -> DiskUsage | None:
+    async def usage(self, name: str, limit: DiskUsage) -> DiskUsage | None:
         """Return the disk usage of one sandbox, counted only until it exceeds `limit`; None if it
         cannot be measured now."""
 
@@ -68,7 +68,7 @@ class Disk(Protocol):
 
 
 @dataclass(slots=True)
-class _Watched:
+class _WatchedSandbox:
     limit: DiskUsage
     stop: Callable[[str], None]
     used: DiskUsage
@@ -85,7 +85,7 @@ class _Watched:
     def excess(self) -> str:
         if self.used.bytes > self.limit.bytes:
             limit_mib = self.limit.bytes >> 20
-            return f"its disk use of {_mib(self.used)} MiB exceeded the limit of {limit_mib} MiB"
+            return f"its disk use of {_to_mib(self.used)} MiB exceeded the limit of {limit_mib} MiB"
         if self.used.files > self.limit.files:
             return f"it has more than the {self.limit.files} files that its disk may have"
         return ""
@@ -101,7 +101,7 @@ class DiskWatch:
         self._disk = disk
         self._period_s = period_s
         self._reserve_bytes = reserve_bytes
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, _WatchedSandbox] = {}
         self._total_written = DiskUsage()
         self._checks = 0
         self._free: int | None = None
@@ -110,7 +110,7 @@ class DiskWatch:
 
     def add(self, name: str, limit: DiskUsage, stop: Callable[[str], None]) -> None:
         """Watch a new sandbox; `stop` is called once, with the reason, if it must end."""
-        self._watched[name] = _Watched(limit, stop, DiskUsage(), self._total_written)
+        self._watched[name] = _WatchedSandbox(limit, stop, DiskUsage(), self._total_written)
         if self._watch_task is None or self._watch_task.done():
             self._watch_task = asyncio.create_task(self._watch(), name="disk watch")
 
@@ -138,7 +138,7 @@ class DiskWatch:
                     logger.warning("stopping sandbox %s: %s", name, why)
                     watched.stop(why)
 
-    async def _check(self, watched: dict[str, _Watched]) -> dict[str, str]:
+    async def _check(self, watched: dict[str, _WatchedSandbox]) -> dict[str, str]:
         """Return the sandboxes that must be stopped, with the reasons."""
         total_written, free = await asyncio.to_thread(
             lambda: (self._disk.total_written(), self._disk.free_bytes())
@@ -169,29 +169,31 @@ class DiskWatch:
         self._has_changed = False
         return True
 
-    async def _measure(self, due: dict[str, _Watched], total_written: DiskUsage) -> None:
+    async def _measure(
+        self, sandboxes: dict[str, _WatchedSandbox], total_written: DiskUsage
+    ) -> None:
         """Measure sandboxes for up to _ROUND_S, those with the oldest measurement first."""
         until = time.monotonic() + _ROUND_S
         for name, sandbox in sorted(
-            due.items(), key=lambda item: item[1].written_when_measured.bytes
+            sandboxes.items(), key=lambda item: item[1].written_when_measured.bytes
         ):
-            used = await self._disk.used(name, sandbox.limit)
+            used = await self._disk.usage(name, sandbox.limit)
             if used is not None:
                 sandbox.used, sandbox.written_when_measured = used, total_written
             if time.monotonic() > until:
                 return
 
 
-def _largest_sandbox(watched: dict[str, _Watched]) -> Iterator[tuple[str, str]]:
+def _largest_sandbox(watched: dict[str, _WatchedSandbox]) -> Iterator[tuple[str, str]]:
     """Yield the sandbox that uses most disk space, with the reason to stop it; nothing if it uses
     at most _LARGE_BYTES."""
     name, largest = max(watched.items(), key=lambda item: item[1].used.bytes)
     if largest.used.bytes > _LARGE_BYTES:
-        usage = f"this sandbox used more of it than any other, {_mib(largest.used)} MiB"
+        usage = f"this sandbox used more of it than any other, {_to_mib(largest.used)} MiB"
         yield name, f"the host's disk is nearly full, and {usage}"
 
 
-def _mib(used: DiskUsage) -> int:
+def _to_mib(used: DiskUsage) -> int:
     return -(-used.bytes // (1 << 20))
 
 
@@ -221,7 +223,7 @@ class DockerDisk:
         self._free = left
         return self._total_written
 
-    async def used(self, name: str, limit: DiskUsage) -> DiskUsage | None:
+    async def usage(self, name: str, limit: DiskUsage) -> DiskUsage | None:
         try:
             container = await self._engine.container(name)
             if (seen := await asyncio.to_thread(_measure_files, container, limit)) is not None:
@@ -265,7 +267,7 @@ def _disk_usage(top: Path, limit: DiskUsage) -> DiskUsage:
     size = files = 0
     seen: set[int] = set()
     try:
-        for status in _walk(top):
+        for status in _walk_stats(top):
             files += 1
             if status.st_ino not in seen:  # else it is another hard link to the same file
                 seen.add(status.st_ino)
@@ -279,7 +281,7 @@ def _disk_usage(top: Path, limit: DiskUsage) -> DiskUsage:
     return DiskUsage(size, files)
 
 
-def _walk(top: Path) -> Iterator[os.stat_result]:
+def _walk_stats(top: Path) -> Iterator[os.stat_result]:
     to_scan = [str(top)]
     while to_scan:
         for path, status in _entries(to_scan.pop()):
@@ -303,7 +305,7 @@ def _deleted_usage(container: EngineJson, root: Path) -> DiskUsage:
         device = root.stat().st_dev
     except OSError:
         return DiskUsage()
-    for pid in _processes(container["State"]["Pid"]):
+    for pid in _process_tree(container["State"]["Pid"]):
         for path in _open_files(Path(f"/proc/{pid}")):
             try:
                 status = path.stat()
@@ -323,7 +325,7 @@ def _hides_files(container: EngineJson) -> bool:
     """
     sockets = (
         link
-        for pid in _processes(container["State"]["Pid"])
+        for pid in _process_tree(container["State"]["Pid"])
         for link in _open_files(Path(f"/proc/{pid}"))
         if _link_target(link).startswith("socket:")
     )
@@ -347,7 +349,7 @@ def _has_in_flight_descriptors(info: Path) -> bool:
     return found is not None and int(found[1]) > 0
 
 
-def _processes(main_pid: int) -> Iterator[int]:
+def _process_tree(main_pid: int) -> Iterator[int]:
     """Yield a process and its descendants. All processes of a container descend from its first."""
     to_visit = [main_pid] if main_pid else []
     while to_visit:

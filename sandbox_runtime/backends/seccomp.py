@@ -240,12 +240,12 @@ def bpf_filter(machine: str | None = None) -> bytes:
         *_jump(_EQUAL, _AUDIT_NUMBERS[machine], 1, 0),
         *_return(_KILL),
         *_load(_NUMBER_OFFSET),
-        *_search(_ranges(SYSCALL_NUMBERS[machine])),
+        *_search(_number_ranges(SYSCALL_NUMBERS[machine])),
     ]
     return b"".join(code)
 
 
-def _ranges(numbers: Mapping[str, int]) -> list[tuple[int, _Code]]:
+def _number_ranges(numbers: Mapping[str, int]) -> list[tuple[int, _Code]]:
     """Return ranges of system call numbers: the first number and the verdict, which applies up to
     the next range."""
     verdicts = {number: _verdict(name) for name, number in numbers.items()}

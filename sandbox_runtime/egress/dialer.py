@@ -79,7 +79,7 @@ class Dialer:
         """Connect to the first address that answers. Raises DeniedError, UnreachableError."""
         failure = f"cannot connect to {target}: no answer in {self._timeout_s:g} s"
         status = 504
-        for ip in await self._addresses(target):
+        for ip in await self._dialable_addresses(target):
             try:
                 async with asyncio.timeout(self._timeout_s):
                     return await self._connect(str(ip), target.port)
@@ -91,9 +91,9 @@ class Dialer:
 
     async def check(self, target: Target) -> None:
         """Raise DeniedError or UnreachableError if the target has no address that may be dialed."""
-        await self._addresses(target)
+        await self._dialable_addresses(target)
 
-    async def _addresses(self, target: Target) -> list[IPAddress]:
+    async def _dialable_addresses(self, target: Target) -> list[IPAddress]:
         """Return the addresses of the target that may be dialed, at least one."""
         found = [target.address] if target.address else await self._look_up(target.host)
         allowed = [

@@ -116,7 +116,7 @@ class Gateway:
         self._scopes: set[anyio.CancelScope] = set()
         self._all_ended = asyncio.Event()
         self._all_ended.set()
-        self._closed = False
+        self._is_closed = False
 
     async def serve(self, connection: Connection) -> None:
         """Serve one connection to its end, and close it."""
@@ -132,7 +132,7 @@ class Gateway:
         self._all_ended.clear()
         try:
             with scope:
-                if not self._closed:
+                if not self._is_closed:
                     await handler.run(connection, refusal)
         finally:
             connection.abort()
@@ -145,7 +145,7 @@ class Gateway:
 
     async def aclose(self) -> None:
         """End all connections and accept no more. Safe to call twice."""
-        self._closed = True
+        self._is_closed = True
         for scope in self._scopes:
             scope.cancel()
         await self._all_ended.wait()

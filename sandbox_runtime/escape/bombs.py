@@ -189,7 +189,7 @@ print({_MANY_FILES})
 
 def _bomb(
     name: str,
-    tries: str,
+    description: str,
     program: str,
     min_amount: int,
     unit: str,
@@ -218,7 +218,7 @@ def _bomb(
             return f"it took {printed[-1]} {unit}"
         return None
 
-    return Attack(name, "bombs", tries, make, own_kernel_holds)
+    return Attack(name, "bombs", description, make, own_kernel_holds)
 
 
 def _with_small_limits(isolation: Isolation) -> Isolation:

@@ -92,7 +92,7 @@ class Probe:
 
     name: str
     boundary: Boundary
-    tries: str
+    description: str
     """The attempt in one sentence."""
     own_kernel_holds: bool
     """True if a kernel of the sandbox's own (gVisor) makes the attempt harmless."""
@@ -104,7 +104,7 @@ class Attack:
 
     name: str
     boundary: Boundary
-    tries: str
+    description: str
     make: Callable[["EscapeContext"], Awaitable[str | None]]
     """Makes the attempt; returns what was found open, or None if the boundary held.
 

@@ -151,9 +151,9 @@ class _Bomb:
         return self._attack(make)
 
     def _attack(self, make: Callable[[EscapeContext], Awaitable[str | None]]) -> Attack:
-        tries = f"Takes {self.resource} and keeps them."
+        description = f"Takes {self.resource} and keeps them."
         # A sandbox's own kernel has its own counters.
-        return Attack(self.name, "bombs", tries, make, own_kernel_holds=True)
+        return Attack(self.name, "bombs", description, make, own_kernel_holds=True)
 
     async def _run(self, sandbox: EscapeSandbox, neighbour: EscapeSandbox) -> str | None:
         before = await self.use_one(neighbour)

@@ -132,7 +132,7 @@ async def _run_program(sandbox: EscapeSandbox, program: str) -> str:
 
 def _must_not_dial(
     name: str,
-    tries: str,
+    description: str,
     *requests: bytes,
     egress: Egress = _OPEN,
     names: Mapping[str, Answers] | None = None,
@@ -144,17 +144,17 @@ def _must_not_dial(
         internet = await _send_each(context, egress, requests, names, forbidden)
         return "{}:{} was dialed".format(*internet.dialed[0]) if internet.dialed else None
 
-    return Attack(name, "egress", tries, make)
+    return Attack(name, "egress", description, make)
 
 
-def _must_not_arrive(name: str, tries: str, secret: bytes, *requests: bytes) -> Attack:
+def _must_not_arrive(name: str, description: str, secret: bytes, *requests: bytes) -> Attack:
     """Return an attack that succeeds if a server receives `secret`."""
 
     async def make(context: EscapeContext) -> str | None:
         internet = await _send_each(context, _LISTED, requests)
         return f"a server has received {secret!r}" if secret in internet.received else None
 
-    return Attack(name, "egress", tries, make)
+    return Attack(name, "egress", description, make)
 
 
 async def _rebinding(context: EscapeContext) -> str | None:

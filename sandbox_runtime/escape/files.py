@@ -149,8 +149,8 @@ async def _shell(sandbox: EscapeSandbox, command: str) -> None:
 
 
 ATTACKS = tuple(
-    Attack(name, "files", tries, make)
-    for name, tries, make in (
+    Attack(name, "files", description, make)
+    for name, description, make in (
         ("symlink_get", "Swaps a file for a link while it is read.", _symlink_get),
         ("symlink_put", "Swaps a file for a link while it is written.", _symlink_put),
         (

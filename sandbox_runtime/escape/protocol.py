@@ -139,8 +139,8 @@ def _proxy_memory_bytes() -> int:
 ATTACKS = tuple(
     # On gVisor root can open the agent's descriptors. Forged frames affect only that sandbox, whose
     # commands could have produced the same output themselves.
-    Attack(name, "protocol", tries, make, own_kernel_holds=name == "forged_frames")
-    for name, tries, make in (
+    Attack(name, "protocol", description, make, own_kernel_holds=name == "forged_frames")
+    for name, description, make in (
         ("forged_frames", "Writes frames to the output of other processes.", _forged_frames),
         ("frames_as_output", "Prints frames.", _frames_as_output),
         ("agent_killed", "Kills the agent.", _agent_killed),

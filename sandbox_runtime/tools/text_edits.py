@@ -44,7 +44,9 @@ def replace_once(data: bytes, old: bytes, new: bytes) -> Edit:
         raise ToolInputError("Nothing was changed: old_str and new_str are the same.")
     start = data.find(old)
     if start < 0:
-        raise ToolInputError(f"Nothing was changed: old_str is not in the file. {_hint(data, old)}")
+        raise ToolInputError(
+            f"Nothing was changed: old_str is not in the file. {_not_found_hint(data, old)}"
+        )
     if data.find(old, start + 1) >= 0:
         raise ToolInputError(
             "Nothing was changed: old_str occurs more than once, at lines"
@@ -94,7 +96,7 @@ def _occurrence_lines(data: bytes, old: bytes) -> str:
     return ", ".join(map(str, places)) + (" and more" if start >= 0 else "")
 
 
-def _hint(data: bytes, old: bytes) -> str:
+def _not_found_hint(data: bytes, old: bytes) -> str:
     """Guess why `old` was not found."""
     for hint in (_line_endings_hint, _numbering_hint, _whitespace_hint, _first_line_hint):
         if words := hint(data, old):

@@ -117,7 +117,7 @@ def opens(path: Path, flags: int = os.O_WRONLY) -> bool:
     return True
 
 
-def writable_below(top: Path, excluded: tuple[str, ...] = ()) -> Iterator[Path]:
+def writable_files_below(top: Path, excluded: tuple[str, ...] = ()) -> Iterator[Path]:
     """Yield regular files below `top` that open for writing, except those whose path begins with
     one of the `excluded` prefixes."""
     try:
@@ -132,7 +132,7 @@ def writable_below(top: Path, excluded: tuple[str, ...] = ()) -> Iterator[Path]:
         except OSError:
             continue
         if stat.S_ISDIR(mode):
-            yield from writable_below(entry, excluded)
+            yield from writable_files_below(entry, excluded)
         elif stat.S_ISREG(mode) and opens(entry):
             yield entry
 

@@ -30,7 +30,7 @@ class FakeDisk:
             sum(each.bytes for each in all_of_them), sum(each.files for each in all_of_them)
         )
 
-    async def used(self, name: str, limit: DiskUsage) -> DiskUsage | None:
+    async def usage(self, name: str, limit: DiskUsage) -> DiskUsage | None:
         self.measured[name] += 1
         return self.usages.get(name)
 
