@@ -129,10 +129,10 @@ def test_text_up_to_the_limit_is_kept() -> None:
 
 def test_token_count_takes_precedence_over_the_estimate() -> None:
     messages = [{"role": "user", "content": BOOK}]
-    assert plan_workspace(messages, (), threshold=12_000, counted={BOOK: 12_000}) == Workspace(
+    assert plan_workspace(messages, (), threshold=12_000, token_counts={BOOK: 12_000}) == Workspace(
         messages, ()
     )
-    assert plan_workspace(messages, (), threshold=30_000, counted={BOOK: 30_001}).files
+    assert plan_workspace(messages, (), threshold=30_000, token_counts={BOOK: 30_001}).files
 
 
 def test_tokens_are_counted_only_of_user_texts_near_the_limit() -> None:
