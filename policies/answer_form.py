@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 MAX_ERROR_CHARS = 500
-_FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n(?P<inside>.*?)\n?```\s*", re.DOTALL)
-_ANNOUNCES = re.compile(
+_FENCED_ANSWER = re.compile(r"\s*```(?:json)?[ \t]*\n(?P<inside>.*?)\n?```\s*", re.DOTALL)
+_ANNOUNCEMENT = re.compile(
     r"^\W*(?:(?:ok(?:ay)?|now|next|first|then|so)\b[\s,]*)*"
     r"(?:let me|let's|let us|i'll|i will|i'm going to|i am going to|i need to)\b"
     r"(?! (?:know|be (?:happy|glad))\b)",  # "let me know if ...": the end of many answers
     re.IGNORECASE,
 )
-_ANNOUNCES_BY_ENDING = (":", "...", "\N{HORIZONTAL ELLIPSIS}")
+_ANNOUNCEMENT_ENDINGS = (":", "...", "\N{HORIZONTAL ELLIPSIS}")
 
 
 def is_answer(text: str, finish_reason: str) -> bool:
@@ -24,7 +24,7 @@ def is_answer(text: str, finish_reason: str) -> bool:
     if not lines or finish_reason == "length":
         return False
     last = lines[-1].strip()
-    return not last.endswith(_ANNOUNCES_BY_ENDING) and not _ANNOUNCES.match(last)
+    return not last.endswith(_ANNOUNCEMENT_ENDINGS) and not _ANNOUNCEMENT.match(last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,9 @@ def schema_error(schema: Any) -> str | None:
     try:
         jsonschema_rs.validator_for(schema, retriever=_refuse_reference)
     except jsonschema_rs.ValidationError as error:
-        return _truncated(error.message)
+        return _truncate_error(error.message)
     except ValueError as error:
-        return _truncated(str(error))
+        return _truncate_error(str(error))
     return None
 
 
@@ -102,22 +102,22 @@ def answer_error(form: AnswerForm, answer: str) -> str | None:
     try:
         value = json.loads(answer, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        return _truncated(f"It is not JSON: {error}.")
+        return _truncate_error(f"It is not JSON: {error}.")
     import jsonschema_rs
 
     try:
         jsonschema_rs.validator_for(form.schema, retriever=_refuse_reference).validate(value)
     except jsonschema_rs.ValidationError as error:
         path = "".join(f"[{step!r}]" for step in error.instance_path)
-        return _truncated(f"{path}: {error.message}" if path else error.message)
+        return _truncate_error(f"{path}: {error.message}" if path else error.message)
     except ValueError as error:
-        return _truncated(str(error))
+        return _truncate_error(str(error))
     return None
 
 
 def strip_code_fence(answer: str) -> str:
     """Return the answer without the code fence that models often put around JSON."""
-    fenced = _FENCED.fullmatch(answer)
+    fenced = _FENCED_ANSWER.fullmatch(answer)
     return fenced["inside"] if fenced else answer
 
 
@@ -129,5 +129,5 @@ def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _truncated(text: str) -> str:
+def _truncate_error(text: str) -> str:
     return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + " ..."

@@ -122,13 +122,13 @@ def select_files(files: Iterable[ProducedFile], limits: ArtifactLimits) -> Selec
 
 
 def _skip_reason(
-    file: ProducedFile, limits: ArtifactLimits, bytes_left: int, chosen: int
+    file: ProducedFile, limits: ArtifactLimits, bytes_left: int, chosen_count: int
 ) -> SkipReason | None:
     if not limits.allows(file.path):
         return "type_not_allowed"
     if file.bytes > limits.max_file_mib << 20:
         return "too_large"
-    if chosen >= limits.max_files:
+    if chosen_count >= limits.max_files:
         return "too_many"
     return "no_room" if file.bytes > bytes_left else None
 
@@ -175,7 +175,9 @@ def linked_files(value: Any) -> Iterator[FileRef]:
             yield from linked_files(item)
 
 
-def links_to_file_ids(message: Mapping[str, Any], files: Container[FileRef]) -> Mapping[str, Any]:
+def replace_links_with_file_ids(
+    message: Mapping[str, Any], files: Container[FileRef]
+) -> Mapping[str, Any]:
     """Return the message with file ids in place of signed links.
 
     Each content part whose URL is a signed link to one of `files` becomes a part with the file's
@@ -186,7 +188,7 @@ def links_to_file_ids(message: Mapping[str, Any], files: Container[FileRef]) -> 
     if not isinstance(content, list) or message.get("role") == "assistant":
         return message
     parts = [_with_file_id(part, files) if isinstance(part, dict) else part for part in content]
-    return {**message, "content": parts} if _differ(parts, content) else message
+    return {**message, "content": parts} if _has_replaced_item(parts, content) else message
 
 
 def _with_file_id(part: dict[str, Any], files: Container[FileRef]) -> dict[str, Any]:
@@ -206,19 +208,21 @@ def _with_file_id(part: dict[str, Any], files: Container[FileRef]) -> dict[str, 
     return part
 
 
-def strip_links(value: Any, path_of: FindPath = lambda link: None) -> Any:
+def strip_links(value: Any, find_path: FindPath = lambda link: None) -> Any:
     """Return a JSON value with each signed link replaced by the path of its file, or by the link
     without its signature if the path is unknown. A value without a link is not copied."""
     if isinstance(value, str):
         return (
-            _LINK.sub(lambda m: _replacement(m, path_of), value) if _may_have_link(value) else value
+            _LINK.sub(lambda m: _link_replacement(m, find_path), value)
+            if _may_have_link(value)
+            else value
         )
     if isinstance(value, dict):
-        fields = {name: strip_links(item, path_of) for name, item in value.items()}
+        fields = {name: strip_links(item, find_path) for name, item in value.items()}
         return fields if any(fields[name] is not value[name] for name in value) else value
     if isinstance(value, list):
-        items = [strip_links(item, path_of) for item in value]
-        return items if _differ(items, value) else value
+        items = [strip_links(item, find_path) for item in value]
+        return items if _has_replaced_item(items, value) else value
     return value
 
 
@@ -226,10 +230,10 @@ def _may_have_link(text: str) -> bool:
     return not text.startswith("data:") and _LINK_MARK in text
 
 
-def _replacement(match: re.Match[str], path_of: FindPath) -> str:
-    path = path_of((match["container"], match["file"])) if match["file"] else None
+def _link_replacement(match: re.Match[str], find_path: FindPath) -> str:
+    path = find_path((match["container"], match["file"])) if match["file"] else None
     return path or match["place"]
 
 
-def _differ(items: Sequence[Any], others: Sequence[Any]) -> bool:
-    return any(one is not other for one, other in zip(items, others, strict=True))
+def _has_replaced_item(items: Sequence[Any], originals: Sequence[Any]) -> bool:
+    return any(one is not other for one, other in zip(items, originals, strict=True))

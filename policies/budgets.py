@@ -104,12 +104,12 @@ class Reservation:
     expected: Expense
     spent: Expense
     """Everything that the key has spent or reserved on that day, including this reservation."""
-    exhausted: str | None = None
+    exhausted_kind: str | None = None
     """The kind of expense whose budget is exhausted, or None. If it is set, nothing was
     reserved."""
 
 
-def exhausted(budget: DailyBudget, spent: Expense, wanted: Expense) -> str | None:
+def exhausted_kind(budget: DailyBudget, spent: Expense, wanted: Expense) -> str | None:
     """Return the first kind of expense whose budget is exhausted, or None.
 
     The budget of `runs` must have room for the wanted runs. Any other budget is exhausted only once
@@ -186,7 +186,7 @@ def low_budget_hints(limits: Limits, spent: Spent) -> dict[str, LowBudgetHint]:
     )
     hints: dict[str, LowBudgetHint] = {}
     for kind, limit, used, last in rows:
-        if hint := _hint(kind, limit, used, last):
+        if hint := _low_budget_hint(kind, limit, used, last):
             hints[kind] = hint
     return hints
 
@@ -196,7 +196,7 @@ def low_daily_budget_hints(budget: DailyBudget, spent: Expense) -> dict[str, Low
     is prefixed with `today's`."""
     hints: dict[str, LowBudgetHint] = {}
     for kind, limit in limits_by_kind(budget).items():
-        hint = None if kind == "runs" else _hint(kind, limit, getattr(spent, kind), 0)
+        hint = None if kind == "runs" else _low_budget_hint(kind, limit, getattr(spent, kind), 0)
         if hint:
             hints[f"today's {kind}"] = LowBudgetHint(f"{hint.text} of today's budget", hint.level)
     return hints
@@ -217,13 +217,15 @@ def reminder(hints: Mapping[str, LowBudgetHint], shown_levels: Mapping[str, int]
     return f"[{joined} {verb}.{hurry}]"
 
 
-def _hint(kind: str, limit: float | None, used: float, last: float) -> LowBudgetHint | None:
+def _low_budget_hint(
+    kind: str, limit: float | None, used: float, very_little: float
+) -> LowBudgetHint | None:
     if not limit:
         return None
     left = limit - used
-    if left > last and left > limit * _LITTLE_SHARE:
+    if left > very_little and left > limit * _LITTLE_SHARE:
         return None
-    is_very_little = left <= last or left <= limit * _VERY_LITTLE_SHARE
+    is_very_little = left <= very_little or left <= limit * _VERY_LITTLE_SHARE
     return LowBudgetHint(_remaining_text(kind, max(0.0, left)), 2 if is_very_little else 1)
 
 

@@ -80,17 +80,17 @@ _NEAR_FACTOR = 2.0
 """Within this factor of a threshold an estimate is too inexact to decide."""
 _LETTERS = b" abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DIGITS = b"0123456789"
-_FIRST_OF_TWO = bytes(range(0xC2, 0xE0))
-_FIRST_OF_THREE = bytes(range(0xE0, 0xF0))
-_FIRST_OF_FOUR = bytes(range(0xF0, 0xF8))
-_FOLLOWING = bytes(range(0x80, 0xC0))
+_TWO_BYTE_LEADS = bytes(range(0xC2, 0xE0))
+_THREE_BYTE_LEADS = bytes(range(0xE0, 0xF0))
+_FOUR_BYTE_LEADS = bytes(range(0xF0, 0xF8))
+_CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
 _WEIGHTS = (
     (_LETTERS, 1 / 4.6),
     (_DIGITS, 1 / 1.8),
-    (_FIRST_OF_TWO, 0.5),  # accents, Cyrillic, Greek, Hebrew, Arabic
-    (_FIRST_OF_THREE, 0.9),  # Chinese, Japanese, Korean, Indic scripts
-    (_FIRST_OF_FOUR, 2.0),  # emoji
-    (_FOLLOWING, 0.0),
+    (_TWO_BYTE_LEADS, 0.5),  # accents, Cyrillic, Greek, Hebrew, Arabic
+    (_THREE_BYTE_LEADS, 0.9),  # Chinese, Japanese, Korean, Indic scripts
+    (_FOUR_BYTE_LEADS, 2.0),  # emoji
+    (_CONTINUATION_BYTES, 0.0),
 )
 _OTHER_WEIGHT = 1 / 1.7
 """The weight of line ends and punctuation."""

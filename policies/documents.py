@@ -50,28 +50,28 @@ _TITLE_ATTRIBUTES = (
 )
 _METADATA_TAG = re.compile(r"\s{0,50}<(\w{1,30})>([^<]{0,300})</\1>")
 _MAX_METADATA_TAGS = 8
-_BODY = re.compile(r"\s{0,50}<((?:document_|page_)?(?:contents?|text|body))>[ \t]{0,50}\n?")
+_BODY_TAG = re.compile(r"\s{0,50}<((?:document_|page_)?(?:contents?|text|body))>[ \t]{0,50}\n?")
 _NUMBER = r"(?:\d{1,5}|[A-Z]|[IVXLC]{1,7})"
-_CHINESE = r"(?:文档|文件|文章|资料|資料|文書|第)[ \t]{0,3}\d{1,5}章?"
-_NUMBERED = re.compile(
+_CHINESE_LABEL = r"(?:文档|文件|文章|资料|資料|文書|第)[ \t]{0,3}\d{1,5}章?"
+_NUMBERED_TITLE = re.compile(
     r"^[#*\[ \t]{0,8}((?:(?i:document|doc|file|article|source|passage|text|chapter|exhibit|appendix"
     r"|report|paper|transcript|part|section|search result|email|message)[ \t]{0,3}"
-    rf"(?:#|no\.)?[ \t]{{0,3}}{_NUMBER}|{_CHINESE})(?![^\W_]))"
+    rf"(?:#|no\.)?[ \t]{{0,3}}{_NUMBER}|{_CHINESE_LABEL})(?![^\W_]))"
     r"[\]*]{0,3}[ \t]{0,3}(?:$|[:\uff1a.)\u2013\u2014-]([^\n]{0,150}+)$)"
     r"|^\[?(?i:document|file|filename|search result|article)[ \t]{0,3}:[ \t]{0,3}"
     r"(\S[^\n]{0,200}+)$",
     re.MULTILINE,
 )
-_RULED = re.compile(
+_RULED_TITLE = re.compile(
     r"^(?:([=*#~/<>_-]{3,40}+)[ \t]{0,5}(\S[^\n]{0,200}+)"
     r"|((?:BEGIN|START|END)[ _](?:OF[ _])?(?:DOCUMENT|FILE|TEXT|ARTICLE)[^\n]{0,200}+))$",
     re.MULTILINE,
 )
-_RULES = "=*#~/<>_-"
-_BEGINNING = re.compile(
+_RULE_SIGNS = "=*#~/<>_-"
+_BEGIN_WORDS = re.compile(
     r"(?:(?:BEGIN|START)[ _]?)?(?:OF[ _])?(?:(?:DOCUMENT|FILE|TEXT|ARTICLE)\b)?[ \t:#-]{0,5}", re.I
 )
-_ENDING = re.compile(r"(?:END|EOF)\b", re.I)
+_END_WORDS = re.compile(r"(?:END|EOF)\b", re.I)
 _BANNER = re.compile(
     r"^([=*#_-])\1{3,200}+[ \t]{0,5}\n[ \t]{0,5}(?:(?:FILE(?:NAME)?|DOCUMENT|PATH|SOURCE|TITLE)"
     r"[ \t]{0,3}[:#]?[ \t]{1,5})(\S[^\n]{0,200}+)\n\1{4,200}+[ \t]{0,5}\n",
@@ -80,7 +80,7 @@ _BANNER = re.compile(
 _FENCE = re.compile(r"^ {0,3}(`{3,40}+|~{3,40}+)([^\n]{0,300}+)$", re.MULTILINE)
 _FILE_NAME = re.compile(r"[\w@+.-][\w @+./\\-]{0,200}\.\w{1,8}")
 _HEADING = re.compile(r"(?:\A|(?<=\n\n)|(?<=\n\r\n))(#{1,4}) {1,4}(\S[^\n]{0,200}+)\n(?=\r?\n)")
-_PAGE = re.compile(
+_PAGE_BREAK = re.compile(
     r"\f|^[ \t=\u2013\u2014-]{0,10}\[?(?:Page|PAGE|page|Seite|p\.)[ \t]{0,3}(\d{1,5})"
     r"(?:[ \t]{0,3}(?:of|/|von)[ \t]{0,3}\d{1,5})?\]?[ \t=\u2013\u2014-]{0,10}$",
     re.MULTILINE,
@@ -97,11 +97,11 @@ def _find_all(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
     return islice(pattern.finditer(text), _MAX_MARKS)
 
 
-def _tags(names: str) -> re.Pattern[str]:
+def _tag_pattern(names: str) -> re.Pattern[str]:
     return re.compile(rf"<(/?)({names})((?:\s[^<>]*+)?)>", re.IGNORECASE)
 
 
-def _find_tagged(tags: re.Pattern[str], text: str) -> list[_Span]:
+def _find_tag_contents(tags: re.Pattern[str], text: str) -> list[_Span]:
     """Return the contents of tags. Of nested tags with different names, only the outermost counts.
     Of nested tags with the same name, only the innermost counts. A tag that opens inside another
     one and ends after it does not count."""
@@ -130,11 +130,11 @@ def _tag_content(text: str, opening: re.Match[str], end: int) -> _Span:
         metadata.setdefault(child[1].lower(), child[2].strip())
         at = child.end()
     title = _title(metadata)
-    if body := _BODY.match(text, at, end):
+    if body := _BODY_TAG.match(text, at, end):
         closing = text.rfind("</", body.end(), end)
         if closing >= 0 and text[closing:end].strip() == f"</{body[1]}>":
             return _Span(body.end(), closing, title)
-    return _Span(_next_line(text, at, end), end, title)
+    return _Span(_skip_newline(text, at, end), end, title)
 
 
 def _attributes(text: str) -> dict[str, str]:
@@ -145,8 +145,8 @@ def _title(metadata: Mapping[str, str]) -> str:
     return next((metadata[key] for key in _TITLE_ATTRIBUTES if metadata.get(key)), "")
 
 
-def _next_line(text: str, at: int, end: int) -> int:
-    return at + 1 if text.startswith("\n", at, end) else at
+def _skip_newline(text: str, position: int, end: int) -> int:
+    return position + 1 if text.startswith("\n", position, end) else position
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,46 +172,46 @@ def _spans_between(text: str, marks: Iterable[_Mark]) -> list[_Span]:
     return found
 
 
-def _line_end(text: str, mark: re.Match[str]) -> int:
-    return _next_line(text, mark.end(), len(text))
+def _next_line_start(text: str, mark: re.Match[str]) -> int:
+    return _skip_newline(text, mark.end(), len(text))
 
 
-def _find_ruled(text: str) -> list[_Span]:
+def _find_by_rules(text: str) -> list[_Span]:
     """Find `=== a.txt ===`, `--- FILE: a.txt ---`, `==> a <==`, `BEGIN DOCUMENT a`."""
     return _spans_between(text, _ruled_marks(text))
 
 
 def _ruled_marks(text: str) -> Iterator[_Mark]:
-    for mark in _find_all(_RULED, text):
+    for mark in _find_all(_RULED_TITLE, text):
         rule, rest, words = mark.groups()
         if rule:
             rest = rest.rstrip()
-            words = rest.rstrip(_RULES).strip()
-            if len(rest) - len(rest.rstrip(_RULES)) < 3 or not any(map(str.isalnum, words)):
+            words = rest.rstrip(_RULE_SIGNS).strip()
+            if len(rest) - len(rest.rstrip(_RULE_SIGNS)) < 3 or not any(map(str.isalnum, words)):
                 continue
-        title = _BEGINNING.sub("", words, count=1).strip(" \t()\"'")
-        ends = _ENDING.match(words) is not None
-        yield _Mark(mark.start(), _line_end(text, mark), None if ends else title)
+        title = _BEGIN_WORDS.sub("", words, count=1).strip(" \t()\"'")
+        ends = _END_WORDS.match(words) is not None
+        yield _Mark(mark.start(), _next_line_start(text, mark), None if ends else title)
 
 
-def _find_bannered(text: str) -> list[_Span]:
+def _find_by_banners(text: str) -> list[_Span]:
     """Find titles between two rules, such as lines of `=`."""
     marks = (_Mark(mark.start(), mark.end(), mark[2].strip()) for mark in _find_all(_BANNER, text))
     return _spans_between(text, marks)
 
 
-def _find_numbered(text: str) -> list[_Span]:
+def _find_by_numbered_titles(text: str) -> list[_Span]:
     """Find `Document 1: Title`, `[Document 3]`, `File: a.txt`."""
 
     def marks() -> Iterator[_Mark]:
-        for mark in _find_all(_NUMBERED, text):
+        for mark in _find_all(_NUMBERED_TITLE, text):
             title = (mark[2] or "").strip(" \t*]") or mark[1] or mark[3].strip(" \t*]")
-            yield _Mark(mark.start(), _line_end(text, mark), title)
+            yield _Mark(mark.start(), _next_line_start(text, mark), title)
 
     return _spans_between(text, marks())
 
 
-def _find_fenced(text: str) -> list[_Span]:
+def _find_code_fences(text: str) -> list[_Span]:
     """Find Markdown code fences that have a file name, or are large."""
     found = []
     for opening, span in _fences(text):
@@ -228,10 +228,10 @@ def _fences(text: str) -> Iterator[tuple[re.Match[str], _Span]]:
         if opening is None:
             opening = mark
         elif mark[1].startswith(opening[1]) and not mark[2].strip():
-            yield opening, _Span(_line_end(text, opening), mark.start(), "")
+            yield opening, _Span(_next_line_start(text, opening), mark.start(), "")
             opening = None
     if opening is not None:
-        yield opening, _Span(_line_end(text, opening), len(text), "", is_open_ended=True)
+        yield opening, _Span(_next_line_start(text, opening), len(text), "", is_open_ended=True)
 
 
 def _fence_title(text: str, opening: re.Match[str]) -> str:
@@ -245,7 +245,7 @@ def _fence_title(text: str, opening: re.Match[str]) -> str:
     return next((word for word in (*words, before) if _FILE_NAME.fullmatch(word)), "")
 
 
-def _find_headed(text: str) -> list[_Span]:
+def _find_markdown_sections(text: str) -> list[_Span]:
     """Find Markdown sections, divided at the highest heading level that occurs at least twice."""
     levels: dict[int, list[_Mark]] = {}
     fences = (span for _, span in _fences(text))
@@ -261,33 +261,33 @@ def _find_headed(text: str) -> list[_Span]:
     return _spans_between(text, several[0]) if several else []
 
 
-def _find_paged(text: str) -> list[_Span]:
+def _find_pages(text: str) -> list[_Span]:
     """Find pages, separated by form feeds or by page numbers on lines of their own."""
     marks = [_Mark(0, 0, "page 1")]
-    for number, mark in enumerate(_find_all(_PAGE, text), 2):
-        marks.append(_Mark(mark.start(), _line_end(text, mark), f"page {mark[1] or number}"))
+    for number, mark in enumerate(_find_all(_PAGE_BREAK, text), 2):
+        marks.append(_Mark(mark.start(), _next_line_start(text, mark), f"page {mark[1] or number}"))
     return _spans_between(text, marks) if len(marks) > 1 else []
 
 
 def _find_document_tags(text: str) -> list[_Span]:
-    return _find_tagged(_DOCUMENT_TAGS, text)
+    return _find_tag_contents(_DOCUMENT_TAGS, text)
 
 
 def _find_wrapper_tags(text: str) -> list[_Span]:
-    return _find_tagged(_WRAPPER_TAGS, text)
+    return _find_tag_contents(_WRAPPER_TAGS, text)
 
 
-_DOCUMENT_TAGS, _WRAPPER_TAGS = _tags(_DOCUMENT_TAG_NAMES), _tags(_WRAPPER_TAG_NAMES)
+_DOCUMENT_TAGS, _WRAPPER_TAGS = _tag_pattern(_DOCUMENT_TAG_NAMES), _tag_pattern(_WRAPPER_TAG_NAMES)
 _DOCUMENT_FINDERS: Sequence[_FindDocuments] = (
     _find_document_tags,
-    _find_bannered,
-    _find_ruled,
-    _find_numbered,
-    _find_fenced,
+    _find_by_banners,
+    _find_by_rules,
+    _find_by_numbered_titles,
+    _find_code_fences,
     _find_wrapper_tags,
 )
 """Functions that find documents, the least ambiguous first."""
-_SECTION_FINDERS: Sequence[_FindDocuments] = (_find_headed, _find_paged)
+_SECTION_FINDERS: Sequence[_FindDocuments] = (_find_markdown_sections, _find_pages)
 """Functions that find the sections of a single document."""
 
 
@@ -341,10 +341,10 @@ def _find_documents(text: str) -> list[_Span]:
     max_documents = min(MAX_DOCUMENTS, max(1, len(text) // _MIN_CHARS))
     for find in _DOCUMENT_FINDERS:
         if found := _find_if_majority(text, find):
-            return _merge_short(found) if len(found) > max_documents else found
+            return _merge_short_spans(found) if len(found) > max_documents else found
     for find in _SECTION_FINDERS:
         if len(found := _find_if_majority(text, find)) > 1:
-            return _merge_short(found, LARGE_CHARS)
+            return _merge_short_spans(found, LARGE_CHARS)
     return []
 
 
@@ -354,21 +354,21 @@ def _find_if_majority(text: str, find: _FindDocuments) -> list[_Span]:
     return found if 2 * sum(span.end - span.start for span in found) >= len(text) else []
 
 
-def _merge_short(found: Sequence[_Span], min_chars: int = _MIN_CHARS) -> list[_Span]:
+def _merge_short_spans(spans: Sequence[_Span], min_chars: int = _MIN_CHARS) -> list[_Span]:
     """Merge short documents with their neighbours, including the text between them."""
-    min_chars = max(min_chars, -(-(found[-1].end - found[0].start) // MAX_DOCUMENTS))
+    min_chars = max(min_chars, -(-(spans[-1].end - spans[0].start) // MAX_DOCUMENTS))
     merged: list[_Span] = []
-    for span in found:
+    for span in spans:
         if merged and merged[-1].end - merged[-1].start < min_chars:
-            merged[-1] = _merge(merged[-1], span)
+            merged[-1] = _merge_spans(merged[-1], span)
         else:
             merged.append(span)
     if len(merged) > 1 and merged[-1].end - merged[-1].start < min_chars:
-        merged[-2:] = [_merge(merged[-2], merged[-1])]
+        merged[-2:] = [_merge_spans(merged[-2], merged[-1])]
     return merged
 
 
-def _merge(first: _Span, second: _Span) -> _Span:
+def _merge_spans(first: _Span, second: _Span) -> _Span:
     merged_count = first.merged_count + second.merged_count
     return _Span(first.start, second.end, first.title, second.is_open_ended, merged_count)
 
@@ -383,7 +383,7 @@ _SHORT_CHARS = 400
 shorter."""
 _HEAD_CHARS = 160
 """Maximum number of characters that the note on a document quotes from the document's beginning."""
-_HEADS_CHARS = 6000
+_TOTAL_HEAD_CHARS = 6000
 """Maximum number of such characters in the notes on all documents together."""
 _KEPT_DIVISOR = 4
 """A text becomes one file if more than 1 / `_KEPT_DIVISOR` of it would stay in the prompt."""
@@ -403,13 +403,13 @@ def offload_documents(text: str, save_file: SaveFile) -> str:
     kept = sum(map(_kept_chars, segments))
     if len(segments) == 1 or kept * _KEPT_DIVISOR > len(text):
         return offload_as_one_file(text, save_file)
-    offloaded = [len(segment.text) for segment in segments if not _is_short(segment)]
-    head_chars = min(_HEAD_CHARS, _HEADS_CHARS // len(offloaded))
+    offloaded = [len(segment.text) for segment in segments if not _stays_in_prompt(segment)]
+    head_chars = min(_HEAD_CHARS, _TOTAL_HEAD_CHARS // len(offloaded))
     intro = (
         f"[Of this message {sum(offloaded):,} characters are in files ({len(offloaded)}), each"
         " named below where it stood: search them (grep -n) and read them there.]\n"
     )
-    return intro + "".join(_offload(segment, save_file, head_chars) for segment in segments)
+    return intro + "".join(_offload_segment(segment, save_file, head_chars) for segment in segments)
 
 
 def offload_as_one_file(text: str, save_file: SaveFile) -> str:
@@ -417,12 +417,13 @@ def offload_as_one_file(text: str, save_file: SaveFile) -> str:
     path, head, tail = save_file(text, ""), _head(text), _tail(text)
     left_out = len(text) - len(head) - len(tail)
     return (
-        f"{head}\n[... {left_out:,} characters are left out here. The whole text, {_size(text)},"
-        f" is the file {path}: search and read it there. Its end follows ...]\n{tail}"
+        f"{head}\n[... {left_out:,} characters are left out here. The whole text,"
+        f" {_size_text(text)}, is the file {path}: search and read it there. Its end follows"
+        f" ...]\n{tail}"
     )
 
 
-def _is_short(segment: Segment) -> bool:
+def _stays_in_prompt(segment: Segment) -> bool:
     """Return True if a segment stays in the prompt as it is."""
     if not segment.is_document:
         return len(segment.text) <= LARGE_CHARS
@@ -431,18 +432,18 @@ def _is_short(segment: Segment) -> bool:
 
 def _kept_chars(segment: Segment) -> int:
     """Return how many characters of a segment stay in the prompt."""
-    if _is_short(segment):
+    if _stays_in_prompt(segment):
         return len(segment.text)
     if not segment.is_document:
         return 2 * KEPT_CHARS
     return KEPT_CHARS if segment.is_open_ended else 0
 
 
-def _offload(segment: Segment, save_file: SaveFile, head_chars: int) -> str:
+def _offload_segment(segment: Segment, save_file: SaveFile, head_chars: int) -> str:
     """Return the text for the prompt that stands for a segment. A long segment is written to a
     file."""
     text = segment.text
-    if _is_short(segment):
+    if _stays_in_prompt(segment):
         return text
     if not segment.is_document:
         return offload_as_one_file(text, save_file)
@@ -450,11 +451,11 @@ def _offload(segment: Segment, save_file: SaveFile, head_chars: int) -> str:
     head = " ".join(text[: 2 * head_chars].split())[:head_chars]
     head = head.replace("[", "(").replace("]", ")")  # a bracket would end the note
     merged = f"; {segment.merged_count} parts of the message" if segment.merged_count > 1 else ""
-    note = f"[{path}: {_size(text)}{merged}. It begins: {head} ...]\n"
+    note = f"[{path}: {_size_text(text)}{merged}. It begins: {head} ...]\n"
     return f"{note}[It ends:]\n{_tail(text)}" if segment.is_open_ended else note
 
 
-def _size(text: str) -> str:
+def _size_text(text: str) -> str:
     lines = text.count("\n") + (not text.endswith("\n"))
     return f"{lines:,} lines, {len(text):,} characters"
 

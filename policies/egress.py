@@ -30,8 +30,8 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9-]+")
 _RESERVED_HEADERS = frozenset(
     {"connection", "content-length", "host", "te", "transfer-encoding", "upgrade"}
 )
-_WITH_PORT = re.compile(r"(?:\[.*\]|[^:]*):[^:\]]*")
-_MAX_SHOWN = 8
+_HOST_WITH_PORT = re.compile(r"(?:\[.*\]|[^:]*):[^:\]]*")
+_MAX_SHOWN_HOSTS = 8
 """Maximum number of allowed hosts in the message of a refusal."""
 
 
@@ -133,7 +133,7 @@ class EgressRules:
             rule.matches(Target(target.host, port)) for rule in self._rules for port in rule.ports
         ):
             denied = f"port {target.port} of host {target.host}"
-        return f"{denied} is not in this sandbox's allowlist (allowed: {self._summary()})"
+        return f"{denied} is not in this sandbox's allowlist (allowed: {self._allowlist_summary()})"
 
     def is_reachable(self, address: IPAddress) -> bool:
         """Return True if an address is public or in `allowed_cidrs`. `refusal` decides about the
@@ -144,9 +144,9 @@ class EgressRules:
         """Return the headers that the proxy adds to plain HTTP requests to the target."""
         return tuple(header for bound, header in self._headers if bound == target)
 
-    def _summary(self) -> str:
-        shown = ", ".join(self._hosts[:_MAX_SHOWN]) or "nothing"
-        more = len(self._hosts) - _MAX_SHOWN
+    def _allowlist_summary(self) -> str:
+        shown = ", ".join(self._hosts[:_MAX_SHOWN_HOSTS]) or "nothing"
+        more = len(self._hosts) - _MAX_SHOWN_HOSTS
         return f"{shown} and {more} more" if more > 0 else shown
 
     def _bound_target(self, header: BoundHeader) -> Target:
@@ -170,7 +170,7 @@ def is_subset(requested: Egress, allowed: Egress) -> bool:
         return True
     if allowed.mode == "none" or (requested.mode == "open" and allowed.mode != "open"):
         return False
-    covered = set(_covered(requested, allowed))
+    covered = set(_covered_hosts(requested, allowed))
     return (
         (allowed.mode == "open" or covered == set(expanded_hosts(requested)))
         and set(requested.allowed_cidrs) <= set(allowed.allowed_cidrs)
@@ -180,7 +180,7 @@ def is_subset(requested: Egress, allowed: Egress) -> bool:
     )
 
 
-def _covered(requested: Egress, allowed: Egress) -> list[str]:
+def _covered_hosts(requested: Egress, allowed: Egress) -> list[str]:
     """Return the host rules of `requested` that `allowed` covers completely."""
     bounds = [_parse_rule(host) for host in expanded_hosts(allowed)]
     return [
@@ -196,7 +196,7 @@ def intersection(one: Egress, other: Egress) -> Egress:
     if "none" in modes:
         return Egress()
     if modes == {"allowlist"}:
-        allow = dict.fromkeys([*_covered(one, other), *_covered(other, one)])
+        allow = dict.fromkeys([*_covered_hosts(one, other), *_covered_hosts(other, one)])
     else:
         allow = dict.fromkeys(one.allowed_hosts or other.allowed_hosts)
     both = Egress(
@@ -222,7 +222,7 @@ def _parse_rule(entry: str) -> _Rule:
     is_wildcard = entry.startswith("*.")
     bare = entry.removeprefix("*.")
     try:
-        if _WITH_PORT.fullmatch(bare):
+        if _HOST_WITH_PORT.fullmatch(bare):
             target = parse_authority(bare)
             host, ports = target.host, frozenset({target.port})
         else:

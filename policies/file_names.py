@@ -10,15 +10,15 @@ _MAX_NAME_BYTES = 120
 _SAFE_SIGNS = frozenset("._-+,=@")
 _JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
 """Hidden characters that some writing systems need."""
-_HIDDEN = frozenset({"Cc", "Cf", "Zl", "Zp"})
+_HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Zl", "Zp"})
 _EXTENSION = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,7}")
-_STRIPPED = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "."
+_STRIPPED_CHARACTERS = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "."
 """Characters that many programs remove from the end of a name when they save the file."""
 _MIME_TYPE = re.compile(r"[a-z0-9.+-]{1,60}/[a-z0-9.+-]{1,100}")
 
 # Not `mimetypes`, which reads the machine's tables. A file without an extension gets the first
 # extension of its type.
-_TYPES = {
+_MIME_TYPES = {
     ".txt": "text/plain",
     ".log": "text/plain",
     ".csv": "text/csv",
@@ -79,7 +79,7 @@ _TYPES = {
     ".mkv": "video/x-matroska",
     ".avi": "video/x-msvideo",
 }
-_EXTENSIONS = {mime_type: extension for extension, mime_type in reversed(_TYPES.items())} | {
+_EXTENSIONS = {mime_type: extension for extension, mime_type in reversed(_MIME_TYPES.items())} | {
     "audio/mp3": ".mp3",
     "audio/x-wav": ".wav",
     "image/jpg": ".jpg",
@@ -95,14 +95,14 @@ _EXTENSIONS = {mime_type: extension for extension, mime_type in reversed(_TYPES.
 def guess_mime_type(filename: str) -> str:
     """Return the media type of a file by its extension, or UNKNOWN_TYPE for an unknown
     extension."""
-    _, extension = _split(strip_trailing_dots_and_spaces(filename))
-    return _TYPES.get(extension.lower(), UNKNOWN_TYPE)
+    _, extension = _split_extension(strip_trailing_dots_and_spaces(filename))
+    return _MIME_TYPES.get(extension.lower(), UNKNOWN_TYPE)
 
 
 def strip_trailing_dots_and_spaces(filename: str) -> str:
     """Return a name without the spaces and dots at its end, which many programs remove when a user
     saves the file."""
-    return filename.rstrip(_STRIPPED)
+    return filename.rstrip(_STRIPPED_CHARACTERS)
 
 
 def normalize_mime_type(mime_type: str) -> str:
@@ -111,15 +111,15 @@ def normalize_mime_type(mime_type: str) -> str:
     return bare if _MIME_TYPE.fullmatch(bare) else UNKNOWN_TYPE
 
 
-def safe_name(wanted: str, mime_type: str) -> str:
+def safe_name(wanted_name: str, mime_type: str) -> str:
     """Return a file's name without directories, at most 120 bytes long; empty if nothing is left.
 
     Characters that may have a meaning in a shell become `_`. A name without an extension gets the
     extension of its media type.
     """
-    bare = unicodedata.normalize("NFC", wanted).replace("\\", "/").rpartition("/")[2]
-    clean = re.sub("_{2,}", "_", "".join(map(_safe, bare.strip(". "))))
-    stem, extension = _split(clean)
+    bare = unicodedata.normalize("NFC", wanted_name).replace("\\", "/").rpartition("/")[2]
+    clean = re.sub("_{2,}", "_", "".join(map(_safe_character, bare.strip(". "))))
+    stem, extension = _split_extension(clean)
     if not (stem := stem.lstrip("._-").rstrip("._")):
         return ""
     extension = extension or _EXTENSIONS.get(mime_type, "")
@@ -133,7 +133,7 @@ def display_name(path: str) -> str:
     `_` replaces hidden characters, which could disguise the name, and `\\`, which Windows takes for
     a separator.
     """
-    name = "".join(map(_shown, path.rpartition("/")[2]))
+    name = "".join(map(_shown_character, path.rpartition("/")[2]))
     return name if name.strip(". ") else "file"
 
 
@@ -141,21 +141,21 @@ class UniqueDisplayNames:
     """Assigns unique display names to files of different directories."""
 
     def __init__(self) -> None:
-        self._taken: set[str] = set()
-        self._numbers: dict[str, int] = {}
+        self._taken_names: set[str] = set()
+        self._last_numbers: dict[str, int] = {}
         """The last number that was appended, by name."""
 
     def assign(self, path: str) -> str:
         """Return the file's base name, with a number if another file has that name, ignoring
         case."""
         name = first = self.base_name(path)
-        stem, extension = _split(first)
-        number = self._numbers.get(first.casefold(), 1)
-        while name.casefold() in self._taken:
+        stem, extension = _split_extension(first)
+        number = self._last_numbers.get(first.casefold(), 1)
+        while name.casefold() in self._taken_names:
             number += 1
             name = f"{stem}-{number}{extension}"
-        self._numbers[first.casefold()] = number
-        self._taken.add(name.casefold())
+        self._last_numbers[first.casefold()] = number
+        self._taken_names.add(name.casefold())
         return name
 
     def base_name(self, path: str) -> str:
@@ -167,42 +167,42 @@ class UniqueNames:
     """Assigns unique names to the files of one directory."""
 
     def __init__(self) -> None:
-        self._taken: set[str] = set()
-        self._unnamed: dict[str, int] = {}
+        self._taken_names: set[str] = set()
+        self._unnamed_counts: dict[str, int] = {}
         """The number of files without a name, by kind."""
-        self._numbers: dict[str, int] = {}
+        self._last_numbers: dict[str, int] = {}
         """The last number that was appended, by name."""
 
-    def assign(self, wanted: str, *, kind: str, mime_type: str) -> str:
+    def assign(self, wanted_name: str, *, kind: str, mime_type: str) -> str:
         """Return a safe and unique form of a name, or `kind-1` and so on for an empty name."""
-        name = safe_name(wanted, mime_type)
+        name = safe_name(wanted_name, mime_type)
         if not name:
-            number = self._unnamed[kind] = self._unnamed.get(kind, 0) + 1
+            number = self._unnamed_counts[kind] = self._unnamed_counts.get(kind, 0) + 1
             name = safe_name(f"{kind}-{number}", mime_type)
-        stem, extension = _split(name)
-        first, number = name, self._numbers.get(name, 1)
-        while name in self._taken:
+        stem, extension = _split_extension(name)
+        first, number = name, self._last_numbers.get(name, 1)
+        while name in self._taken_names:
             number += 1
             name = f"{stem}-{number}{extension}"
-        self._numbers[first] = number
-        self._taken.add(name)
+        self._last_numbers[first] = number
+        self._taken_names.add(name)
         return name
 
 
-def _safe(character: str) -> str:
+def _safe_character(character: str) -> str:
     # Only letters, marks and numbers of any script: others may break a line or a word.
     is_word = unicodedata.category(character)[0] in "LMN"
     return character if is_word or character in _SAFE_SIGNS else "_"
 
 
-def _shown(character: str) -> str:
+def _shown_character(character: str) -> str:
     if character in _JOINERS:
         return character
-    is_hidden = unicodedata.category(character) in _HIDDEN or character == "\\"
+    is_hidden = unicodedata.category(character) in _HIDDEN_CATEGORIES or character == "\\"
     return "_" if is_hidden else character
 
 
-def _split(name: str) -> tuple[str, str]:
+def _split_extension(name: str) -> tuple[str, str]:
     """Return stem and extension. An ending that begins with a digit, as in `tool-1.2`, is not an
     extension."""
     stem, dot, rest = name.rpartition(".")

@@ -12,7 +12,7 @@ from policies.steps import contains_steps
 _STEP_ID = re.compile(r"step_[0-9A-Za-z]+_\d+")
 _REASONING_FIELDS = ("reasoning", "reasoning_content", "reasoning_text", "thinking")
 _FILE_FIELDS = frozenset({"annotations", "images"})
-_OPEN, _CLOSE = "<think>", "</think>"
+_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 UNANSWERED = "(I was stopped before I had an answer.)"
 """Replaces an answer that consisted only of steps, so that no user message follows another."""
 
@@ -109,15 +109,17 @@ def _strip_parts(parts: list[Any]) -> list[Any] | str:
 def _strip_think_blocks(content: Any) -> Any:
     """Return content without `<think>` blocks that contain steps; `content` itself if there are no
     such blocks."""
-    if not isinstance(content, str) or _OPEN not in content:
+    if not isinstance(content, str) or _THINK_OPEN not in content:
         return content
-    *blocks, rest = content.split(_CLOSE)  # a regular expression would take quadratic time
+    *blocks, rest = content.split(_THINK_CLOSE)  # a regular expression would take quadratic time
     kept: list[str] = []
     was_removed = False
     for block in blocks:
-        before, opening, reasoning = (block.lstrip() if was_removed else block).partition(_OPEN)
+        before, opening, reasoning = (block.lstrip() if was_removed else block).partition(
+            _THINK_OPEN
+        )
         was_removed = bool(opening) and contains_steps(reasoning)
-        kept += [before] if was_removed else [before, opening, reasoning, _CLOSE]
+        kept += [before] if was_removed else [before, opening, reasoning, _THINK_CLOSE]
     text = "".join([*kept, rest.lstrip() if was_removed else rest])
     return content if text == content else text
 
@@ -153,7 +155,7 @@ def _merge_messages(messages: Sequence[Message]) -> Message:
     elif all(isinstance(content, str) for content in contents):
         content = join_texts(contents)
     else:
-        content = [part for content in contents for part in _parts(content)]
+        content = [part for content in contents for part in _content_parts(content)]
     return {**merged, "content": content}
 
 
@@ -162,5 +164,5 @@ def join_texts(texts: Sequence[str]) -> str:
     return "\n\n".join([*(text.rstrip("\n") for text in texts[:-1]), *texts[-1:]])
 
 
-def _parts(content: Any) -> list[Any]:
+def _content_parts(content: Any) -> list[Any]:
     return content if isinstance(content, list) else [{"type": "text", "text": content}]

@@ -49,8 +49,8 @@ def parse_host(text: str) -> str:
     if not 0 < len(text) <= _MAX_CHARS + 1:
         raise ValueError("a host name has 1 to 253 characters")
     if ":" in text:
-        return _ipv6(text[1:-1] if text[0] == "[" and text[-1] == "]" else text)
-    name = _ascii(text).removesuffix(".")
+        return _canonical_ipv6(text[1:-1] if text[0] == "[" and text[-1] == "]" else text)
+    name = _ascii_host(text).removesuffix(".")
     labels = name.split(".")
     if len(name) > _MAX_CHARS or not all(_LABEL.fullmatch(label) for label in labels):
         raise ValueError(f"{text!a} is not a host name")
@@ -72,14 +72,14 @@ def parse_authority(text: str, default_port: int | None = None) -> Target:
     return Target(parse_host(match[1]), port)
 
 
-def _ipv6(text: str) -> str:
+def _canonical_ipv6(text: str) -> str:
     found = None if "%" in text else parse_address(text)
     if found is None:
         raise ValueError(f"{text!a} is not an IPv6 address without a zone")
     return str(found)
 
 
-def _ascii(text: str) -> str:
+def _ascii_host(text: str) -> str:
     if text.isascii():
         return text.lower()
     normal = unicodedata.normalize("NFKC", text).lower()

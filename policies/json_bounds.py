@@ -25,7 +25,7 @@ MAX_STRUCTURE_BYTES = 8 << 20
 """Maximum size of the text outside strings."""
 SMALL_BYTES = 64 << 10
 """No text up to this size has more than `MAX_VALUES` values."""
-_MARK_BYTES = 4
+_ENCODING_BYTES = 4
 """Number of bytes that determine the encoding."""
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
@@ -55,35 +55,40 @@ class JSONBounds:
 
     def __init__(self, max_values: int = MAX_VALUES) -> None:
         self._max_values = max_values
-        self._max_structure = MAX_STRUCTURE_BYTES * max(1, max_values // MAX_VALUES)
-        self._first = b""
+        self._max_structure_bytes = MAX_STRUCTURE_BYTES * max(1, max_values // MAX_VALUES)
+        self._first_bytes = b""
         """The first bytes, until there are enough to detect the encoding."""
         self._decoder: codecs.IncrementalDecoder | None = None
         """Set if the text is not UTF-8."""
         self._is_utf_8: bool | None = None
         self._is_in_string = False
-        self._escape = b""
+        self._pending_escape = b""
         """A backslash at the end of the last piece, inside a string."""
         self.values = 0
         """Number of commas and opening brackets so far."""
-        self._depth = self._structure = 0
+        self._depth = self._structure_bytes = 0
 
     def check(self, piece: bytes) -> None:
         """Check the next bytes. Raises TooMuchJSONError."""
         if self._is_utf_8 is None:
-            self._first += piece
-            if len(self._first) < _MARK_BYTES:
+            self._first_bytes += piece
+            if len(self._first_bytes) < _ENCODING_BYTES:
                 return
-            piece, self._first = self._first, b""
+            piece, self._first_bytes = self._first_bytes, b""
             encoding = json.detect_encoding(piece)
             self._is_utf_8 = encoding.startswith("utf-8")
             if not self._is_utf_8:
                 self._decoder = codecs.getincrementaldecoder(encoding)("replace")
         if self._decoder is not None:
             piece = self._decoder.decode(piece).encode("utf-8", "replace")
-        if self._is_in_string and not self._escape and b'"' not in piece and b"\\" not in piece:
+        if (
+            self._is_in_string
+            and not self._pending_escape
+            and b'"' not in piece
+            and b"\\" not in piece
+        ):
             return  # the middle of a long string; the search below takes twenty times as long
-        self._count(self._outside_strings(self._escape + piece))
+        self._count_structure(self._outside_strings(self._pending_escape + piece))
 
     def accept(self, piece: bytes) -> bool:
         """Check the next bytes; return False if a bound is exceeded."""
@@ -95,7 +100,7 @@ class JSONBounds:
 
     def _outside_strings(self, text: bytes) -> bytes:
         """Return the text with each string replaced by one letter."""
-        start, self._escape = 0, b""
+        start, self._pending_escape = 0, b""
         if self._is_in_string:
             start = self._string_end(text, 0)
             if self._is_in_string:
@@ -105,7 +110,7 @@ class JSONBounds:
             return rest[:-1]
         self._is_in_string = True
         if (len(text) - len(text.rstrip(b"\\"))) % 2:
-            self._escape = b"\\"
+            self._pending_escape = b"\\"
         return rest
 
     def _string_end(self, text: bytes, start: int) -> int:
@@ -115,19 +120,19 @@ class JSONBounds:
         end = found.end()
         self._is_in_string = text[end : end + 1] != b'"'
         if self._is_in_string:
-            self._escape = text[end:]
+            self._pending_escape = text[end:]
         return end + 1
 
-    def _count(self, structure: bytes) -> None:
-        self._structure += len(structure)
+    def _count_structure(self, structure: bytes) -> None:
+        self._structure_bytes += len(structure)
         brackets = structure.translate(None, _NO_BRACKETS)
         opened = brackets.count(b"{") + brackets.count(b"[")
         self.values += opened + structure.count(b",")
-        if self._structure > self._max_structure:
-            raise TooMuchJSONError(f"{self._max_structure >> 20} MiB outside its strings")
+        if self._structure_bytes > self._max_structure_bytes:
+            raise TooMuchJSONError(f"{self._max_structure_bytes >> 20} MiB outside its strings")
         if self.values > self._max_values:
             raise TooMuchJSONError(f"{self._max_values:,} values")
-        if self._depth + _height(brackets) <= MAX_DEPTH:
+        if self._depth + _depth_bound(brackets) <= MAX_DEPTH:
             self._depth += 2 * opened - len(brackets)
             return
         depths = list(accumulate(map(_DEPTH_CHANGES.__getitem__, brackets), initial=self._depth))
@@ -136,7 +141,7 @@ class JSONBounds:
             raise TooMuchJSONError(f"{MAX_DEPTH} levels")
 
 
-def _height(brackets: bytes) -> int:
+def _depth_bound(brackets: bytes) -> int:
     """Return an upper bound of the nesting depth. For flat JSON this is a hundred times as fast as
     following the depth bracket by bracket."""
     passes = 0

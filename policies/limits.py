@@ -114,7 +114,7 @@ class Spent:
     """See `Limits.max_trajectory_tokens`."""
 
 
-def exceeded(limits: Limits, spent: Spent) -> StopReason | None:
+def exceeded_limit(limits: Limits, spent: Spent) -> StopReason | None:
     """Return the limit that forbids another model call with tools, or None."""
     if spent.turns >= limits.max_turns:
         return StopReason.MAX_TURNS
@@ -128,9 +128,9 @@ def exceeded(limits: Limits, spent: Spent) -> StopReason | None:
 
 def exceeded_spending_limit(limits: Limits, spent: Spent) -> StopReason | None:
     """Return the limit that forbids any further model call, or None."""
-    if _is_full(spent.tokens, spent.next_tokens, limits.max_total_tokens):
+    if _is_limit_reached(spent.tokens, spent.next_tokens, limits.max_total_tokens):
         return StopReason.TOKEN_BUDGET
-    if _is_full(spent.cost_usd, spent.next_cost_usd, limits.max_cost_usd):
+    if _is_limit_reached(spent.cost_usd, spent.next_cost_usd, limits.max_cost_usd):
         return StopReason.COST_BUDGET
     return None
 
@@ -152,7 +152,7 @@ def mib_to_bytes(mib: float) -> int:
     return int(mib * (1 << 20))
 
 
-def _is_full(spent: float, expected: float, limit: float | None) -> bool:
+def _is_limit_reached(spent: float, expected: float, limit: float | None) -> bool:
     return limit is not None and (spent >= limit or spent + expected > limit)
 
 
@@ -181,7 +181,7 @@ class TimePlan:
     """The end of the model call for the final answer; infinite if the run has no deadline."""
     end_s: float
     """The planned end of the collection of artifacts. `collection_time_s` may return more time."""
-    stop: StopReason
+    stop_reason: StopReason
     """The stop reason of a run that reaches `work_s`."""
 
     def collection_time_s(self, spent_s: float) -> float:

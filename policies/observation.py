@@ -80,17 +80,17 @@ class CommandOutcome:
 def bash_observation(outcome: CommandOutcome, limits: ObservationLimits = DEFAULT_LIMITS) -> str:
     """Return the observation of a command: its exit code or job, its output, and notes on limits
     that it reached."""
-    parts = [_first_line(outcome)]
+    parts = [_status_line(outcome)]
     for name, output in (("stdout", outcome.stdout), ("stderr", outcome.stderr)):
         shown = truncate_middle(terminal_text(output).removesuffix("\n"), limits)
         if shown.strip():
             parts += [f"[{name}]", shown]
     if len(parts) == 1:
         parts.append("(no output)")
-    return "\n".join([*parts, *_notes(outcome)])
+    return "\n".join([*parts, *_outcome_notes(outcome)])
 
 
-def _first_line(outcome: CommandOutcome) -> str:
+def _status_line(outcome: CommandOutcome) -> str:
     if outcome.job_id:
         doing = "Waiting for input" if outcome.waiting else "Still running"
         return f"{doing} after {outcome.duration_s:.0f} s, as job {outcome.job_id}"
@@ -101,7 +101,7 @@ def _first_line(outcome: CommandOutcome) -> str:
     return f"Exit code: {outcome.exit_code}"
 
 
-def _notes(outcome: CommandOutcome) -> Iterator[str]:
+def _outcome_notes(outcome: CommandOutcome) -> Iterator[str]:
     if outcome.oom_kills:
         processes = "a process was" if outcome.oom_kills == 1 else "several processes were"
         yield f"[out of memory: {processes} killed; use less at a time]"
@@ -143,11 +143,11 @@ def terminal_text(output: str) -> str:
     last state of each progress line."""
     text = _ESCAPE_SEQUENCE.sub("", output).replace("\r\n", "\n")
     if "\r" in text:
-        text = "\n".join(_last_state(line) for line in text.split("\n"))
+        text = "\n".join(_last_line_state(line) for line in text.split("\n"))
     return printable(text)
 
 
-def _last_state(line: str) -> str:
+def _last_line_state(line: str) -> str:
     states = [state for state in line.split("\r") if state]
     return states[-1] if states else ""
 

@@ -25,8 +25,8 @@ OWN_RESOURCES = frozenset(
 )
 OUR_PREFIXES = frozenset({"v1", "openai"})
 
-_READABLE = re.compile(r"/[/\w.~:@!$&'()*+,=-]*", re.ASCII)
-_PREFIX = re.compile(r"v[0-9]\w*|api|inference|openai")
+_READABLE_PATH = re.compile(r"/[/\w.~:@!$&'()*+,=-]*", re.ASCII)
+_PREFIX_SEGMENT = re.compile(r"v[0-9]\w*|api|inference|openai")
 """Matches a segment before the segment that names the resource of a path."""
 _CLOSED_WORDS = frozenset(
     {
@@ -59,7 +59,7 @@ _CLOSED_NAMES = frozenset(
 )
 """A path is closed if the segment that names its resource is one of these. Harmless routes such as
 /model_info contain the same words."""
-_COMPLETIONS = ["chat", "completions"]
+_CHAT_COMPLETIONS = ["chat", "completions"]
 _MODELS = "models"
 _CLOSED_MODEL_WORDS = _CLOSED_WORDS | {
     *("apply", "download", "install", "load", "new", "unload", "update")
@@ -68,7 +68,7 @@ _CLOSED_MODEL_WORDS = _CLOSED_WORDS | {
 Studio, llama.cpp, Triton, LocalAI."""
 
 
-def _patterns(lines: str) -> dict[str, list[list[str]]]:
+def _parse_patterns(lines: str) -> dict[str, list[list[str]]]:
     """Parse path patterns. Return the remaining segments of each pattern, by its first segment."""
     patterns: dict[str, list[list[str]]] = {}
     for pattern in lines.split():
@@ -77,11 +77,11 @@ def _patterns(lines: str) -> dict[str, list[list[str]]]:
     return patterns
 
 
-_STATELESS_READS = _patterns(
+_STATELESS_READS = _parse_patterns(
     "/models /models/* /models/*/ready /models/*/versions/*/ready /props /ready"
 )
 """Paths that are stateless only for GET and HEAD."""
-_STATELESS_CALLS = _patterns(
+_STATELESS_CALLS = _parse_patterns(
     """
     /chat/completions /chat/completions/batch /chat/completions/render /messages
     /messages/count_tokens /responses/compact /responses/input_tokens
@@ -89,7 +89,7 @@ _STATELESS_CALLS = _patterns(
 )
 """Paths that are stateless only for POST and OPTIONS: a GET of `/chat/completions` lists stored
 completions (OpenAI). `/responses` is missing because the backend stores responses."""
-_STATELESS = _patterns(
+_STATELESS_PATHS = _parse_patterns(
     """
     / /apply-template /audio/speech /audio/transcriptions /audio/translations /beta/completions
     /chat /classify /cohere/v2/chat /completion /completions /completions/render /decode /detokenize
@@ -113,20 +113,20 @@ Azure, DeepSeek and Mistral."""
 def is_stateless(method: str, path: str) -> bool:
     """Return True if the backend stores nothing of a request with this method and path that another
     client could read, list or delete."""
-    segments = _segments(path)
+    segments = _path_segments(path)
     if segments is None or method not in ("GET", "HEAD", "OPTIONS", "POST"):
         return False
-    rest = list(dropwhile(_PREFIX.fullmatch, segments))
-    if _matches_any(_STATELESS, rest):
+    rest = list(dropwhile(_PREFIX_SEGMENT.fullmatch, segments))
+    if _matches_any(_STATELESS_PATHS, rest):
         return True
     if method in ("GET", "HEAD"):
         return _matches_any(_STATELESS_READS, rest)
-    return segments[-2:] == _COMPLETIONS or _matches_any(_STATELESS_CALLS, rest)
+    return segments[-2:] == _CHAT_COMPLETIONS or _matches_any(_STATELESS_CALLS, rest)
 
 
 def may_name_responses(path: str) -> bool:
     """Return True if a request to the path may name responses that the backend has stored."""
-    return "responses" in (_segments(path) or ())
+    return "responses" in (_path_segments(path) or ())
 
 
 def _matches_any(patterns: Mapping[str, list[list[str]]], segments: Sequence[str]) -> bool:
@@ -140,41 +140,42 @@ def _matches_any(patterns: Mapping[str, list[list[str]]], segments: Sequence[str
 
 def path_kind(path: str) -> PathKind:
     """Return the kind of a path as it was received, with its percent-encoding."""
-    segments = _segments(path)
+    segments = _path_segments(path)
     if segments is None:
         return "unreadable"
-    prefixes = list(takewhile(_PREFIX.fullmatch, segments))
+    prefixes = list(takewhile(_PREFIX_SEGMENT.fullmatch, segments))
     head = segments[len(prefixes)] if len(prefixes) < len(segments) else ""
     if OUR_PREFIXES.issuperset(prefixes):
         if head in CHAT_APIS:
             return "plain only"
         if head in OWN_RESOURCES:
             return "ours"
-    if segments[-2:] == _COMPLETIONS:  # LiteLLM has this route under /engines/… and others too
+    if segments[-2:] == _CHAT_COMPLETIONS:  # LiteLLM has this route under /engines/… and others too
         return "plain only"
     rest = segments[len(prefixes) + 1 :]
-    return "closed" if _is_administrative(head, rest) else "backend"
+    return "closed" if _is_closed(head, rest) else "backend"
 
 
-def _is_administrative(head: str, rest: Sequence[str]) -> bool:
-    if head in _CLOSED_NAMES or not _CLOSED_WORDS.isdisjoint(_words(head)):
+def _is_closed(resource: str, further_segments: Sequence[str]) -> bool:
+    if resource in _CLOSED_NAMES or not _CLOSED_WORDS.isdisjoint(_segment_words(resource)):
         return True
-    return head == _MODELS and any(
-        not _CLOSED_MODEL_WORDS.isdisjoint(_words(segment)) for segment in rest[-2:]
+    return resource == _MODELS and any(
+        not _CLOSED_MODEL_WORDS.isdisjoint(_segment_words(segment))
+        for segment in further_segments[-2:]
     )
 
 
-def _words(segment: str) -> list[str]:
+def _segment_words(segment: str) -> list[str]:
     return re.split("[_-]", segment)
 
 
-def _segments(path: str) -> list[str] | None:
+def _path_segments(path: str) -> list[str] | None:
     """Return the lower-case segments of a decoded path, or None if servers might parse the path
     differently: it does not begin with `/`, it has dot segments, or it has a character outside
-    `_READABLE`, such as the `%` of double encoding."""
+    `_READABLE_PATH`, such as the `%` of double encoding."""
     decoded = unquote(path)
     segments = [segment for segment in decoded.lower().split("/") if segment]
-    if not path.startswith("/") or not _READABLE.fullmatch(decoded):
+    if not path.startswith("/") or not _READABLE_PATH.fullmatch(decoded):
         return None
     if "." in segments or ".." in segments:
         return None
@@ -203,14 +204,14 @@ _UNSEARCHED_FIELDS = frozenset(
 """Fields whose content, at any depth, is not searched for URLs."""
 _REPORT_TYPES = ("web_search", "web_fetch")
 """Prefixes of the types of items that report the pages that a model has seen."""
-_IGNORED = r"[\t\r\n]*"
+_IGNORED_CHARACTERS = r"[\t\r\n]*"
 """Characters that URL parsers ignore at any position."""
-_SCHEMES = "|".join(_IGNORED.join(scheme) for scheme in ("http", "https", "file"))
-_URL = re.compile(rf"[\s\0-\x1f]*(?:{_SCHEMES}){_IGNORED}:", re.IGNORECASE)
+_SCHEMES = "|".join(_IGNORED_CHARACTERS.join(scheme) for scheme in ("http", "https", "file"))
+_URL = re.compile(rf"[\s\0-\x1f]*(?:{_SCHEMES}){_IGNORED_CHARACTERS}:", re.IGNORECASE)
 _BLANKS = "".join(map(chr, range(33)))
 _MARKDOWN_IMAGE = re.compile(r"!\[\]\(([^)]{1,4096})")
 _MAX_PATH_CHARS = 4096
-_PATH_PREFIXES = ("/", "~", "./", "../")
+_FILE_PATH_PREFIXES = ("/", "~", "./", "../")
 _JPEG = "/9j/"
 """The first characters of a JPEG in base64."""
 
@@ -243,7 +244,7 @@ def _searched_fields(name: str, part: Mapping[str, Any]) -> Iterator[tuple[str, 
     for field, item in part.items():
         if field in _UNSEARCHED_FIELDS or not isinstance(item, dict | list | str):
             continue
-        if field == "url" and not _is_fetched(name, kind):
+        if field == "url" and not _is_url_fetched(name, kind):
             continue
         if field == "input" and isinstance(item, dict) and kind.endswith("tool_use"):
             continue  # the arguments of a tool call
@@ -252,7 +253,7 @@ def _searched_fields(name: str, part: Mapping[str, Any]) -> Iterator[tuple[str, 
         yield field, item
 
 
-def _is_fetched(name: str, kind: str) -> bool:
+def _is_url_fetched(name: str, kind: str) -> bool:
     """Return True if the backend fetches the `url` of a part of type `kind` in the field `name`.
 
     In other fields, the `url` of a part without a type is only the source of a document's text.
@@ -266,17 +267,17 @@ def _urls_in_field(name: str, value: str) -> Iterator[str]:
     if name == "inputs":  # TGI fetches the images in Markdown
         for image in _MARKDOWN_IMAGE.finditer(value):
             if _URL.match(image[1]):
-                yield _clean(image[1])
-    elif name in URL_FIELDS and (_URL.match(value) or _is_path(value)):
-        yield _clean(value)
+                yield _clean_url(image[1])
+    elif name in URL_FIELDS and (_URL.match(value) or _is_file_path(value)):
+        yield _clean_url(value)
 
 
-def _clean(url: str) -> str:
+def _clean_url(url: str) -> str:
     return re.sub("[\t\r\n]", "", url).strip().strip(_BLANKS)
 
 
-def _is_path(value: str) -> bool:
+def _is_file_path(value: str) -> bool:
     """Return True if a string is the path of a file and not a file in base64."""
     if len(value) > _MAX_PATH_CHARS or value.startswith(_JPEG):
         return False
-    return value.startswith(_PATH_PREFIXES)
+    return value.startswith(_FILE_PATH_PREFIXES)

@@ -90,15 +90,15 @@ def without_lease_fields(isolation: Isolation) -> Isolation:
 def pool_key(isolation: Isolation) -> PoolKey:
     """Return the settings that are fixed when a sandbox is created. A ready sandbox can serve every
     request with the same key."""
-    return _without(isolation, RESIZABLE_FIELDS + LEASE_FIELDS)
+    return _fields_except(isolation, RESIZABLE_FIELDS + LEASE_FIELDS)
 
 
 def exact_pool_key(isolation: Isolation) -> PoolKey:
     """Return the pool key for a backend that cannot change limits later."""
-    return _without(isolation, LEASE_FIELDS)
+    return _fields_except(isolation, LEASE_FIELDS)
 
 
-def _without(isolation: Isolation, names: tuple[str, ...]) -> PoolKey:
+def _fields_except(isolation: Isolation, names: tuple[str, ...]) -> PoolKey:
     # By exclusion, so that a new field of Isolation is part of the key by default.
     kept = (field.name for field in fields(isolation) if field.name not in names)
     return tuple((name, getattr(isolation, name)) for name in kept)
@@ -118,7 +118,7 @@ def capacity(settings: PoolSettings, isolation: Isolation) -> int:
     return min(settings.max_sandboxes, settings.memory_budget_mib // isolation.memory_mib)
 
 
-def idle_to_evict(settings: PoolSettings, load: Load, idle: Iterable[Load]) -> int | None:
+def eviction_count(settings: PoolSettings, load: Load, idle: Iterable[Load]) -> int | None:
     """Return how many of the idle sandboxes, in their order, must be evicted before the settings
     permit `load`; None if evicting all of them is not enough."""
     if fits(settings, load):
@@ -160,13 +160,13 @@ def moving_mean(mean: float, newest: float) -> float:
 
 
 def retry_after_s(
-    *, has_room: bool, ahead: int, leased: int, start_s: float, lease_s: float
+    *, has_room: bool, waiting_ahead: int, leased_count: int, start_s: float, lease_s: float
 ) -> float:
     """Return an estimate of the seconds after which a refused request may succeed, from 1 to 300.
 
     If there is room for a sandbox, the estimate is the time of one start. Otherwise the estimate is
-    the time until enough leases end for the `ahead` waiting requests and this one. `start_s` and
-    `lease_s` are mean durations, `leased` is the number of leased sandboxes.
+    the time until enough leases end for the `waiting_ahead` waiting requests and this one.
+    `start_s` and `lease_s` are mean durations, `leased_count` is the number of leased sandboxes.
     """
-    estimate_s = start_s if has_room else lease_s * (ahead + 1) / max(1, leased)
+    estimate_s = start_s if has_room else lease_s * (waiting_ahead + 1) / max(1, leased_count)
     return min(max(estimate_s, _MIN_RETRY_AFTER_S), _MAX_RETRY_AFTER_S)

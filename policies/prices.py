@@ -53,8 +53,8 @@ class TokenUsage:
 
 def parse_usage(usage: Mapping[str, Any]) -> TokenUsage:
     """Parse the `usage` of Chat Completions, Responses or Anthropic's API."""
-    prompt_details = _details(usage, "prompt_tokens_details", "input_tokens_details")
-    completion_details = _details(usage, "completion_tokens_details", "output_tokens_details")
+    prompt_details = _first_details(usage, "prompt_tokens_details", "input_tokens_details")
+    completion_details = _first_details(usage, "completion_tokens_details", "output_tokens_details")
     cached = _first_count(prompt_details, "cached_tokens") or _first_count(
         usage, "cache_read_input_tokens", "prompt_cache_hit_tokens"
     )
@@ -109,7 +109,7 @@ def _or_default(price: float | None, default: float) -> float:
     return default if price is None else price
 
 
-def _details(usage: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+def _first_details(usage: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     for name in names:
         if isinstance(details := usage.get(name), Mapping):
             return details
@@ -130,12 +130,12 @@ def _is_amount(value: Any) -> TypeGuard[float]:
 
 def estimate_prompt_tokens(messages: Any) -> int:
     """Return an estimate of a prompt's tokens for budgets, before the backend has counted them."""
-    return _chars(messages) // CHARS_PER_TOKEN + 1
+    return _count_chars(messages) // CHARS_PER_TOKEN + 1
 
 
-def _chars(value: Any) -> int:
+def _count_chars(value: Any) -> int:
     if isinstance(value, str):
         return 0 if value.startswith("data:") else len(value)
     if isinstance(value, Mapping):
-        return sum(map(_chars, value.values()))
-    return sum(map(_chars, value)) if isinstance(value, list | tuple) else 0
+        return sum(map(_count_chars, value.values()))
+    return sum(map(_count_chars, value)) if isinstance(value, list | tuple) else 0

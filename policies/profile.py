@@ -103,7 +103,7 @@ class SettingOrder:
 
 def is_at_least_as_strict(path: str, allowed: Any, requested: Any) -> bool:
     """Return True if the requested value of a setting is at least as strict as the allowed one."""
-    order = SETTING_ORDERS.get(path, _BY_TYPE)
+    order = SETTING_ORDERS.get(path, _TYPE_ORDER)
     return bool(requested == allowed or order.is_stricter(allowed, requested))
 
 
@@ -112,7 +112,7 @@ def strictest(path: str, allowed: Any, requested: Any) -> Any:
     value if the requested one is less strict and the setting's order cannot combine them."""
     if is_at_least_as_strict(path, allowed, requested):
         return requested
-    combine = SETTING_ORDERS.get(path, _BY_TYPE).combine
+    combine = SETTING_ORDERS.get(path, _TYPE_ORDER).combine
     return combine(allowed, requested) if combine and requested is not None else allowed
 
 
@@ -123,7 +123,7 @@ def describe_stricter(path: str, allowed: Any) -> str:
     return "`false`" if isinstance(allowed, bool) else "less"
 
 
-def _only_value(value: object, description: str) -> SettingOrder:
+def _strictest_value_order(value: object, description: str) -> SettingOrder:
     """Return an order in which `value` is stricter than every other value, and no other value is
     stricter than another."""
     return SettingOrder(description, lambda _, requested: bool(requested == value))
@@ -147,9 +147,9 @@ def _intersection(allowed: tuple[str, ...], requested: tuple[str, ...]) -> tuple
     return _union(covered_patterns(requested, allowed), covered_patterns(allowed, requested))
 
 
-_BY_TYPE = SettingOrder("less", _is_stricter_by_type)
-_FREE = SettingOrder("anything", lambda _, __: True)
-_APPENDED = SettingOrder(
+_TYPE_ORDER = SettingOrder("less", _is_stricter_by_type)
+_ANY_VALUE = SettingOrder("anything", lambda _, __: True)
+_APPENDED_ENTRIES = SettingOrder(
     "further entries after the present ones",
     lambda allowed, requested: bool(requested[: len(allowed)] == allowed),
     _union,
@@ -158,10 +158,10 @@ SETTING_ORDERS = {
     "enabled": SettingOrder(
         "`always` or `never` instead of `auto`", lambda allowed, _: bool(allowed == "auto")
     ),
-    "prompt": _FREE,
-    "inputs.offload_text_over_tokens": _FREE,
-    "artifacts.list_files": _FREE,
-    "isolation.level": _only_value("strict", "`strict`"),
+    "prompt": _ANY_VALUE,
+    "inputs.offload_text_over_tokens": _ANY_VALUE,
+    "artifacts.list_files": _ANY_VALUE,
+    "isolation.level": _strictest_value_order("strict", "`strict`"),
     "isolation.network": SettingOrder(
         "rules that permit less",
         lambda allowed, requested: is_subset(requested, allowed),
@@ -178,11 +178,11 @@ SETTING_ORDERS = {
     "artifacts.deny_types": SettingOrder(
         "more", lambda allowed, requested: covered_patterns(allowed, requested) == allowed, _union
     ),
-    "watch.rules": _APPENDED,
-    "redaction.detectors": _APPENDED,
-    "redaction.patterns": _APPENDED,
-    "audit.enabled": _only_value(True, "`true`"),
-    "audit.required": _only_value(True, "`true`"),
+    "watch.rules": _APPENDED_ENTRIES,
+    "redaction.detectors": _APPENDED_ENTRIES,
+    "redaction.patterns": _APPENDED_ENTRIES,
+    "audit.enabled": _strictest_value_order(True, "`true`"),
+    "audit.required": _strictest_value_order(True, "`true`"),
 }
 """The orders of settings by path. All other settings are ordered by type."""
 
@@ -191,7 +191,7 @@ SETTING_ORDERS = {
 
 FIXED_FIELDS = frozenset({"name", "about", "extends", "skip_models", "agent"})
 """Fields of a profile that keys and requests cannot override."""
-_COMPARED_WHOLE = ("isolation.network",)
+_INDIVISIBLE_SETTINGS = ("isolation.network",)
 """Settings with several fields that are compared as one value."""
 
 
@@ -208,10 +208,10 @@ class Refusal:
 
     def message(self) -> str:
         """Return the error message for the client."""
-        allowed = _shown(self.allowed)
+        allowed = _shown_value(self.allowed)
         if isinstance(self.allowed, Egress) and self.allowed.mode == "allowlist":
             allowed = f"allowlist: {', '.join(self.allowed.allowed_hosts)}"
-        requested = _shown(self.requested)
+        requested = _shown_value(self.requested)
         return f"{self.path}: {requested} is more than {self.bound_by} allows ({allowed})."
 
 
@@ -223,16 +223,18 @@ class EffectivePolicy:
     bounds: Mapping[str, str] = field(default_factory=dict)
     """The model or key that made a setting stricter, by the setting's path."""
 
-    def restricted(self, overrides: Profile, paths: Iterable[str], by: str) -> "EffectivePolicy":
-        """Return a copy whose settings at `paths` are at least as strict as in `overrides`. `by`
-        names the model or key for refusals."""
+    def restricted(
+        self, overrides: Profile, paths: Iterable[str], bound_by: str
+    ) -> "EffectivePolicy":
+        """Return a copy whose settings at `paths` are at least as strict as in `overrides`.
+        `bound_by` names the model or key for refusals."""
         profile, bounds = self.profile, dict(self.bounds)
         for path in paths:
             before = get_setting(profile, path)
             after = strictest(path, before, get_setting(overrides, path))
             if after != before:
                 profile = with_setting(profile, path, after)
-                bounds[path] = by
+                bounds[path] = bound_by
         return EffectivePolicy(profile, bounds)
 
     def refusal(self, requested: Profile, paths: Iterable[str]) -> Refusal | None:
@@ -247,15 +249,15 @@ class EffectivePolicy:
 
 def setting_paths(profile: Profile) -> Iterator[str]:
     """Yield the path of each setting that can be overridden, in the order of the fields."""
-    yield from (path for path in _paths(profile) if path.partition(".")[0] not in FIXED_FIELDS)
+    yield from (path for path in _leaf_paths(profile) if path.partition(".")[0] not in FIXED_FIELDS)
 
 
-def _paths(value: Any, prefix: str = "") -> Iterator[str]:
+def _leaf_paths(value: Any, prefix: str = "") -> Iterator[str]:
     for member in fields(value):
         path = prefix + member.name
         nested = getattr(value, member.name)
-        if is_dataclass(nested) and path not in _COMPARED_WHOLE:
-            yield from _paths(nested, f"{path}.")
+        if is_dataclass(nested) and path not in _INDIVISIBLE_SETTINGS:
+            yield from _leaf_paths(nested, f"{path}.")
         else:
             yield path
 
@@ -275,5 +277,5 @@ def with_setting(profile: Profile, path: str, value: Any) -> Profile:
     return with_setting(profile, owner, replace(get_setting(profile, owner), **{name: value}))
 
 
-def _shown(value: object) -> str:
+def _shown_value(value: object) -> str:
     return value.mode if isinstance(value, Egress) else str(value)

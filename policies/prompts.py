@@ -104,23 +104,23 @@ class SandboxContents:
 def system_prompt(
     profile: Profile = Profile(),
     contents: SandboxContents = SandboxContents(),
-    names: Sequence[str] = TOOL_NAMES,
+    tool_names: Sequence[str] = TOOL_NAMES,
 ) -> str:
-    """Return the system prompt about the sandbox; empty if the profile's prompt is none. `names`
-    are the names of the tools, in the order of TOOL_NAMES.
+    """Return the system prompt about the sandbox; empty if the profile's prompt is none.
+    `tool_names` are the names of the tools, in the order of TOOL_NAMES.
 
     A test checks each sentence in a real sandbox: change the test together with the prompt.
     """
     if profile.prompt == "none":
         return ""
-    editor, bash, submit = names
+    editor, bash, submit = tool_names
     lines = (
         f"You have an isolated Linux sandbox, used through {bash} and {editor}."
         f" {SANDBOX_USE[profile.prompt]}",
-        f"- {_directories(contents)}",
-        f"- {_machine(profile.isolation, contents)}",
-        f"- {_shell(profile.limits)}",
-        f"- {_network(profile.isolation.network)}",
+        f"- {_directories_line(contents)}",
+        f"- {_machine_line(profile.isolation, contents)}",
+        f"- {_shell_line(profile.limits)}",
+        f"- {_network_line(profile.isolation.network)}",
         f"- Nobody can answer questions while you work. You have {profile.limits.max_turns} turns."
         f" When you are done, call {submit} with the complete answer for the user; refer to"
         " produced files by their path.",
@@ -128,7 +128,7 @@ def system_prompt(
     return "\n".join(lines)
 
 
-def _directories(contents: SandboxContents) -> str:
+def _directories_line(contents: SandboxContents) -> str:
     shared = f" What is always there to read: {SHARED_DIR}." if contents.has_shared_files else ""
     return (
         f"Working directory: {WORKING_DIR}. Files the user gave: {INPUT_DIR}.{shared} Put files"
@@ -136,8 +136,8 @@ def _directories(contents: SandboxContents) -> str:
     )
 
 
-def _machine(isolation: Isolation, contents: SandboxContents) -> str:
-    user = "You are root." if isolation.level == "standard" else _STRICT
+def _machine_line(isolation: Isolation, contents: SandboxContents) -> str:
+    user = "You are root." if isolation.level == "standard" else _STRICT_USER
     names = [name for name in contents.software if name not in EXPECTED_SOFTWARE][:_MAX_SOFTWARE]
     software = f" Installed: {', '.join(names)}." if names else ""
     return (
@@ -146,13 +146,13 @@ def _machine(isolation: Isolation, contents: SandboxContents) -> str:
     )
 
 
-_STRICT = (
+_STRICT_USER = (
     f"You are not root and the system is read-only: write below {WORKING_DIR}, /tmp and your home"
     " directory."
 )
 
 
-def _shell(limits: Limits) -> str:
+def _shell_line(limits: Limits) -> str:
     longest_s = max(limits.command_timeout_s, limits.max_command_timeout_s)
     return (
         f"A command is stopped after {limits.command_timeout_s:g} s, or its timeout_s (at most"
@@ -160,7 +160,7 @@ def _shell(limits: Limits) -> str:
     )
 
 
-def _network(egress: Egress) -> str:
+def _network_line(egress: Egress) -> str:
     if egress.mode == "none":
         return "The sandbox has no network."
     hosts = (
@@ -174,14 +174,14 @@ def _network(egress: Egress) -> str:
     )
 
 
-def tool_call_request(stop: StopReason) -> str:
+def tool_call_request(stop_reason: StopReason) -> str:
     """Return the request for the tool call that the client's `tool_choice` demands."""
-    return f"{WHY_NO_MORE_TOOLS.get(stop, '')} {CALL_NOW}".lstrip()
+    return f"{WHY_NO_MORE_TOOLS.get(stop_reason, '')} {CALL_NOW}".lstrip()
 
 
-def final_request(stop: StopReason, form: AnswerForm | None = None) -> str:
+def final_request(stop_reason: StopReason, form: AnswerForm | None = None) -> str:
     """Return the request for the final answer."""
-    parts = (WHY_NO_MORE_TOOLS.get(stop), FINAL_ANSWER, form.instruction() if form else None)
+    parts = (WHY_NO_MORE_TOOLS.get(stop_reason), FINAL_ANSWER, form.instruction() if form else None)
     return " ".join(part for part in parts if part)
 
 
@@ -195,6 +195,6 @@ def summary_message(summary: str) -> str:
     return SUMMARY.format(summary=summary)
 
 
-def form_request(fault: str, form: AnswerForm) -> str:
+def form_request(error: str, form: AnswerForm) -> str:
     """Return the request for a final answer in the right form, after an answer with an error."""
-    return f"That answer does not have the form that was asked for: {fault}\n{form.instruction()}"
+    return f"That answer does not have the form that was asked for: {error}\n{form.instruction()}"

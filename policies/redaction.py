@@ -92,7 +92,7 @@ class SecretFinder:
 
     def redact(self, text: str) -> str:
         """Return the text with its secrets replaced."""
-        return _replaced(text, self.find(text)) if self._patterns else text
+        return _replace_secrets(text, self.find(text)) if self._patterns else text
 
     def find(self, text: str) -> list[_Match]:
         """Return the secrets in a text, in the order of their positions."""
@@ -110,31 +110,31 @@ class StreamRedactor:
 
     def __init__(self, secrets: SecretFinder) -> None:
         self._secrets = secrets
-        self._held = ""
+        self._held_text = ""
 
     def feed(self, piece: str) -> str:
         """Add a piece; return the redacted text that no further piece can change."""
-        self._held += piece
-        cut = len(self._held) - HELD_CHARS
+        self._held_text += piece
+        cut = len(self._held_text) - HELD_CHARS
         if cut <= 0:
             return ""
-        matches = self._secrets.find(self._held)
+        matches = self._secrets.find(self._held_text)
         while crossing := [m.span[0] for m in matches if m.span[0] < cut < m.span[1]]:
             cut = min(crossing)
-        released = _replaced(self._held[:cut], [m for m in matches if m.span[1] <= cut])
-        self._held = self._held[cut:]
-        if len(self._held) > MAX_HELD_CHARS:  # a secret, so its middle will not be shown
+        released = _replace_secrets(self._held_text[:cut], [m for m in matches if m.span[1] <= cut])
+        self._held_text = self._held_text[cut:]
+        if len(self._held_text) > MAX_HELD_CHARS:  # a secret, so its middle will not be shown
             half = MAX_HELD_CHARS // 2
-            self._held = self._held[:half] + self._held[-half:]
+            self._held_text = self._held_text[:half] + self._held_text[-half:]
         return released
 
     def finish(self) -> str:
         """Return the rest of the redacted text."""
-        rest, self._held = self._held, ""
+        rest, self._held_text = self._held_text, ""
         return self._secrets.redact(rest)
 
 
-def _replaced(text: str, matches: list[_Match]) -> str:
+def _replace_secrets(text: str, matches: list[_Match]) -> str:
     parts, position = [], 0
     for match in matches:
         start, end = match.secret

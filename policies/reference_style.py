@@ -9,21 +9,23 @@ from policies.observation import CommandOutcome, ObservationLimits
 
 FINISHED = "<<< Finished >>>"
 NO_COMMAND = "Error: No command provided."
-_TIMED_OUT = 124
+_TIMEOUT_EXIT_CODE = 124
 """The exit code of a command that reached its timeout. As in the reference, any command with this
 exit code counts as timed out."""
-_NOT_SHOWN = re.compile(r"\x1b\[[0-9;]*m|\r")
+_HIDDEN_SEQUENCE = re.compile(r"\x1b\[[0-9;]*m|\r")
 _RULE = "-" * 50
 _TRUNCATION_MARKER = f"{_RULE}\n<Observation truncated in middle for saving context>\n{_RULE}"
 
 
 def command_observation(outcome: CommandOutcome, limits: ObservationLimits) -> str:
     """Return the observation of a command: its exit code and its output."""
-    if outcome.timed_out or outcome.exit_code == _TIMED_OUT:
+    if outcome.timed_out or outcome.exit_code == _TIMEOUT_EXIT_CODE:
         message = f"The command took too long to execute (>{outcome.timeout_s:g}s)"
         return _bash_observation("-1", message, "")
     status = f"Error: Exit code {outcome.exit_code}" if outcome.exit_code else "0"
-    shown = (_truncated(_as_terminal(text), limits) for text in (outcome.stdout, outcome.stderr))
+    shown = (
+        _truncate_lines(_without_colours(text), limits) for text in (outcome.stdout, outcome.stderr)
+    )
     return _bash_observation(status, *shown)
 
 
@@ -49,17 +51,17 @@ def unknown_tool_observation(name: str) -> str:
     return f"Unknown action: {name}"
 
 
-def steps_remaining_line(left: int) -> str:
+def steps_remaining_line(steps_left: int) -> str:
     """Return the line that is appended to the last message before each model call."""
-    return f"\nSteps Remaining: {left}"
+    return f"\nSteps Remaining: {steps_left}"
 
 
-def _as_terminal(text: str) -> str:
+def _without_colours(text: str) -> str:
     """Return the text without colours and carriage returns."""
-    return _NOT_SHOWN.sub("", text)
+    return _HIDDEN_SEQUENCE.sub("", text)
 
 
-def _truncated(text: str, limits: ObservationLimits) -> str:
+def _truncate_lines(text: str, limits: ObservationLimits) -> str:
     """Return the text, or its first and last lines if it has too many. Lines are not cut."""
     lines, half = text.splitlines(), max(1, limits.max_lines // 2)
     if len(lines) <= 2 * half:
@@ -72,7 +74,7 @@ def _truncated(text: str, limits: ObservationLimits) -> str:
 # escapes here and stay unchanged.
 
 _CLIP_CHARS = 10_000
-_CLIPPED = (
+_CLIP_NOTE = (
     "<response clipped><NOTE>To save on context only part of this file has been shown to you. You"
     " should retry this tool after you have searched inside the file with `grep -n` in order to"
     " find the line numbers of what you are looking for.</NOTE>"
@@ -96,7 +98,7 @@ def view_file(path: str, content: str, view_range: Sequence[int] | None) -> str:
     invalid range an error message."""
     if not content:
         return f"(empty file: {path})"
-    lines = _tabless(content).split("\n")
+    lines = _expand_tabs(content).split("\n")
     first, last = 1, len(lines)
     if view_range and len(view_range) == 2:
         first, last = view_range
@@ -109,7 +111,7 @@ def view_file(path: str, content: str, view_range: Sequence[int] | None) -> str:
                 " -1 to view until end."
             )
         last = len(lines) if last == -1 else last
-    return _clipped(_numbered(path, lines[first - 1 : last], first))
+    return _clip(_numbered_lines(path, lines[first - 1 : last], first))
 
 
 def list_directory(path: str, names: str) -> str:
@@ -120,7 +122,7 @@ def list_directory(path: str, names: str) -> str:
     return f"{heading}:\n{names}"
 
 
-def not_viewable(path: str) -> str:
+def not_viewable_observation(path: str) -> str:
     """Return the observation of a view of a file that is neither .py nor .rst."""
     return (
         "ERROR: Viewing non-Python files is disallowed for saving context. File"
@@ -128,7 +130,7 @@ def not_viewable(path: str) -> str:
     )
 
 
-def not_found(path: str) -> str:
+def not_found_observation(path: str) -> str:
     """Return the observation of a path that does not exist."""
     return f"Error: Path not found: {path}"
 
@@ -152,7 +154,7 @@ def replace_text(path: str, content: str | None, old: str, new: str) -> EditResu
     if content == "":
         return f"Error: Could not read file {path}"
     old, new = old.expandtabs(), new.expandtabs()
-    before, *after = _tabless(content or "").split(old)
+    before, *after = _expand_tabs(content or "").split(old)
     if not after:
         return f"Error: No occurrences of old_str found in {path} for replacement."
     if len(after) > 1:
@@ -180,7 +182,7 @@ def insert_text(path: str, content: str | None, line: int, new: str) -> EditResu
         return "Error: new_str is required for insert."
     if content is None:
         return f"Error: Could not read file {path}"
-    lines = _tabless(content).split("\n") if content else []
+    lines = _expand_tabs(content).split("\n") if content else []
     if not 0 <= line <= len(lines):
         return f"Error: Invalid insert_line {line}. Must be in [0, {len(lines)}]."
     added = new.expandtabs().split("\n")
@@ -195,18 +197,18 @@ def insert_text(path: str, content: str | None, line: int, new: str) -> EditResu
     )
 
 
-def _tabless(content: str) -> str:
-    return _as_terminal(content).expandtabs()
+def _expand_tabs(content: str) -> str:
+    return _without_colours(content).expandtabs()
 
 
-def _snippet(subject: str, text: str, first: int) -> str:
-    return _numbered(subject, _clipped(text).expandtabs().split("\n"), first) + "\n"
+def _snippet(subject: str, text: str, first_line: int) -> str:
+    return _numbered_lines(subject, _clip(text).expandtabs().split("\n"), first_line) + "\n"
 
 
-def _numbered(subject: str, lines: Sequence[str], first: int) -> str:
-    shown = "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines, first))
+def _numbered_lines(subject: str, lines: Sequence[str], first_line: int) -> str:
+    shown = "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines, first_line))
     return f"Here's the result of running `cat -n` on {subject}:\n{shown}"
 
 
-def _clipped(text: str) -> str:
-    return text if len(text) <= _CLIP_CHARS else text[:_CLIP_CHARS] + _CLIPPED
+def _clip(text: str) -> str:
+    return text if len(text) <= _CLIP_CHARS else text[:_CLIP_CHARS] + _CLIP_NOTE

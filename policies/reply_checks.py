@@ -20,7 +20,7 @@ _MAX_WORD_CHARS = 64
 _MAX_CLIENT_CHARS = 400_000
 """Maximum length of the client's text that is searched for a quotation: one half at each end.
 Searching a megabyte takes a third of a second."""
-_IN_WORDS = "_'\u2019"
+_WORD_SIGNS = "_'\u2019"
 _WORD_OR_END = re.compile(r"(?P<word>[^\W_]+(?:['\u2019][^\W_]+)?)|[.!?;:](?!\w)|\n")
 """Matches a word (group `word`) or the end of a sentence."""
 _SENTENCE = re.compile(r"(?<=[.!?:;])\s+|\n+")
@@ -44,7 +44,7 @@ class ProxyTexts:
         }
         sentences = (_words_of(part) for text in instructions for part in _SENTENCE.split(text))
         self._sentences = {words for words in sentences if len(words) >= _MIN_SENTENCE_WORDS}
-        self._lengths = sorted({_QUOTED_WORDS, *map(len, self._sentences)})
+        self._quotation_lengths = sorted({_QUOTED_WORDS, *map(len, self._sentences)})
 
     def quotation_at_end(self, words: Sequence[str]) -> Words | None:
         """Return the last ten of `words` if they are a quotation, or None."""
@@ -54,7 +54,9 @@ class ProxyTexts:
     def sentence_at_end(self, words: Sequence[str]) -> Words | None:
         """Return the sentence of an instruction with which `words` end, or None. Call this at the
         end of a sentence."""
-        ends = (tuple(words[-length:]) for length in self._lengths if length <= len(words))
+        ends = (
+            tuple(words[-length:]) for length in self._quotation_lengths if length <= len(words)
+        )
         return next((end for end in ends if end in self._sentences), None)
 
     def may_be_quoted(self, words: Sequence[str]) -> bool:
@@ -71,16 +73,16 @@ class EchoCheck:
         self._client_texts = client_texts
         self._client_words: str | None = None
         self._words: deque[str] = deque(maxlen=64)
-        self._unfinished = ""
+        self._unfinished_word = ""
         self.is_suspect = False
         """True while the end of the text may be the beginning of a quotation."""
 
     def add_and_check(self, piece: str, *, at_end: bool = False) -> bool:
         """Add a piece of the text; return True if the text quotes the proxy. `at_end` is True for
         the last piece."""
-        self._unfinished += piece
-        end = len(self._unfinished) if at_end else _last_boundary(self._unfinished)
-        complete, self._unfinished = self._unfinished[:end], self._unfinished[end:]
+        self._unfinished_word += piece
+        end = len(self._unfinished_word) if at_end else _last_boundary(self._unfinished_word)
+        complete, self._unfinished_word = self._unfinished_word[:end], self._unfinished_word[end:]
         for quotation in self._quotations(f"{complete}." if at_end else complete):
             if not self._is_from_client(quotation):
                 return True
@@ -93,7 +95,7 @@ class EchoCheck:
             if match["word"] is None:
                 quotation = self._proxy_texts.sentence_at_end(tuple(self._words))
             else:
-                self._words.append(_plain(match["word"]))
+                self._words.append(_normalized_word(match["word"]))
                 quotation = self._proxy_texts.quotation_at_end(tuple(self._words))
             if quotation:
                 yield quotation
@@ -109,10 +111,12 @@ class EchoCheck:
 
 def _words_of(text: str) -> Words:
     """Return the words of a text in lower case, without punctuation."""
-    return tuple(_plain(match["word"]) for match in _WORD_OR_END.finditer(text) if match["word"])
+    return tuple(
+        _normalized_word(match["word"]) for match in _WORD_OR_END.finditer(text) if match["word"]
+    )
 
 
-def _plain(word: str) -> str:
+def _normalized_word(word: str) -> str:
     return word.replace("\u2019", "'").lower()
 
 
@@ -124,7 +128,7 @@ def _last_boundary(text: str) -> int:
     """Return the start of the last word of `text`, which the next piece may continue, or the end of
     the text if that word is longer than any word of a proxy text."""
     start = len(text)
-    while start > 0 and (text[start - 1].isalnum() or text[start - 1] in _IN_WORDS):
+    while start > 0 and (text[start - 1].isalnum() or text[start - 1] in _WORD_SIGNS):
         start -= 1
         if len(text) - start > _MAX_WORD_CHARS:
             return len(text)

@@ -49,7 +49,7 @@ BACKEND_STATE_FIELDS = (
     *("bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"),
 )
 """Fields of vLLM and SGLang that refer to the backend's state of one prompt."""
-_BELOW = re.compile(r"(?:/[A-Za-z0-9_~:-][A-Za-z0-9._~:-]{0,255}){0,32}/?")
+_SUBPATH = re.compile(r"(?:/[A-Za-z0-9_~:-][A-Za-z0-9._~:-]{0,255}){0,32}/?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +124,13 @@ def _one_call_reason(body: Mapping[str, Any]) -> RouteReason | None:
     return None
 
 
-def is_upstream(url: str, allowed: Sequence[str]) -> bool:
+def is_upstream(url: str, base_urls: Sequence[str]) -> bool:
     """Return True if a URL is one of the allowed base URLs, or below one of them.
 
     The part of the URL after the base must have no query, no escapes and no segment that begins
     with a dot. Servers could take such a URL for another path.
     """
     return any(
-        url.startswith(base) and _BELOW.fullmatch(url, len(base))
-        for base in (each.rstrip("/") for each in allowed)
+        url.startswith(base) and _SUBPATH.fullmatch(url, len(base))
+        for base in (each.rstrip("/") for each in base_urls)
     )

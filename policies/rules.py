@@ -36,12 +36,12 @@ class Pattern:
 
     def matches(self, text: str) -> bool:
         """Return True if the pattern matches anywhere in the text."""
-        return self._compiled.search(_encodable(text)) is not None
+        return self._compiled.search(_replace_surrogates(text)) is not None
 
     def spans(self, text: str) -> list[tuple[Span, Span]]:
         """Return a pair of spans for each match: of the match, and of its first group. Without a
         group, both are the span of the match."""
-        matches = self._compiled.finditer(_encodable(text))
+        matches = self._compiled.finditer(_replace_surrogates(text))
         return [(match.span(), _group_span(match)) for match in matches]
 
 
@@ -56,7 +56,7 @@ def _group_span(match: Any) -> Span:
     return match.span() if span == (-1, -1) else span
 
 
-def _encodable(text: str) -> str:
+def _replace_surrogates(text: str) -> str:
     """Return the text with `?` for lone surrogates, which RE2 cannot search, in the same length."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 

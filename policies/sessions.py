@@ -107,7 +107,7 @@ class NamedSession:
     """The name of a request's session."""
 
     name: str
-    by_messages: bool
+    resumes_by_messages: bool
     """True if the messages determine the state to resume from. False: resume from the newest
     state."""
 
@@ -125,13 +125,13 @@ def named_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> NamedS
         own.get("session"),
         headers.get(RequestHeader.SESSION),
     )
-    if name := _first(explicit):
-        return NamedSession(name, by_messages=False)
+    if name := _first_name(explicit):
+        return NamedSession(name, resumes_by_messages=False)
     metadata = body.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     chats = (headers.get(header) for header in CHAT_HEADERS)
-    if name := _first((*chats, body.get("session_id"), metadata.get("session_id"))):
-        return NamedSession(name, by_messages=True)
+    if name := _first_name((*chats, body.get("session_id"), metadata.get("session_id"))):
+        return NamedSession(name, resumes_by_messages=True)
     return None
 
 
@@ -141,10 +141,10 @@ def trajectory_labels(headers: Mapping[str, str], body: Mapping[str, Any]) -> Tr
     metadata, session = body.get("metadata"), named_session(headers, body)
     metadata = metadata if isinstance(metadata, dict) else {}
     found = (metadata.get("group_id"), metadata.get("task_id"), session and session.name)
-    return TrajectoryLabels(*map(_label, found))
+    return TrajectoryLabels(*map(_valid_label, found))
 
 
-def _label(value: object) -> str | None:
+def _valid_label(value: object) -> str | None:
     return value if isinstance(value, str) and 0 < len(value) <= MAX_LABEL_CHARS else None
 
 
@@ -177,9 +177,9 @@ def function_call_id(state: str, name: object, arguments: object) -> str:
     return f"call_{_digest(json.dumps([state, name, arguments]))[:32]}_1"
 
 
-def container_id(owner: str, unique: str) -> str:
-    """Return the id of an owner's container. `unique` has 32 hexadecimal digits."""
-    return f"cntr_{_digest(owner)[:16]}{unique}"
+def container_id(owner: str, unique_hex: str) -> str:
+    """Return the id of an owner's container. `unique_hex` has 32 hexadecimal digits."""
+    return f"cntr_{_digest(owner)[:16]}{unique_hex}"
 
 
 def run_container_id(owner: str, run_id: str) -> str | None:
@@ -203,7 +203,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def _first(names: Sequence[object]) -> str | None:
+def _first_name(names: Sequence[object]) -> str | None:
     """Return the first valid name, or None."""
     return next((name.strip() for name in names if isinstance(name, str) and name.strip()), None)
 

@@ -24,7 +24,7 @@ USAGE_SCOPES: tuple[UsageScope, ...] = get_args(UsageScope)
 
 NOT_FINISHED = "[not finished]"
 OUTPUT_LEFT_OUT = "[... output left out ...]"
-_OUTCOME = re.compile(
+_OUTCOME_LINE = re.compile(
     rf"^(?:\[(?:exit -?\d+, )?\d+\.\d s(?:, \d+ lines?)?\]|{re.escape(NOT_FINISHED)})$",
     re.MULTILINE,
 )
@@ -82,7 +82,7 @@ def outcome_line(exit_code: int | None, duration_s: float, output_lines: int | N
 
 def contains_steps(reasoning: str) -> bool:
     """Return True if reasoning contains steps that the proxy has added."""
-    return _OUTCOME.search(reasoning) is not None
+    return _OUTCOME_LINE.search(reasoning) is not None
 
 
 def default_usage_scope(headers: Mapping[str, str]) -> UsageScope:

@@ -26,17 +26,17 @@ _MAX_QUOTED_CHARS = 300
 """Maximum length of the quotation of a backend's refusal."""
 _LOCAL_ENDINGS = (".local", ".localhost", ".internal", ".lan", ".home.arpa", ".svc")
 
-_NEVER = "backend.tool_support is never for the model {model!r}."
-_IGNORED = (
+_NEVER_MESSAGE = "backend.tool_support is never for the model {model!r}."
+_IGNORED_MESSAGE = (
     "The chat template of the model {model!r} leaves tools out of the prompt. Start its server with"
     " a chat template that renders `tools` (vLLM, SGLang: --chat-template FILE; llama.cpp: --jinja"
     " --chat-template-file FILE), or set backend.tool_support: always."
 )
-_REFUSED = (
+_REFUSED_MESSAGE = (
     "The backend refuses tools for the model {model!r} ({error}). {change}, or set"
     " backend.tool_support: never."
 )
-_CHANGES = (
+_REMEDIES = (
     (
         "--tool-call-parser",
         "Start vLLM with --enable-auto-tool-choice --tool-call-parser PARSER (hermes for Qwen"
@@ -46,7 +46,7 @@ _CHANGES = (
     ("", "Serve a model, or a template, that supports tools"),
 )
 """Instructions for the operator, by a word in the backend's refusal."""
-_FAILED = (
+_FAILED_MESSAGE = (
     "The model {model!r} failed at tools in a run of this key in the last hour ({trouble}). Use a"
     " larger model, see whether the server's tool call parser fits the model, or set"
     " backend.tool_support: always."
@@ -91,26 +91,28 @@ class KnownVerdict:
 
 def disabled_verdict(model: str) -> ToolVerdict:
     """Return the verdict of the setting `tool_support: never`."""
-    return ToolVerdict("no_tool_support", _NEVER.format(model=model))
+    return ToolVerdict("no_tool_support", _NEVER_MESSAGE.format(model=model))
 
 
 def ignored_verdict(model: str) -> ToolVerdict:
     """Return the verdict on a model whose chat template leaves tools out."""
-    return ToolVerdict("tools_ignored", _IGNORED.format(model=model))
+    return ToolVerdict("tools_ignored", _IGNORED_MESSAGE.format(model=model))
 
 
 def refused_verdict(model: str, error: str) -> ToolVerdict:
     """Return the verdict on a model whose backend refuses tools with this error message."""
-    change = next(change for word, change in _CHANGES if word in error)
+    change = next(change for word, change in _REMEDIES if word in error)
     error = " ".join(error[:_MAX_QUOTED_CHARS].split()).rstrip(".")
-    return ToolVerdict("tools_refused", _REFUSED.format(model=model, error=error, change=change))
+    return ToolVerdict(
+        "tools_refused", _REFUSED_MESSAGE.format(model=model, error=error, change=change)
+    )
 
 
 def failed_verdict(model: str, trouble: Collection[str]) -> ToolVerdict:
     """Return the verdict on a model whose tool calls failed. `trouble` names the kinds of
     failures."""
     signs = ", ".join(sorted(trouble)).replace("_", " ")
-    return ToolVerdict("tools_failed", _FAILED.format(model=model, trouble=signs))
+    return ToolVerdict("tools_failed", _FAILED_MESSAGE.format(model=model, trouble=signs))
 
 
 def is_evidence(trouble: Collection[str], *, has_run_commands: bool) -> bool:

@@ -25,7 +25,7 @@ class Template:
     system or developer."""
     opening: str
     """A regular expression for the beginning of the text."""
-    contains: tuple[str, ...] = ()
+    passages: tuple[str, ...] = ()
     """Further passages of the text."""
     end: str = ""
     """The end of the text."""
@@ -41,7 +41,7 @@ class Template:
         return (
             re.match(self.opening, text) is not None
             and text.rstrip().endswith(self.end)
-            and all(part in text for part in self.contains)
+            and all(part in text for part in self.passages)
         )
 
 
@@ -50,7 +50,7 @@ _PREAMBLE = re.compile(
     r"(?:You are (?:Claude Code|a Claude agent),[^\n]*\s+)?"
 )
 """The lines that Claude Code and its SDK put before every system prompt."""
-_CHAT = ("### Guidelines:", "### Output:", "<chat_history>")
+_CHAT_PASSAGES = ("### Guidelines:", "### Output:", "<chat_history>")
 _CHAT_END = "</chat_history>"
 _MESSAGE_TITLE = (
     r"(?:- )?[Yy]ou will generate a short title based on the first message a user begins"
@@ -58,9 +58,9 @@ _MESSAGE_TITLE = (
 
 
 def _template(
-    client: str, role: Literal["system", "last"], opening: str, *contains: str, **conditions: Any
+    client: str, role: Literal["system", "last"], opening: str, *passages: str, **conditions: Any
 ) -> Template:
-    return Template(client, role, opening, contains, **conditions)
+    return Template(client, role, opening, passages, **conditions)
 
 
 TEMPLATES = (
@@ -72,7 +72,7 @@ TEMPLATES = (
         r"|Suggest 3-5 relevant follow-up questions\b|Predict 3-5 useful messages\b"
         r"|Generate a detailed prompt for a[mn]? image generation task\b"
         r"|Analyze the chat history to determine the necessity of generating search queries\b)",
-        *_CHAT,
+        *_CHAT_PASSAGES,
         end=_CHAT_END,
     ),
     _template(
@@ -313,7 +313,7 @@ TEMPLATES = (
         follows_chat=True,
     ),
 )
-_PROBES = frozenset({"quota", "test"})
+_PROBE_TEXTS = frozenset({"quota", "test"})
 """The messages by which Claude Code checks a key and its quota."""
 
 
@@ -339,7 +339,7 @@ def _offers_tools(body: Mapping[str, Any]) -> bool:
 def _is_probe(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> bool:
     if len(messages) != 1 or body.get("max_tokens") != 1:
         return False
-    return _text(messages[0].get("content")) in _PROBES
+    return _text(messages[0].get("content")) in _PROBE_TEXTS
 
 
 def _is_from_template(messages: Sequence[Mapping[str, Any]], *, offers_tools: bool) -> bool:
@@ -348,7 +348,7 @@ def _is_from_template(messages: Sequence[Mapping[str, Any]], *, offers_tools: bo
     has_begun = any(message.get("role") in ("assistant", "tool") for message in messages)
     return any(
         template.fits(text)
-        for role, text in _candidates(messages)
+        for role, text in _candidate_texts(messages)
         if _opening_pattern().match(text)  # excludes most texts at once
         for template in TEMPLATES
         if template.role == role
@@ -363,7 +363,7 @@ def _opening_pattern() -> re.Pattern[str]:
     return re.compile("|".join(f"(?:{template.opening})" for template in TEMPLATES))
 
 
-def _candidates(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+def _candidate_texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """Yield the texts that may match a template, each with the `role` the template must have."""
     for message in messages:
         if message.get("role") in ("system", "developer"):

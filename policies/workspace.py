@@ -88,16 +88,16 @@ class Workspace:
     tokens_saved: int = 0
     """An estimate of the tokens by which offloading texts made the prompt shorter."""
     notes: tuple[str, ...] = ()
-    """The notes that are not in the messages: see `without_notes` of `plan_workspace`."""
+    """The notes that are not in the messages: see `index_without_notes` of `plan_workspace`."""
 
 
-def texts_to_count(messages: Sequence[Message], over_tokens: int | None) -> list[str]:
+def texts_to_count(messages: Sequence[Message], threshold: int | None) -> list[str]:
     """Return the user's texts whose estimated size is too near the limit for a decision. A caller
     with a tokenizer counts the tokens of these texts and passes the counts to `plan_workspace`."""
-    if over_tokens is None:
+    if threshold is None:
         return []
-    texts = [text for text in _user_texts(messages) if not is_far_below(text, over_tokens)]
-    return [text for text in texts if is_near_threshold(estimate_tokens(text), over_tokens)]
+    texts = [text for text in _user_texts(messages) if not is_far_below(text, threshold)]
+    return [text for text in texts if is_near_threshold(estimate_tokens(text), threshold)]
 
 
 def has_long_text(messages: Sequence[Message]) -> bool:
@@ -121,23 +121,23 @@ def plan_workspace(
     messages: Sequence[Message],
     received: Sequence[ReceivedFile],
     *,
-    over_tokens: int | None,
-    counted: Mapping[str, int] = MappingProxyType({}),
-    without_notes: int | None = None,
+    threshold: int | None,
+    token_counts: Mapping[str, int] = MappingProxyType({}),
+    index_without_notes: int | None = None,
 ) -> Workspace:
     """Assign a path to every file, and replace the file in the messages by a note with the path.
 
     A note depends only on the messages before it, so that a growing conversation keeps its prefix
-    in the backend's cache. `counted` are the tokens of texts from `texts_to_count`; the tokens of
-    other texts are estimated. The notes on the files of the message with the index `without_notes`
-    are put into `Workspace.notes` instead of the message.
+    in the backend's cache. `token_counts` are the tokens of texts from `texts_to_count`; the tokens
+    of other texts are estimated. The notes on the files of the message with the index
+    `index_without_notes` are put into `Workspace.notes` instead of the message.
     """
-    planner = _Planner(received, over_tokens, counted, without_notes)
-    planned = [planner.message(index, message) for index, message in enumerate(messages)]
+    planner = _Planner(received, threshold, token_counts, index_without_notes)
+    planned = [planner.plan_message(index, message) for index, message in enumerate(messages)]
     roles = [message.get("role") for message in planned]
     first_user = roles.index("user") if "user" in roles else 0
     notes, request_note = tuple(planner.notes), planner.request_note
-    if request_note and first_user == without_notes:
+    if request_note and first_user == index_without_notes:
         notes = (*notes, request_note)
     elif request_note and planned:
         planned[first_user] = _append_note(planned[first_user], request_note)
@@ -155,99 +155,104 @@ class _Planner:
     def __init__(
         self,
         received: Sequence[ReceivedFile],
-        over_tokens: int | None,
-        counted: Mapping[str, int],
-        without_notes: int | None,
+        threshold: int | None,
+        token_counts: Mapping[str, int],
+        index_without_notes: int | None,
     ) -> None:
-        self._without_notes = without_notes
+        self._index_without_notes = index_without_notes
         self.notes: list[str] = []
         self._received = received
-        self._positions = {file.position: n for n, file in enumerate(received) if file.position}
-        self._over_tokens = over_tokens
-        self._counted = counted
+        self._numbers_by_position = {
+            file.position: n for n, file in enumerate(received) if file.position
+        }
+        self._threshold = threshold
+        self._token_counts = token_counts
         self.tokens_saved = 0
         self._names = UniqueNames()
         self._paths: dict[tuple[str, str], str] = {}
         self.files: list[FileToWrite] = []
         in_request = [n for n, file in enumerate(received) if file.position is None]
-        self.request_note = "\n".join(map(self._note, in_request))
+        self.request_note = "\n".join(map(self._file_note, in_request))
         """The notes on files that the request names outside the messages."""
 
-    def message(self, index: int, message: Message) -> Message:
+    def plan_message(self, index: int, message: Message) -> Message:
         """Return the message for the model."""
         content = message.get("content")
         is_long = self._is_long(message)
         if isinstance(content, str) and is_long:
-            return {**message, "content": self._offload(content)}
+            return {**message, "content": self._offload_text(content)}
         if not isinstance(content, list):
             return message
         parts: list[Any] = []
-        for position, part in enumerate(self._merge_short(content) if is_long else content):
+        for position, part in enumerate(self._merge_short_texts(content) if is_long else content):
             if part is _MERGED:
                 continue
-            if (number := self._positions.get((index, position))) is not None:
+            if (number := self._numbers_by_position.get((index, position))) is not None:
                 parts += self._parts_for_file(number, index)
-            elif is_long and (text := _text(part)):
-                parts.append({**part, "text": self._offload(text)})
+            elif is_long and (text := _text_of_part(part)):
+                parts.append({**part, "text": self._offload_text(text)})
             else:
                 parts.append(part)
         return message if parts == content else {**message, "content": parts}
 
-    def _merge_short(self, content: Sequence[Any]) -> list[Any]:
+    def _merge_short_texts(self, content: Sequence[Any]) -> list[Any]:
         """Return the parts with neighbouring short texts merged if all short texts together are
         over the limit."""
-        short_text = "".join(_text(part) for part in content if _is_short(part))
-        if self._over_tokens is None or estimate_tokens(short_text) <= self._over_tokens:
+        short_text = "".join(_text_of_part(part) for part in content if _is_short(part))
+        if self._threshold is None or estimate_tokens(short_text) <= self._threshold:
             return list(content)
         merged: list[Any] = []
         for are_short, group in groupby(content, key=_is_short):
             first, *others = group
             if are_short:
-                text = "\n\n".join(map(_text, [first, *others]))
+                text = "\n\n".join(map(_text_of_part, [first, *others]))
                 first, others = {**first, "text": text}, [_MERGED] * len(others)
             merged += [first, *others]
         return merged
 
     def _is_long(self, message: Message) -> bool:
-        if self._over_tokens is None or not _is_from_user(message):
+        if self._threshold is None or not _is_from_user(message):
             return False
         text = _text_of_content(message.get("content"))
-        if is_far_below(text, self._over_tokens):
+        if is_far_below(text, self._threshold):
             return False
-        tokens = self._counted.get(text)
-        return (estimate_tokens(text) if tokens is None else tokens) > self._over_tokens
+        tokens = self._token_counts.get(text)
+        return (estimate_tokens(text) if tokens is None else tokens) > self._threshold
 
     def _parts_for_file(self, number: int, index: int) -> list[Any]:
         """Return the parts that replace a received file in the message with that index."""
         content_part = self._received[number].content_part
         parts: list[Any] = [] if content_part is None else [content_part]
-        if index == self._without_notes:
-            self.notes.append(self._note(number))
+        if index == self._index_without_notes:
+            self.notes.append(self._file_note(number))
             return parts
-        is_above = content_part is not None and self._received[number].kind == "image"
-        return [*parts, {"type": "text", "text": self._note(number, is_above=is_above)}]
+        is_image_above = content_part is not None and self._received[number].kind == "image"
+        return [
+            *parts,
+            {"type": "text", "text": self._file_note(number, is_image_above=is_image_above)},
+        ]
 
-    def _note(self, number: int, *, is_above: bool = False) -> str:
+    def _file_note(self, number: int, *, is_image_above: bool = False) -> str:
         """Return the note on a received file. The first note on a file also adds the file to
         `files`."""
         file = self._received[number]
         is_known = (file.identity, file.filename) in self._paths
-        path = self._path(file.identity, file.filename, file.kind, file.mime_type)
+        path = self._assign_path(file.identity, file.filename, file.kind, file.mime_type)
         if file.error:
-            return f"[{_printable(file.error)}]"
+            return f"[{_note_line(file.error)}]"
         if not is_known:
             self.files.append(FileToWrite(path, number))
-        subject = "The image above is the file" if is_above else "Given file:"
+        subject = "The image above is the file" if is_image_above else "Given file:"
         return f"[{subject} {path} ({file.mime_type}, {file.bytes:,} bytes)]"
 
-    def _path(self, identity: str, filename: str, kind: str, mime_type: str) -> str:
+    def _assign_path(self, identity: str, filename: str, kind: str, mime_type: str) -> str:
         key = (identity, filename)
         if key not in self._paths:
             name = self._names.assign(filename, kind=kind, mime_type=mime_type)
             self._paths[key] = f"{INPUT_DIR}/{name}"
         return self._paths[key]
 
-    def _offload(self, text: str) -> str:
+    def _offload_text(self, text: str) -> str:
         """Write a long text to files. Return the text that replaces it in the prompt."""
         if len(text) <= LARGE_CHARS:
             return text
@@ -258,7 +263,7 @@ class _Planner:
 
     def _save_text(self, text: str, title: str) -> str:
         is_known = (text, title) in self._paths
-        path = self._path(text, title, "document" if title else "message", "text/plain")
+        path = self._assign_path(text, title, "document" if title else "message", "text/plain")
         if not is_known:
             self.files.append(FileToWrite(path, text))
         return path
@@ -278,20 +283,20 @@ def _is_from_user(message: Message) -> bool:
 def _text_of_content(content: Any) -> str:
     """Return the text of a message's content."""
     if isinstance(content, list):
-        return "\n".join(map(_text, content))
+        return "\n".join(map(_text_of_part, content))
     return content if isinstance(content, str) else ""
 
 
 def _is_short(part: Any) -> bool:
-    return 0 < len(_text(part)) <= LARGE_CHARS
+    return 0 < len(_text_of_part(part)) <= LARGE_CHARS
 
 
-def _text(part: Any) -> str:
+def _text_of_part(part: Any) -> str:
     text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
     return text if isinstance(text, str) else ""
 
 
-def _printable(text: str) -> str:
+def _note_line(text: str) -> str:
     """Return the text on one line and without brackets, because a bracket would end the note."""
     line = "".join(character if character.isprintable() else " " for character in text)
     return line[:_MAX_ERROR_CHARS].replace("[", "(").replace("]", ")")
@@ -303,18 +308,18 @@ MAX_NAME_BYTES = 200
 """Maximum length of a name. File systems allow 255 bytes, so a number can still be added."""
 
 
-def input_path(filename: str, taken: Collection[str]) -> str:
-    """Return a path that is not in `taken` for a file that a client has named."""
+def input_path(filename: str, taken_paths: Collection[str]) -> str:
+    """Return a path that is not in `taken_paths` for a file that a client has named."""
     bare = filename.replace("\\", "/").rpartition("/")[2]
     clean = "".join(character if character.isprintable() else "_" for character in bare)
     name = "file" if clean.strip(". ") == "" else clean
     stem, dot, extension = name.rpartition(".")
     if not stem:
         stem, dot, extension = name, "", ""
-    ending = _cut(dot + extension, MAX_NAME_BYTES // 2)
-    stem = _cut(stem, MAX_NAME_BYTES - len(ending.encode()))
+    ending = _cut_to_bytes(dot + extension, MAX_NAME_BYTES // 2)
+    stem = _cut_to_bytes(stem, MAX_NAME_BYTES - len(ending.encode()))
     path, number = f"{INPUT_DIR}/{stem}{ending}", 1
-    while path in taken:
+    while path in taken_paths:
         number += 1
         path = f"{INPUT_DIR}/{stem}-{number}{ending}"
     return path
@@ -330,5 +335,5 @@ class ArchiveNames(UniqueDisplayNames):
         return "/".join(map(display_name, parts)) or "file"
 
 
-def _cut(text: str, max_bytes: int) -> str:
+def _cut_to_bytes(text: str, max_bytes: int) -> str:
     return text.encode()[:max_bytes].decode(errors="ignore")

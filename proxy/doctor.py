@@ -17,7 +17,7 @@ from proxy.models.tool_support import ToolProbe, ToolSettings
 from sandbox_runtime.backends.base import Backend, Check
 from sandbox_runtime.errors import SandboxError, SandboxStartError
 from sandbox_runtime.escape.context import EscapeFinding
-from sandbox_runtime.escape.run import refusal, run_batch, run_probes, untried
+from sandbox_runtime.escape.run import refusal, run_batch, run_probes, why_untried
 from sandbox_runtime.escape.run import self_test as run_self_test
 from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.images import REQUIRED, image_checks, installed_programs, terminal_check
@@ -136,7 +136,7 @@ async def require_working_backend(
 def _require_isolation(backend_name: str, findings: Sequence[EscapeFinding]) -> None:
     if why := refusal(findings):
         raise SandboxStartError(f"{backend_name}: {why}")
-    if why := untried(findings):
+    if why := why_untried(findings):
         log.warning("%s: %s", backend_name, why)
 
 

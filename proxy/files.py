@@ -23,7 +23,7 @@ from policies.artifacts import (
     ArtifactLimits,
     ProducedFile,
     linked_files,
-    links_to_file_ids,
+    replace_links_with_file_ids,
     strip_links,
 )
 from policies.file_names import guess_mime_type
@@ -126,7 +126,11 @@ class FileStore:
             file = await self.store.container_files.get(container, file_id, owner)
             if file is not None:
                 paths[container, file_id] = file.path
-        named = [links_to_file_ids(message, paths) for message in messages] if paths else messages
+        named = (
+            [replace_links_with_file_ids(message, paths) for message in messages]
+            if paths
+            else messages
+        )
         changed: Sequence[Message] = strip_links(list(named), paths.get)
         return changed
 

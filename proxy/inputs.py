@@ -214,9 +214,9 @@ class Inputs:
             plan_workspace,
             messages,
             files,
-            over_tokens=over,
-            counted=counted,
-            without_notes=last_user_index(messages) if context.style_adds_notes else None,
+            threshold=over,
+            token_counts=counted,
+            index_without_notes=last_user_index(messages) if context.style_adds_notes else None,
         )
         workspace = await asyncio.to_thread(work) if is_slow_to_plan(messages) else work()
         inputs = [_input_file(file, parts, contents) for file in workspace.files]

@@ -79,31 +79,31 @@ class Channel:
         self._silence_timeout_s = silence_timeout_s
         self._received_at = 0.0
         self._silence_timer: asyncio.TimerHandle | None = None
-        self._pinging: asyncio.Task[None] | None = None
+        self._ping_task: asyncio.Task[None] | None = None
         self._decoder = Decoder(MAX_REPORT_BYTES)
-        self._held = b""
+        self._held_bytes = b""
         """Bytes that are written together with the next data, because each write is expensive."""
         self._streams: dict[int, Stream | ProgramConnection] = {}
         self._reset_streams = ResetStreams()
         self._frame_rate = FrameRate()
-        self._frames = 0
+        self._frame_cost = 0
         """The cost of the bytes processed last, in frames."""
-        self._next = 1
+        self._next_number = 1
         self._last_connection = 0
-        self._wide: set[int] = set()
+        self._wide_streams: set[int] = set()
         """The streams that have a full window."""
-        self._connections = ConnectionQueue(clock or SystemClock(), self._wide.discard)
+        self._connection_queue = ConnectionQueue(clock or SystemClock(), self._wide_streams.discard)
         self._open_connections: set[int] = set()
         """The connections that are open at the agent's end too."""
         self._hello = asyncio.Event()
         self._pong = asyncio.Event()
-        self._reader: asyncio.Task[None] | None = None
-        self._closing: asyncio.Task[None] | None = None
+        self._read_task: asyncio.Task[None] | None = None
+        self._kill_task: asyncio.Task[None] | None = None
 
     async def connect(self, timeout_s: float) -> None:
         """Wait until the agent is ready. If the agent is not ready in time, ends or breaks the
         protocol, kill the guest and raise SandboxStartError."""
-        self._reader = asyncio.create_task(self._read(), name=f"channel {self.guest.id}")
+        self._read_task = asyncio.create_task(self._read(), name=f"channel {self.guest.id}")
         try:
             async with asyncio.timeout(timeout_s):
                 await self._hello.wait()
@@ -123,7 +123,7 @@ class Channel:
     def set_connection_handler(self, on_connection: OnConnection | None) -> None:
         """Call `on_connection` for each connection that a program inside opens; None closes
         them."""
-        self._connections.set_handler(on_connection)
+        self._connection_queue.set_handler(on_connection)
 
     async def open(self, request: Mapping[str, object], *, more: bool = False) -> Stream:
         """Begin an operation and return its stream; `more` as in `send`. Raises
@@ -134,31 +134,31 @@ class Channel:
             await self.fail(_TOO_MANY_RESETS)
             raise self.lost_error()
         self._watch_silence()
-        number = self._next
-        self._next += 2
+        number = self._next_number
+        self._next_number += 2
         stream = self._streams[number] = Stream(self, number)
         try:
             await self._drain()
         except BaseException:  # the request was not sent
             self._streams.pop(number, None)
             raise
-        self._write(stream.opening(request), more=more)
+        self._write(stream.opening_frames(request), more=more)
         return stream  # no await since the request was sent: a cancelled caller leaves no stream
 
     def widen(self, number: int) -> bool:
         """Allow a stream WINDOW_BYTES of unread data and return True; return False if
         MAX_WIDE_STREAMS other streams have as much."""
-        if len(self._wide) >= MAX_WIDE_STREAMS:
+        if len(self._wide_streams) >= MAX_WIDE_STREAMS:
             return False
-        self._wide.add(number)
+        self._wide_streams.add(number)
         return True
 
     def reset(self, number: int) -> None:
         """Cancel a stream from the host's end; do nothing if it is over."""
         stream = self._streams.pop(number, None)
         self._open_connections.discard(number)
-        self._connections.discard(number)
-        self._wide.discard(number)
+        self._connection_queue.discard(number)
+        self._wide_streams.discard(number)
         if stream is not None and not self.lost:
             self._reset_stream(number, stream)
 
@@ -167,9 +167,9 @@ class Channel:
         self._open_connections.discard(number)
 
     def _reset_stream(self, number: int, stream: Stream | ProgramConnection) -> None:
-        if self._held:  # drop what the stream still has to send
-            held = Decoder(HOLD_BYTES).feed(self._held)
-            self._held = b"".join(
+        if self._held_bytes:  # drop what the stream still has to send
+            held = Decoder(HOLD_BYTES).feed(self._held_bytes)
+            self._held_bytes = b"".join(
                 frame(stream_number, kind, payload)
                 for stream_number, kind, payload in held
                 if stream_number != number
@@ -197,7 +197,7 @@ class Channel:
     def acknowledge(self, command_id: str) -> None:
         """Let the agent forget a command whose report has arrived. The ACK frame is sent with the
         next data."""
-        self._held += frame(0, ACK, command_id.encode())
+        self._held_bytes += frame(0, ACK, command_id.encode())
 
     def lost_error(self) -> SandboxLostError:
         """Return the error for operations of a lost guest."""
@@ -225,10 +225,10 @@ class Channel:
             raise self.lost_error() from error
 
     def _write(self, data: bytes, *, more: bool) -> None:
-        if self._held:
-            data, self._held = self._held + data, b""
+        if self._held_bytes:
+            data, self._held_bytes = self._held_bytes + data, b""
         if more and len(data) < HOLD_BYTES:
-            self._held = data
+            self._held_bytes = data
         else:
             self.guest.write(data)
 
@@ -240,18 +240,18 @@ class Channel:
     async def close(self) -> None:
         """Kill the guest, even if the caller is cancelled. Safe to call twice."""
         self._mark_lost("the sandbox was closed")
-        if self._closing is None or self._closing.done():
+        if self._kill_task is None or self._kill_task.done():
             end = self._end(caller=asyncio.current_task())
-            self._closing = asyncio.create_task(end, name=f"kill of {self.guest.id}")
+            self._kill_task = asyncio.create_task(end, name=f"kill of {self.guest.id}")
         with anyio.CancelScope(shield=True):
-            await asyncio.shield(self._closing)  # also against cancellation by asyncio
+            await asyncio.shield(self._kill_task)  # also against cancellation by asyncio
 
     async def _end(self, *, caller: asyncio.Task[object] | None) -> None:
         """Kill the guest and cancel all tasks except `caller`, which may be one of them."""
         if self._silence_timer:
             self._silence_timer.cancel()
-        others = {task for task in (self._reader, self._pinging) if task}
-        others |= self._connections.tasks()
+        others = {task for task in (self._read_task, self._ping_task) if task}
+        others |= self._connection_queue.tasks()
         others -= {caller}
         for task in others:
             task.cancel()
@@ -277,18 +277,18 @@ class Channel:
         """Process received frames. Return None, or the seconds after which to call again for
         frames that wait in the decoder or have not been read yet."""
         now_s = self._received_at = asyncio.get_running_loop().time()
-        self._frames = READ_FRAMES if data else 0
+        self._frame_cost = READ_FRAMES if data else 0
         frames = self._decoder.feed(data)
         for number, kind, payload in frames:
-            self._frames += 1
+            self._frame_cost += 1
             self._dispatch(number, kind, payload)
-            if self._frames >= TURN_FRAMES:
+            if self._frame_cost >= TURN_FRAMES:
                 frames.close()  # the remaining frames stay in the decoder
-        pause_s = self._frame_rate.count(self._frames, len(data), now_s)
-        return pause_s if pause_s or self._frames >= TURN_FRAMES else None
+        pause_s = self._frame_rate.count(self._frame_cost, len(data), now_s)
+        return pause_s if pause_s or self._frame_cost >= TURN_FRAMES else None
 
     def _watch_silence(self) -> None:
-        if self._silence_timer is None and not self._pinging:
+        if self._silence_timer is None and not self._ping_task:
             self._received_at = asyncio.get_running_loop().time()
             self._check_silence_in(self._silence_timeout_s)
 
@@ -305,14 +305,14 @@ class Channel:
         if silent_s < self._silence_timeout_s:
             self._check_silence_in(self._silence_timeout_s - silent_s)
         else:
-            self._pinging = asyncio.create_task(
+            self._ping_task = asyncio.create_task(
                 self._ping_after_silence(), name=f"ping of {self.guest.id}"
             )
 
     async def _ping_after_silence(self) -> None:
         with suppress(SandboxLostError):  # the operations raise it
             await self.ping(self._silence_timeout_s)
-        self._pinging = None
+        self._ping_task = None
         if not self.lost:
             self._check_silence_in(self._silence_timeout_s)
 
@@ -323,7 +323,7 @@ class Channel:
             if stream.accept(kind, payload):
                 del self._streams[number]
                 self._open_connections.discard(number)
-                self._connections.discard(number)
+                self._connection_queue.discard(number)
         elif number in self._reset_streams:
             self._reset_streams.accept(number, kind, payload)
         elif number % 2 == 0 and kind == OPEN:
@@ -342,11 +342,11 @@ class Channel:
         if len(self._open_connections) >= MAX_CONNECTIONS:
             raise ProtocolError(f"more than {MAX_CONNECTIONS} connections at one time")
         self._last_connection = number
-        self._frames += OPEN_FRAMES
+        self._frame_cost += OPEN_FRAMES
         self._watch_silence()
         connection = self._streams[number] = ProgramConnection(self, number)
         self._open_connections.add(number)
-        self._connections.add(connection)
+        self._connection_queue.add(connection)
 
     def _on_link_frame(self, kind: int, payload: bytes) -> None:
         if kind == HELLO and not self._hello.is_set():
@@ -368,6 +368,6 @@ class Channel:
         self._pong.set()
 
     def _wake_all(self) -> None:
-        self._connections.close_waiting()
+        self._connection_queue.close_waiting()
         for stream in list(self._streams.values()):
             stream.wake()

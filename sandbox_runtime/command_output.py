@@ -49,7 +49,7 @@ class CommandOutput:
         decoder = codecs.getincrementaldecoder("utf-8")
         self._decoders = {kind: decoder(errors="replace") for kind in STREAM_NAMES}
 
-    async def take(self, kind: int, data: bytes) -> bool:
+    async def add(self, kind: int, data: bytes) -> bool:
         """Add a piece and pass it to `on_output`; return False if the output exceeds the cap."""
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
@@ -83,7 +83,7 @@ class CommandOutput:
         newline = "" if shown.endswith("\n") or not shown else "\n"
         return f"{shown}{newline}{marker}\n{tail.decode(errors='replace')}"
 
-    def lines(self, reports: Mapping[StreamName, OutputReport]) -> int:
+    def line_count(self, reports: Mapping[StreamName, OutputReport]) -> int:
         """Return the number of lines of both streams, including those left out. A last line without
         a newline counts."""
         count = 0
@@ -96,14 +96,16 @@ class CommandOutput:
         return count
 
 
-def truncation_marker(omitted: int, lines: int, path: str, kept: int, total: int) -> str:
+def truncation_marker(
+    omitted_bytes: int, lines: int, path: str, kept_bytes: int, total_bytes: int
+) -> str:
     """Return the line that replaces the omitted part of a stream."""
     where = ""
-    if path and kept < total:
-        where = f"; the first {kept} bytes of it all are in {path}"
+    if path and kept_bytes < total_bytes:
+        where = f"; the first {kept_bytes} bytes of it all are in {path}"
     elif path:
         where = f"; all of it is in {path}"
-    return f"[... {omitted} bytes, {lines} lines left out{where} ...]"
+    return f"[... {omitted_bytes} bytes, {lines} lines left out{where} ...]"
 
 
 class OutputRetention:
@@ -113,7 +115,7 @@ class OutputRetention:
     def __init__(self) -> None:
         self._bytes = 0
 
-    def begin(self, cap: OutputCap) -> "RetainedFiles":
+    def reserve(self, cap: OutputCap) -> "RetainedFiles":
         """Reserve bytes for a command's files."""
         allowed = min(cap.max_kept_bytes, MAX_KEPT_BYTES - self._bytes) if cap.keep_in else 0
         if allowed <= 0:
@@ -122,7 +124,7 @@ class OutputRetention:
         # A random name: a restored workspace may contain files of an earlier sandbox.
         return RetainedFiles(f"{cap.keep_in}/{uuid.uuid4().hex[:8]}", allowed)
 
-    def end(self, files: "RetainedFiles") -> None:
+    def release(self, files: "RetainedFiles") -> None:
         """Release the bytes that a command has reserved and not used."""
         self._bytes -= files.bytes_left
 
@@ -175,7 +177,7 @@ def exec_result(
         duration_s=report.duration_s,
         stdout_bytes=stdout.total_bytes,
         stderr_bytes=stderr.total_bytes,
-        output_lines=output.lines(report.outputs),
+        output_lines=output.line_count(report.outputs),
         cpu_s=report.cpu_s,
         peak_memory_bytes=report.peak_memory_bytes,
         oom_kills=limit_events.oom_kills,

@@ -54,7 +54,7 @@ class ConnectionQueue:
         self._waiting: dict[int, ProgramConnection] = {}
         """Waiting connections by stream number, in the order in which they were opened."""
         self._handlers: dict[asyncio.Task[None], ProgramConnection] = {}
-        self._serving: asyncio.Task[None] | None = None
+        self._serve_task: asyncio.Task[None] | None = None
         """Serves the waiting connections; ends when none is left."""
 
     def set_handler(self, on_connection: OnConnection | None) -> None:
@@ -70,8 +70,8 @@ class ConnectionQueue:
             self._serve(connection)
             return
         self._waiting[connection.number] = connection
-        if self._serving is None:
-            self._serving = asyncio.create_task(self._serve_waiting(), name="connection queue")
+        if self._serve_task is None:
+            self._serve_task = asyncio.create_task(self._serve_waiting(), name="connection queue")
 
     def discard(self, number: int) -> None:
         """Remove a connection that is over from the queue."""
@@ -84,7 +84,7 @@ class ConnectionQueue:
 
     def tasks(self) -> set[asyncio.Task[None]]:
         """Return all tasks, for cancellation when the sandbox ends."""
-        return {*self._handlers, self._serving} if self._serving else {*self._handlers}
+        return {*self._handlers, self._serve_task} if self._serve_task else {*self._handlers}
 
     async def _serve_waiting(self) -> None:
         try:
@@ -94,7 +94,7 @@ class ConnectionQueue:
                 else:
                     self._serve(self._waiting.pop(next(iter(self._waiting))))
         finally:
-            self._serving = None
+            self._serve_task = None
 
     def _serve(self, connection: ProgramConnection) -> None:
         self._rate.take(self._clock.time())

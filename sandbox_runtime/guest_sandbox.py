@@ -125,7 +125,7 @@ class GuestSandbox:
         command_id: str | None = None,
     ) -> ExecResult:
         id = command_id or f"c{next(self._ids)}"
-        files = self._retention.begin(cap)
+        files = self._retention.reserve(cap)
         request = {
             "op": "exec",
             "id": id,
@@ -146,10 +146,10 @@ class GuestSandbox:
         stream = await self._read_output(
             request, output, reading_s, stdin or b"", end_of_input=True
         )
-        if failure := await self._checked(failure_in, stream):
-            self._retention.end(files)
-            return _not_started(failure.message)
-        report = await self._checked(command_report, stream)
+        if failure := await self._parse_report(failure_in, stream):
+            self._retention.release(files)
+            return _not_started_result(failure.message)
+        report = await self._parse_report(command_report, stream)
         return self._finish_reading(id, _Job(0, cap, files), report, output)
 
     async def wait(
@@ -157,22 +157,24 @@ class GuestSandbox:
         job_id: str,
         *,
         wait_s: float,
-        typed: bytes = b"",
+        typed_bytes: bytes = b"",
         end_of_input: bool = False,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        job = self._job(job_id)
+        job = self._find_job(job_id)
         request = {"op": "attach", "id": job_id, "reading": job.next_reading, "wait_s": wait_s}
         output = CommandOutput(job.cap, on_output)
-        stream = await self._read_output(request, output, wait_s, typed, end_of_input=end_of_input)
-        if await self._checked(failure_in, stream):
+        stream = await self._read_output(
+            request, output, wait_s, typed_bytes, end_of_input=end_of_input
+        )
+        if await self._parse_report(failure_in, stream):
             self._jobs.pop(job_id, None)
             raise JobMissingError(f"the sandbox has no job {job_id!r} any more")
-        report = await self._checked(command_report, stream)
+        report = await self._parse_report(command_report, stream)
         return self._finish_reading(job_id, job, report, output)
 
     async def stop(self, job_id: str) -> None:
-        self._job(job_id)
+        self._find_job(job_id)
         try:
             request = {"op": "stop", "id": job_id}
             async with asyncio.timeout(REPORT_TIMEOUT_S), self._operation(request, None) as stream:
@@ -180,9 +182,9 @@ class GuestSandbox:
                     raise ProtocolError("the agent sent data that was not requested")
         except TimeoutError:
             await self._kill("the agent did not stop a job in time")
-        await self._checked(failure_in, stream)
+        await self._parse_report(failure_in, stream)
 
-    def _job(self, job_id: str) -> "_Job":
+    def _find_job(self, job_id: str) -> "_Job":
         try:
             return self._jobs[job_id]
         except KeyError:
@@ -215,7 +217,7 @@ class GuestSandbox:
                 while piece := await stream.receive():
                     arrived = clock()
                     timeout.reschedule(None)  # the time spent in on_output does not count
-                    if not await output.take(*piece):
+                    if not await output.add(*piece):
                         await self._kill("the agent sent more output than allowed")
                     deadline += clock() - arrived
                     timeout.reschedule(deadline)
@@ -237,7 +239,7 @@ class GuestSandbox:
         else:
             self._jobs.pop(id, None)
             self._channel.acknowledge(id)
-            self._retention.end(files)
+            self._retention.release(files)
         return result
 
     def _new_limit_events(self, report: CommandReport) -> LimitEvents:
@@ -267,7 +269,7 @@ class GuestSandbox:
             await stream.finish_input()
             if await stream.receive():
                 raise ProtocolError("the agent sent data that was not requested")
-        return await self._size(stream)
+        return await self._reported_size(stream)
 
     async def get(
         self, path: str, sink: Sink, *, max_bytes: int, timeout_s: float = TRANSFER_TIMEOUT_S
@@ -280,7 +282,7 @@ class GuestSandbox:
                 if received > max_bytes:
                     raise ProtocolError("the agent sent more of a file than was requested")
                 await sink(piece[1])
-        if await self._size(stream) != received:
+        if await self._reported_size(stream) != received:
             await self._kill("the agent sent less of a file than it reports")
         return received
 
@@ -302,7 +304,7 @@ class GuestSandbox:
                 await listing.feed(piece[1])
             entries = listing.finish()
         await self._raise_file_error(stream)
-        return Listing(entries, truncated=await self._checked(is_truncated, stream))
+        return Listing(entries, truncated=await self._parse_report(is_truncated, stream))
 
     async def snapshot(self, sink: Sink, *, max_bytes: int) -> int:
         size = 0
@@ -314,7 +316,7 @@ class GuestSandbox:
                     raise FileSizeLimitError(f"the workspace is larger than {max_bytes} bytes")
                 await sink(piece[1])
         # 1: a background process changed a file while tar read it.
-        await self._raise_failure("packing the workspace", stream, accepted=(0, 1))
+        await self._raise_failure("packing the workspace", stream, accepted_codes=(0, 1))
         return size
 
     async def restore(self, source: AsyncIterable[bytes]) -> None:
@@ -327,7 +329,7 @@ class GuestSandbox:
                 printed += piece[1]
                 if len(printed) > MAX_COUNT_CHARS:
                     raise ProtocolError("the agent sent more data than a count of bytes")
-        await self._raise_failure("unpacking the workspace", stream, accepted=(0,))
+        await self._raise_failure("unpacking the workspace", stream, accepted_codes=(0,))
         self._retention.add_restored(printed)
 
     @asynccontextmanager
@@ -354,29 +356,31 @@ class GuestSandbox:
             raise FileTimeoutError(f"{request['op']} took longer than {timeout_s} s") from error
 
     async def _raise_failure(
-        self, action: str, stream: Stream, *, accepted: tuple[int, ...]
+        self, action: str, stream: Stream, *, accepted_codes: tuple[int, ...]
     ) -> None:
         await self._raise_file_error(stream)
-        exit_code, stderr = await self._checked(exit_of, stream)
-        if exit_code not in accepted:
+        exit_code, stderr = await self._parse_report(exit_of, stream)
+        if exit_code not in accepted_codes:
             raise SandboxFileError(f"{action} failed: {stderr.strip()}")
 
     async def close(self) -> None:
         await self._channel.close()
 
-    async def _size(self, stream: Stream) -> int:
+    async def _reported_size(self, stream: Stream) -> int:
         await self._raise_file_error(stream)
-        return await self._checked(size_in, stream)
+        return await self._parse_report(size_in, stream)
 
     async def _raise_file_error(self, stream: Stream) -> None:
-        if failure := await self._checked(failure_in, stream):
+        if failure := await self._parse_report(failure_in, stream):
             raise FILE_ERRORS.get(failure.code, SandboxFileError)(failure.message)
 
-    async def _checked(self, read: Callable[[Mapping[str, object]], Read], stream: Stream) -> Read:
-        """Return what `read` parses from a stream's report. If the report is invalid, kill the
+    async def _parse_report(
+        self, parse: Callable[[Mapping[str, object]], Read], stream: Stream
+    ) -> Read:
+        """Return what `parse` parses from a stream's report. If the report is invalid, kill the
         guest and raise SandboxLostError."""
         try:
-            return read(stream.report)
+            return parse(stream.report)
         except ProtocolError as error:
             await self._kill(str(error))
 
@@ -395,6 +399,6 @@ class _Job:
     """The files that keep the command's full output."""
 
 
-def _not_started(message: str) -> ExecResult:
+def _not_started_result(message: str) -> ExecResult:
     text = f"{message}\n"
     return ExecResult(126, "", text, False, False, 0.0, 0, len(text), text.count("\n"))

@@ -88,10 +88,10 @@ def build_image(target: Target, tag: str, *options: str) -> int:
     return subprocess.run(["sh", BUILD, target, tag, *options], check=False).returncode
 
 
-def build_rootfs(tar: Path) -> int:
+def build_rootfs(tar_path: Path) -> int:
     """Build a tar archive of a Debian root file system for bubblewrap, which has Python with numpy,
     scipy and sympy; return the exit code of `mmdebstrap`."""
-    return subprocess.run(["sh", ROOTFS, tar], check=False).returncode
+    return subprocess.run(["sh", ROOTFS, tar_path], check=False).returncode
 
 
 async def image_checks(sandbox: Sandbox) -> list[Check]:
@@ -100,7 +100,7 @@ async def image_checks(sandbox: Sandbox) -> list[Check]:
 
     Raises SandboxLostError.
     """
-    result = await sandbox.exec(_probe(), timeout_s=_TIMEOUT_S, shell_state="none")
+    result = await sandbox.exec(_probe_script(), timeout_s=_TIMEOUT_S, shell_state="none")
     if result.exit_code != 0:
         reason = (result.stderr.splitlines() or ["nothing"])[-1][:200]
         return [Check("image", False, f"cannot be inspected: the shell failed with {reason!r}")]
@@ -123,7 +123,7 @@ async def image_checks(sandbox: Sandbox) -> list[Check]:
 
 async def installed_programs(sandbox: Sandbox) -> tuple[str, ...]:
     """Return the names in PROGRAMS and MODULES that the image has. Raises SandboxLostError."""
-    result = await sandbox.exec(_probe(), timeout_s=_TIMEOUT_S, shell_state="none")
+    result = await sandbox.exec(_probe_script(), timeout_s=_TIMEOUT_S, shell_state="none")
     found = _printed_names(result)
     return tuple(name for name in (*PROGRAMS, *MODULES) if name in found)
 
@@ -133,7 +133,7 @@ def _printed_names(result: ExecResult) -> set[str]:
     return set(result.stdout.splitlines())
 
 
-def _probe() -> str:
+def _probe_script() -> str:
     """Return a POSIX shell script that prints the name of each program, module and kind of file
     that the image has."""
     steps = [

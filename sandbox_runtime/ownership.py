@@ -17,18 +17,18 @@ class Owner:
     """This process as an owner of sandboxes and runs, from construction until `release`."""
 
     def __init__(self, state_dir: Path) -> None:
-        self._locks = state_dir / "owners"
-        self._locks.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock_directory = state_dir / "owners"
+        self._lock_directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.install_id = _install_id(state_dir)
         self.id = uuid.uuid4().hex[:16]
-        self._fd = self._lock_new_file(self._locks / self.id)
+        self._lock_fd = self._lock_new_file(self._lock_directory / self.id)
 
     def is_dead(self, owner_id: str) -> bool:
         """Return True if no living process holds the owner's lock. `owner_id` must be of this
         installation: an unknown id counts as dead."""
         if owner_id == self.id:
             return False
-        path = self._locks / Path(owner_id).name
+        path = self._lock_directory / Path(owner_id).name
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except (FileNotFoundError, IsADirectoryError):  # an empty id gives the directory itself
@@ -46,15 +46,15 @@ class Owner:
         """Remove the lock files of dead owners; their ids still count as dead. Renew the
         modification time of this owner's lock file: call this regularly, or a cleaner of old files
         may remove the lock, and this owner would count as dead."""
-        os.utime(self._fd)
-        for path in self._locks.iterdir():
+        os.utime(self._lock_fd)
+        for path in self._lock_directory.iterdir():
             if self.is_dead(path.name):
                 path.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Release the lock. Safe to call twice."""
-        (self._locks / self.id).unlink(missing_ok=True)
-        fd, self._fd = self._fd, -1
+        (self._lock_directory / self.id).unlink(missing_ok=True)
+        fd, self._lock_fd = self._lock_fd, -1
         if fd >= 0:
             os.close(fd)
 

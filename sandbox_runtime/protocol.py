@@ -118,8 +118,8 @@ class FrameRate:
     """Limits the rate of small frames from one guest by pauses between the reads."""
 
     def __init__(self) -> None:
-        self._frames = float(BURST_FRAMES)
-        self._at_s = 0.0
+        self._frames_left = float(BURST_FRAMES)
+        self._counted_at_s = 0.0
 
     def count(self, frames: int, size: int, now_s: float) -> float:
         """Count frames with `size` bytes in total; return the seconds for which the guest should
@@ -127,7 +127,7 @@ class FrameRate:
         frames -= size // FREE_BYTES
         if frames <= 0:
             return 0.0
-        earned = (now_s - self._at_s) * FRAMES_PER_S
-        self._frames = min(BURST_FRAMES, self._frames + earned) - frames
-        self._at_s = now_s
-        return max(0.0, -self._frames / FRAMES_PER_S)
+        earned = (now_s - self._counted_at_s) * FRAMES_PER_S
+        self._frames_left = min(BURST_FRAMES, self._frames_left + earned) - frames
+        self._counted_at_s = now_s
+        return max(0.0, -self._frames_left / FRAMES_PER_S)

@@ -86,7 +86,10 @@ def command_report(report: Report) -> CommandReport:
         timed_out=_flag(report, "timed_out"),
         running=_flag(report, "running"),
         waiting=_flag(report, "waiting"),
-        outputs={"stdout": _output(report, "stdout"), "stderr": _output(report, "stderr")},
+        outputs={
+            "stdout": _output_report(report, "stdout"),
+            "stderr": _output_report(report, "stderr"),
+        },
     )
 
 
@@ -108,7 +111,7 @@ def exit_of(report: Report) -> tuple[int, str]:
     return _integer(report, "exit_code"), _text(report, "stderr")[:MAX_MESSAGE_CHARS]
 
 
-def _output(report: Report, name: Literal["stdout", "stderr"]) -> OutputReport:
+def _output_report(report: Report, name: Literal["stdout", "stderr"]) -> OutputReport:
     return OutputReport(
         _count(report, f"{name}_bytes"),
         max(0, _integer(report, f"{name}_omitted_lines")),
@@ -116,40 +119,40 @@ def _output(report: Report, name: Literal["stdout", "stderr"]) -> OutputReport:
     )
 
 
-def _integer(report: Report, key: str, above: float = -MAX_NUMBER) -> int:
+def _integer(report: Report, key: str, lower_bound: float = -MAX_NUMBER) -> int:
     value = report.get(key)
-    if type(value) is not int or not above < value < MAX_NUMBER:  # True is an int too
-        raise _bad(key, value)
+    if type(value) is not int or not lower_bound < value < MAX_NUMBER:  # True is an int too
+        raise _invalid_value_error(key, value)
     return value
 
 
 def _count(report: Report, key: str) -> int:
-    return _integer(report, key, above=-1)
+    return _integer(report, key, lower_bound=-1)
 
 
 def _seconds(report: Report, key: str) -> float:
     value = report.get(key)
     if (type(value) is not float and type(value) is not int) or not 0 <= value < MAX_NUMBER:
-        raise _bad(key, value)
+        raise _invalid_value_error(key, value)
     return float(value)
 
 
 def _flag(report: Report, key: str) -> bool:
     value = report.get(key, False)
     if not isinstance(value, bool):
-        raise _bad(key, value)
+        raise _invalid_value_error(key, value)
     return value
 
 
 def _text(report: Report, key: str) -> str:
     value = report.get(key)
     if not isinstance(value, str):
-        raise _bad(key, value)
+        raise _invalid_value_error(key, value)
     # A lone surrogate cannot be encoded, so it would make later code fail.
     return value.encode("utf-8", "replace").decode()
 
 
-def _bad(key: str, value: object) -> ProtocolError:
+def _invalid_value_error(key: str, value: object) -> ProtocolError:
     # repr() of a deeply nested list or object could exceed the recursion limit.
     shown = repr(value)[:80] if isinstance(value, str | int | float | None) else type(value)
     return ProtocolError(f"the agent reported {key} as {shown}")
@@ -173,7 +176,7 @@ class ListingReader:
         if self._bytes_left < 0:
             raise ProtocolError("the agent sent an endless listing")
         if len(self._entries) + data.count(b"\n") > self._max_entries:
-            raise self._too_many()
+            raise self._too_many_entries_error()
         *lines, self._line = (self._line + data).split(b"\n")
         if len(self._line) > MAX_LINE_BYTES:
             raise ProtocolError("the agent sent a malformed listing: a line has no end")
@@ -186,10 +189,10 @@ class ListingReader:
         if self._line:
             self._entries.append(_entry(self._line))
         if len(self._entries) > self._max_entries:
-            raise self._too_many()
+            raise self._too_many_entries_error()
         return tuple(sorted(self._entries, key=lambda entry: entry.path))
 
-    def _too_many(self) -> ProtocolError:
+    def _too_many_entries_error(self) -> ProtocolError:
         return ProtocolError(
             f"the agent sent a malformed listing: more than {self._max_entries} entries"
         )

@@ -160,12 +160,12 @@ class Sandbox(Protocol):
         job_id: str,
         *,
         wait_s: float,
-        typed: bytes = b"",
+        typed_bytes: bytes = b"",
         end_of_input: bool = False,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        """Write `typed` to a job's terminal and return when the job ends or waits for more input,
-        after `wait_s` at the latest. The result has the output since the last call.
+        """Write `typed_bytes` to a job's terminal and return when the job ends or waits for more
+        input, after `wait_s` at the latest. The result has the output since the last call.
 
         Raises JobMissingError.
         """

@@ -56,14 +56,14 @@ class _FlowControl:
         self.number = number
         self._channel = channel
         self._pieces: deque[tuple[int, bytes | bytearray]] = deque()
-        self._arrived = asyncio.Event()
+        self._changed = asyncio.Event()
         self._credit = WINDOW_BYTES
         self._window = FIRST_WINDOW_BYTES
         """Maximum of the bytes that wait for `receive` or are in flight."""
         self._credit_given = self._window
         """Bytes that the agent may still send."""
         self._credit_due = 0
-        self._over = False
+        self._is_over = False
         """True if either side has closed the stream."""
         self._is_reset = False
 
@@ -74,31 +74,31 @@ class _FlowControl:
 
     def wake(self) -> None:
         """Wake the coroutines that wait for a change."""
-        self._arrived.set()
+        self._changed.set()
 
     async def _wait(self) -> None:
         if self._channel.lost:
             raise self._channel.lost_error()
-        self._arrived.clear()
-        await self._arrived.wait()
+        self._changed.clear()
+        await self._changed.wait()
 
     async def _send(self, data: bytes, *, more: bool = False) -> None:
         for start in range(0, len(data), MAX_DATA_BYTES):
             piece = data[start : start + MAX_DATA_BYTES]
-            while self._credit < len(piece) and not self._over:
+            while self._credit < len(piece) and not self._is_over:
                 await self._wait()
-            if self._over:
+            if self._is_over:
                 return
             self._credit -= len(piece)
             await self._channel.send(frame(self.number, DATA, piece), more=more)
 
-    async def _next(self) -> tuple[int, bytes]:
+    async def _next_piece(self) -> tuple[int, bytes]:
         kind, data = self._pieces.popleft()
         self._credit_due += len(data)
         # Credit is given half a window at a time: most operations end before any is due.
-        if self._credit_due >= self._window // 2 and not self._over:
+        if self._credit_due >= self._window // 2 and not self._is_over:
             credit, self._credit_due = self._credit_due, 0
-            await self._channel.send(self._give(credit + self._widen()))
+            await self._channel.send(self._credit_frame(credit + self._widen()))
         return kind, bytes(data)
 
     def _widen(self) -> int:
@@ -108,23 +108,23 @@ class _FlowControl:
         self._window = WINDOW_BYTES
         return WINDOW_BYTES - FIRST_WINDOW_BYTES
 
-    def _give(self, credit: int) -> bytes:
+    def _credit_frame(self, credit: int) -> bytes:
         """Return the frame that gives credit."""
         self._credit_given += credit
         return frame(self.number, WINDOW, CREDIT.pack(credit))
 
-    def _take(self, kind: int, payload: bytes) -> None:
+    def _accept_data(self, kind: int, payload: bytes) -> None:
         if not payload or len(payload) > self._credit_given:
             raise ProtocolError(f"{len(payload)} bytes where {self._credit_given} were allowed")
         self._credit_given -= len(payload)
         if self._is_reset:
             return
         if self._pieces:
-            self._add(kind, payload)
+            self._append_data(kind, payload)
         else:  # nothing waits, so there is no piece to append to
             self._pieces.append((kind, payload))
 
-    def _add(self, kind: int, payload: bytes) -> None:
+    def _append_data(self, kind: int, payload: bytes) -> None:
         """Queue data behind the waiting pieces. Append it to the last piece if that has the same
         kind and room; if the queue is full, to the last piece of its kind."""
         place = len(self._pieces) - 1
@@ -163,11 +163,13 @@ class Stream(_FlowControl):
         super().__init__(channel, number)
         self._report: dict[str, object] | None = None
 
-    def opening(self, request: Mapping[str, object]) -> bytes:
+    def opening_frames(self, request: Mapping[str, object]) -> bytes:
         """Return the frames that open the stream: the request, and credit for a full window if the
         channel allows it."""
         credit = self._widen()
-        return json_frame(self.number, OPEN, request) + (self._give(credit) if credit else b"")
+        return json_frame(self.number, OPEN, request) + (
+            self._credit_frame(credit) if credit else b""
+        )
 
     async def send(self, data: bytes, *, more: bool = False) -> None:
         """Send input as fast as the guest accepts it; do nothing once the operation is over. With
@@ -181,10 +183,10 @@ class Stream(_FlowControl):
     async def receive(self) -> tuple[int, bytes] | None:
         """Return the next piece of output as (type, bytes); None when the operation is over."""
         while not self._pieces:
-            if self._over:
+            if self._is_over:
                 return None
             await self._wait()
-        return await self._next()
+        return await self._next_piece()
 
     @property
     def report(self) -> Mapping[str, object]:
@@ -195,12 +197,12 @@ class Stream(_FlowControl):
     def accept(self, kind: int, payload: bytes) -> bool:
         """Process a frame from the agent; return True if it is the last. Raises ProtocolError."""
         if kind in OUTPUT_KINDS:
-            self._take(kind, payload)
+            self._accept_data(kind, payload)
         elif kind == WINDOW:
             self._take_credit(payload)
         elif kind == END:
             self._report = {} if self._is_reset else parse_object(payload)
-            self._over = True
+            self._is_over = True
         else:
             raise ProtocolError(f"frame type {kind} on stream {self.number}")
         self.wake()
@@ -212,64 +214,64 @@ class ProgramConnection(_FlowControl):
 
     def __init__(self, channel: "Channel", number: int) -> None:
         super().__init__(channel, number)
-        self._ended = self._finished = False
+        self._program_finished = self._host_finished = False
 
     async def receive(self) -> bytes:
         """Return the next bytes, or b"" once the program has finished. Raises ConnectionError."""
         with _translate_loss():
             while not self._pieces:
-                if self._over:
+                if self._is_over:
                     raise ConnectionResetError("the program has closed its connection")
-                if self._ended:
+                if self._program_finished:
                     return b""
                 await self._wait()
-            return (await self._next())[1]
+            return (await self._next_piece())[1]
 
     async def send(self, data: bytes) -> None:
         """Send data as fast as the program reads it. Raises ConnectionError."""
         with _translate_loss():
             await self._send(data)
-        if self._over:
+        if self._is_over:
             raise ConnectionResetError("the program has closed its connection")
 
     async def finish(self, last: bytes = b"") -> None:
         """Send `last` and nothing more; the other direction stays open. Raises ConnectionError."""
         with _translate_loss():
             await self._send(last, more=True)
-            if not self._finished and not self._over:
-                self._finished = True
+            if not self._host_finished and not self._is_over:
+                self._host_finished = True
                 try:
                     await self._channel.send(frame(self.number, EOF))
                 except BaseException:  # EOF was not sent
-                    self._finished = False
+                    self._host_finished = False
                     raise
-                self._count_out_if_both_ended()
+                self._report_end_if_both_finished()
 
     def abort(self) -> None:
         """Close both directions at once. Safe to call twice."""
-        if not self._over:
-            self._over = True
+        if not self._is_over:
+            self._is_over = True
             self._channel.reset(self.number)
             self.wake()
 
     def accept(self, kind: int, payload: bytes) -> bool:
         """Process a frame from the agent; return True if it is the last. Raises ProtocolError."""
-        if kind == DATA and not self._ended:
-            self._take(kind, payload)
+        if kind == DATA and not self._program_finished:
+            self._accept_data(kind, payload)
         elif kind == WINDOW:
             self._take_credit(payload)
-        elif kind == EOF and not self._ended and not payload:
-            self._ended = True
-            self._count_out_if_both_ended()
+        elif kind == EOF and not self._program_finished and not payload:
+            self._program_finished = True
+            self._report_end_if_both_finished()
         elif kind == RESET and not payload:
-            self._over = True
+            self._is_over = True
         else:
             raise ProtocolError(f"frame type {kind} on stream {self.number}")
         self.wake()
         return kind == RESET
 
-    def _count_out_if_both_ended(self) -> None:
-        if self._ended and self._finished:
+    def _report_end_if_both_finished(self) -> None:
+        if self._program_finished and self._host_finished:
             self._channel.connection_ended(self.number)
 
 

@@ -25,7 +25,7 @@ MAX_CHARS = 4096
 """Maximum length of the part of a call that is analysed."""
 _MAX_DEPTH = 4
 """Maximum depth of nested code, such as a shell command in Python in a shell command."""
-_EDITS = frozenset({"view", "create", "str_replace", "insert", "undo_edit"})
+_EDIT_COMMANDS = frozenset({"view", "create", "str_replace", "insert", "undo_edit"})
 
 
 def capabilities_of(tool: str, arguments: object) -> frozenset[Capability]:
@@ -49,7 +49,7 @@ def _capabilities_of_command(arguments: Mapping[str, object]) -> frozenset[Capab
 
 def _capabilities_of_edit(arguments: Mapping[str, object]) -> frozenset[Capability]:
     path = arguments.get("path")
-    if arguments.get("command") not in _EDITS or not isinstance(path, str):
+    if arguments.get("command") not in _EDIT_COMMANDS or not isinstance(path, str):
         return frozenset()
     texts = (arguments.get("file_text"), arguments.get("new_str"))
     written = "\n".join(text[:MAX_CHARS] for text in texts if isinstance(text, str))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
-from policies.capabilities.shell import SUM, Command
+from policies.capabilities.shell import ARITHMETIC, Command
 
 Language = Literal["shell", "python"]
 
@@ -121,7 +121,7 @@ _OPTIONS_WITH_VALUE = {
     "curl": name_set("-o -H -d -X -A -u"),
     "wget": name_set("-O -o -P"),
 }
-_LOCAL = re.compile(r"(?:\w+://)?(?:localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|\[::1?\])\b|\d+$")
+_LOCAL_HOST = re.compile(r"(?:\w+://)?(?:localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|\[::1?\])\b|\d+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +134,13 @@ class _Filter:
     """Options whose value is the next argument."""
     script_options: frozenset[str] = frozenset()
     """Options whose value replaces the leading operand."""
-    searches_tree: bool = False
+    can_search_tree: bool = False
     """True if an option makes the program search directories."""
 
 
-_RECURSIVE = re.compile(r"-[a-zA-Z]*[rR][a-zA-Z]*|--recursive")
+_RECURSIVE_OPTION = re.compile(r"-[a-zA-Z]*[rR][a-zA-Z]*|--recursive")
 _GREP_OPTIONS_WITH_VALUE = name_set("-A -B -C -m -e -f -g -t -d --include --exclude")
-_GREP = _Filter(1, _GREP_OPTIONS_WITH_VALUE, name_set("-e -f"), searches_tree=True)
+_GREP = _Filter(1, _GREP_OPTIONS_WITH_VALUE, name_set("-e -f"), can_search_tree=True)
 _TREE_SEARCHERS = frozenset({"rg", "ag", "ack"})
 _FILTERS = {
     **dict.fromkeys(("grep", "egrep", "fgrep", "zgrep", *_TREE_SEARCHERS), _GREP),
@@ -165,12 +165,14 @@ _FILTERS = {
     "tee": _Filter(),
     "look": _Filter(1),
 }
-_AWK_SUM = re.compile(r"[-+*/%^]=|\+\+|[\w)\]] ?[*/^%] ?[\w(\[$]|\b(?:sqrt|exp|log|sin|cos|int)\(")
-_VERSIONED = re.compile(r"(?:python|pypy|ipython|pip|pytest)[\d.]*")
+_AWK_ARITHMETIC = re.compile(
+    r"[-+*/%^]=|\+\+|[\w)\]] ?[*/^%] ?[\w(\[$]|\b(?:sqrt|exp|log|sin|cos|int)\("
+)
+_VERSIONED_NAME = re.compile(r"(?:python|pypy|ipython|pip|pytest)[\d.]*")
 _SHELLS = name_set("bash sh zsh dash ksh ash")
 _VERSION_AND_HELP_ARGUMENTS = name_set("--version -V --help -version version help -v")
 _SYSTEM_DIRECTORIES = ("/usr/", "/bin/", "/sbin/", "/opt/", "/etc/", "/lib")
-_RESERVED = name_set("if then else elif fi while until do done ! { } time coproc")
+_RESERVED_WORDS = name_set("if then else elif fi while until do done ! { } time coproc")
 _WRAPPERS: Mapping[str, frozenset[str]] = {
     "sudo": name_set("-u -g -U -h -p"),
     "doas": name_set("-u"),
@@ -252,7 +254,7 @@ def _skip_wrappers(words: Sequence[str]) -> tuple[Sequence[str], bool]:
     at, gets_more_arguments = 0, False
     while at < len(words):
         word, following = words[at].rpartition("/")[2], words[at + 1 : at + 2]
-        if word in _RESERVED or _ASSIGNMENT.match(words[at]):
+        if word in _RESERVED_WORDS or _ASSIGNMENT.match(words[at]):
             at += 1
         elif word == "command" and "-v" in following:
             break  # `command -v` only searches for a program
@@ -267,18 +269,18 @@ def _skip_wrappers(words: Sequence[str]) -> tuple[Sequence[str], bool]:
 
 
 def _index_after_options(
-    words: Sequence[str], at: int, options_with_value: frozenset[str], operands: int
+    words: Sequence[str], index: int, options_with_value: frozenset[str], operand_count: int
 ) -> int:
     """Return the index of the first word after a wrapper's own options and operands."""
-    while at < len(words) and words[at].startswith("-"):
-        at += 2 if words[at] in options_with_value else 1
-    return at + operands
+    while index < len(words) and words[index].startswith("-"):
+        index += 2 if words[index] in options_with_value else 1
+    return index + operand_count
 
 
 def _plain_name(word: str) -> str:
     """Return a program's name without its directory and version."""
     name = word.rpartition("/")[2]
-    versioned = _VERSIONED.fullmatch(name)
+    versioned = _VERSIONED_NAME.fullmatch(name)
     return name.rstrip("0123456789.") if versioned else name
 
 
@@ -312,7 +314,7 @@ def _use_by_name(invocation: _Invocation) -> CapabilityUse:
         return use
     if invocation.name in _FILE_PROGRAMS:
         return FILES
-    if invocation.name in _COMPUTING_PROGRAMS or invocation.words[0] == SUM:
+    if invocation.name in _COMPUTING_PROGRAMS or invocation.words[0] == ARITHMETIC:
         is_install = any("install.packages" in word for word in invocation.args)
         return merge_uses([COMPUTATION, EXTERNAL] if is_install else [COMPUTATION])
     if "/" in invocation.words[0] and not invocation.words[0].startswith(_SYSTEM_DIRECTORIES):
@@ -336,7 +338,7 @@ def _use_of_subcommand(invocation: _Invocation) -> CapabilityUse | None:
 
 def _use_of_fetching_program(invocation: _Invocation) -> CapabilityUse:
     hosts = invocation.operands(_OPTIONS_WITH_VALUE.get(invocation.name, frozenset()))
-    is_remote = invocation.gets_more_arguments or any(not _LOCAL.match(host) for host in hosts)
+    is_remote = invocation.gets_more_arguments or any(not _LOCAL_HOST.match(host) for host in hosts)
     return EXTERNAL if is_remote else NOTHING
 
 
@@ -345,12 +347,12 @@ def _use_of_filter(invocation: _Invocation, program: _Filter) -> CapabilityUse:
     has_script = any(word in program.script_options for word in invocation.args)
     leading_operands = 0 if has_script else program.leading_operands
     has_files = invocation.gets_more_arguments or len(operands) > leading_operands
-    if program.searches_tree:
-        has_files = has_files or any(map(_RECURSIVE.fullmatch, invocation.args))
+    if program.can_search_tree:
+        has_files = has_files or any(map(_RECURSIVE_OPTION.fullmatch, invocation.args))
     if invocation.name in _TREE_SEARCHERS:
         has_files = has_files or not invocation.command.is_piped
     used = [FILES] if has_files else []
-    if invocation.name.endswith("awk") and operands and _AWK_SUM.search(operands[0]):
+    if invocation.name.endswith("awk") and operands and _AWK_ARITHMETIC.search(operands[0]):
         used.append(COMPUTATION)
     return merge_uses(used)
 

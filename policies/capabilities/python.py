@@ -64,7 +64,7 @@ _COMPUTING_NAMES = name_set("""
     functools.reduce functools.lru_cache functools.cache operator.mul operator.xor
     hashlib timeit concurrent.futures.ProcessPoolExecutor multiprocessing.Pool
 """)
-_NO_COMPUTING_NAMES = name_set("""
+_NON_COMPUTING_NAMES = name_set("""
     numpy.load numpy.save numpy.savez numpy.loadtxt numpy.savetxt numpy.genfromtxt numpy.fromfile
     numpy.set_printoptions random.seed numpy.random.seed scipy.io
     sklearn.datasets.fetch_openml sklearn.datasets.fetch_20newsgroups torch.hub rdkit.rdBase
@@ -109,7 +109,7 @@ _STRING = re.compile(r"[a-zA-Z]{0,2}(\"\"\"|'''|\"|')", re.DOTALL)
 _KEYWORDS = frozenset(kwlist)
 _STRONG_SIGNS = frozenset({"*", "/", "%", "//", "**"})
 """Signs that are arithmetic; plus and minus join texts and lists just as often."""
-_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
+_OPENING_BRACKETS, _CLOSING_BRACKETS = frozenset("([{"), frozenset(")]}")
 _MAX_CALL_TOKENS = 64
 """Maximum number of a call's tokens that are searched for the command that the call runs."""
 _MAX_PARTS = 4
@@ -150,7 +150,7 @@ class _Imports:
         self.star_modules: set[str] = set()
         """Modules that are imported with `*`."""
 
-    def read(self, statement: str) -> None:
+    def add(self, statement: str) -> None:
         """Add an import statement."""
         origin, _, names = statement.partition("import ")
         module = origin.removeprefix("from ").strip()
@@ -180,18 +180,18 @@ class _Script:
         # A script that reads a library's version only checks that the library is installed.
         names = {name for name in names if not name.endswith("__version__")}
         full_names = {self._imports.full_name(name) for name in names} | self._imports.star_modules
-        self._used = [_prefixes(name) for name in full_names]
-        self._called = {
+        self._used_names = [_prefixes(name) for name in full_names]
+        self._called_names = {
             token.text.rpartition(".")[2]
             for token, after in pairwise([*self._body, _END])
             if token.kind == "name" and after.text == "("
         }
 
     def use(self) -> CapabilityUse:
-        uses = [CapabilityUse(nested_code=tuple(self._commands()))]
-        if any(name & _EXTERNAL_NAMES for name in self._used):
+        uses = [CapabilityUse(nested_code=tuple(self._shell_commands()))]
+        if any(name & _EXTERNAL_NAMES for name in self._used_names):
             uses.append(EXTERNAL)
-        if self._called & _FILE_CALLS or any(name & _FILE_NAMES for name in self._used):
+        if self._called_names & _FILE_CALLS or any(name & _FILE_NAMES for name in self._used_names):
             uses.append(FILES)
         if self._computes():
             uses.append(COMPUTATION)
@@ -205,7 +205,7 @@ class _Script:
             if statement:
                 depth += (token.text == "(") - (token.text == ")")
                 if token.text == ";" or (token.text == "\n" and depth <= 0):
-                    self._imports.read(" ".join(statement))
+                    self._imports.add(" ".join(statement))
                     statement = []
                 elif token.text not in ("(", ")", "\n"):
                     statement.append(token.text)
@@ -214,37 +214,41 @@ class _Script:
             else:
                 body.append(token)
             before = token
-        self._imports.read(" ".join(statement))
+        self._imports.add(" ".join(statement))
         return body
 
     # Computing
 
     def _computes(self) -> bool:
-        if self._called & _COMPUTING_CALLS or any(map(_COMPUTING_WORDS.match, self._called)):
+        if self._called_names & _COMPUTING_CALLS or any(
+            map(_COMPUTING_WORDS.match, self._called_names)
+        ):
             return True
-        if any(name & _COMPUTING_NAMES and not name & _NO_COMPUTING_NAMES for name in self._used):
+        if any(
+            name & _COMPUTING_NAMES and not name & _NON_COMPUTING_NAMES for name in self._used_names
+        ):
             return True
-        return any(self._is_arithmetic(*sign) for sign in _signs(self._body))
+        return any(self._is_arithmetic(*sign) for sign in _signs_with_neighbours(self._body))
 
     def _is_arithmetic(self, before: _Token, sign: _Token, after: _Token) -> bool:
         if not (before.ends_value and after.begins_value):
             return False
         operation = sign.text.removesuffix("=")
         if operation in _STRONG_SIGNS:
-            return operation != "/" or not any("pathlib" in name for name in self._used)
+            return operation != "/" or not any("pathlib" in name for name in self._used_names)
         numbers = [token.text for token in (before, after) if token.kind == "number"]
         if operation not in ("+", "-") or numbers == ["1"]:
             return False
-        if len(numbers) == 2 or self._called & _NUMBER_CALLS:
+        if len(numbers) == 2 or self._called_names & _NUMBER_CALLS:
             return True
-        return not numbers and "range" in self._called
+        return not numbers and "range" in self._called_names
 
     # Commands
 
-    def _commands(self) -> Iterator[CodeFragment]:
+    def _shell_commands(self) -> Iterator[CodeFragment]:
         for at, token in enumerate(self._body):
             if token.kind == "name" and self._imports.full_name(token.text) in _SHELL_CALLS:
-                words = _first_argument(self._body[at + 1 : at + _MAX_CALL_TOKENS])
+                words = _first_argument_strings(self._body[at + 1 : at + _MAX_CALL_TOKENS])
                 text = words[0] if len(words) == 1 else shlex.join(words)
                 yield CodeFragment("shell", text)
 
@@ -260,39 +264,39 @@ def _prefixes(name: str) -> frozenset[str]:
     return frozenset(".".join(parts[:count]) for count in range(1, len(parts) + 1))
 
 
-def _signs(body: Sequence[_Token]) -> Iterator[tuple[_Token, _Token, _Token]]:
+def _signs_with_neighbours(body: Sequence[_Token]) -> Iterator[tuple[_Token, _Token, _Token]]:
     """Yield each sign with its neighbours, except in an index into a text or a list, such as
     `text[at - 9 :]`."""
     in_index = [False]
     before = _END
     for token, after in pairwise([*body, _END]):
-        if token.text in _OPENING:
+        if token.text in _OPENING_BRACKETS:
             is_index = token.text == "[" and (before.ends_value or before.kind == "string")
             is_index_call = token.text == "(" and before.text.rpartition(".")[2] in _INDEX_CALLS
             in_index.append(in_index[-1] or is_index or is_index_call)
-        elif token.text in _CLOSING and len(in_index) > 1:
+        elif token.text in _CLOSING_BRACKETS and len(in_index) > 1:
             in_index.pop()
         elif token.kind == "sign" and not in_index[-1]:
             yield before, token, after
         before = token
 
 
-def _first_argument(tokens: Sequence[_Token]) -> list[str]:
+def _first_argument_strings(tokens: Sequence[_Token]) -> list[str]:
     """Return the strings in a call's first argument, which is a command or a list of its words."""
     words: list[str] = []
     depth = 0
     for token in tokens:
-        depth += (token.text in _OPENING) - (token.text in _CLOSING)
+        depth += (token.text in _OPENING_BRACKETS) - (token.text in _CLOSING_BRACKETS)
         if depth <= 0 or (depth == 1 and token.text == ","):
             break
         if token.kind == "string":
-            words.append(_unquoted(token.text))
+            words.append(_unquote(token.text))
         elif token.text == "sys.executable":
             words.append("python3")
     return words
 
 
-def _unquoted(literal: str) -> str:
+def _unquote(literal: str) -> str:
     opening = _STRING.match(literal)
     assert opening is not None
     return literal[opening.end() :].removesuffix(opening[1]).replace("\\n", "\n")

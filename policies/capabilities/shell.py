@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-_BARE = re.compile(
+_UNQUOTED_TOKEN = re.compile(
     r"""(?P<blank>[ \t\r]++|\\\n)
     | (?P<newline>\n)
     | (?P<comment>\#[^\n]*+)
@@ -31,7 +31,7 @@ _BARE = re.compile(
     | (?P<plain>[^\s'"\\$`|&;()<>\#]++|.)""",
     re.VERBOSE | re.DOTALL,
 )
-_QUOTED = re.compile(
+_QUOTED_TOKEN = re.compile(
     r"""(?P<plain>[^"\\$`]++)
     | (?P<quoted_escape>\\.?)
     | (?P<sum>\$\(\()
@@ -45,7 +45,7 @@ _MAX_FRAMES = 64
 """Maximum depth of nested brackets, above which parsing ends. No real script nests so deep."""
 _INNER_WORD = "$()"
 """Replaces a command substitution inside a word."""
-SUM = "$(("
+ARITHMETIC = "$(("
 """The program name of the command that represents an arithmetic expansion."""
 
 
@@ -124,17 +124,17 @@ class _Frame:
 class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
-        self._at = 0
+        self._position = 0
         self._frames = [_Frame()]
         self._drafts: list[_Draft] = []
         self._heredocs: list[tuple[_Draft, str]] = []
 
     def parse(self) -> list[Command]:
-        while self._at < len(self._text) and len(self._frames) < _MAX_FRAMES:
-            pattern = _QUOTED if self._frames[-1].is_quoted else _BARE
-            token = pattern.match(self._text, self._at)
+        while self._position < len(self._text) and len(self._frames) < _MAX_FRAMES:
+            pattern = _QUOTED_TOKEN if self._frames[-1].is_quoted else _UNQUOTED_TOKEN
+            token = pattern.match(self._text, self._position)
             assert token is not None
-            self._at = token.end()
+            self._position = token.end()
             self._handlers[token.lastgroup](self, token.group())
         while self._frames:
             self._end_command()
@@ -143,38 +143,38 @@ class _Parser:
 
     # Words
 
-    def _add(self, piece: str) -> None:
+    def _add_to_word(self, piece: str) -> None:
         frame = self._frames[-1]
         if frame.pieces is None:
             frame.pieces = []
         frame.pieces.append(piece)
 
-    def _single(self, value: str) -> None:
-        self._add(value[1:].removesuffix("'"))
+    def _single_quotes(self, value: str) -> None:
+        self._add_to_word(value[1:].removesuffix("'"))
 
-    def _ansi(self, value: str) -> None:
-        self._add(value[2:].removesuffix("'").replace("\\n", "\n"))
+    def _ansi_quotes(self, value: str) -> None:
+        self._add_to_word(value[2:].removesuffix("'").replace("\\n", "\n"))
 
-    def _double(self, _: str) -> None:
-        self._add("")
+    def _begin_double_quotes(self, _: str) -> None:
+        self._add_to_word("")
         self._frames[-1].is_quoted = True
 
-    def _end(self, _: str) -> None:
+    def _end_double_quotes(self, _: str) -> None:
         self._frames[-1].is_quoted = False
 
     def _escape(self, value: str) -> None:
-        self._add(value[1:])
+        self._add_to_word(value[1:])
 
     def _quoted_escape(self, value: str) -> None:
         is_escape = value[1:] in ('"', "\\", "$", "`")
-        self._add(value[1:] if is_escape else value.removesuffix("\\\n"))
+        self._add_to_word(value[1:] if is_escape else value.removesuffix("\\\n"))
 
     def _comment(self, value: str) -> None:
         if self._frames[-1].pieces is not None:  # `a#b` is one word
-            self._add("#")
-            self._at -= len(value) - 1
+            self._add_to_word("#")
+            self._position -= len(value) - 1
 
-    def _blank(self, _: str) -> None:
+    def _end_word(self, _: str) -> None:
         frame = self._frames[-1]
         if frame.pieces is None:
             return
@@ -194,17 +194,17 @@ class _Parser:
 
     def _redirect(self, value: str) -> None:
         frame = self._frames[-1]
-        self._blank("")
+        self._end_word("")
         if frame.draft.words[:1] == ["[["] or value[-1].isdigit() or value.endswith("-"):
             return
         self._expect_target("<" if "<" in value and ">" not in value else ">")
 
     def _expect_target(self, redirection: str) -> None:
-        self._blank("")
+        self._end_word("")
         self._frames[-1].redirection = redirection
 
     def _heredoc(self, value: str) -> None:
-        self._blank("")
+        self._end_word("")
         if not self._frames[-1].has_no_commands:
             end = value.removeprefix("<<").removeprefix("-").strip(" \t")
             self._heredocs.append((self._frames[-1].draft, end.strip("'\"").replace("\\", "")))
@@ -213,16 +213,16 @@ class _Parser:
         self._end_command()
         heredocs, self._heredocs = self._heredocs, []
         for draft, end in heredocs:
-            draft.stdin.append(self._body(end))
+            draft.stdin.append(self._read_heredoc(end))
 
-    def _body(self, end: str) -> str:
+    def _read_heredoc(self, delimiter: str) -> str:
         lines = []
-        while self._at < len(self._text):
-            stop = self._text.find("\n", self._at)
+        while self._position < len(self._text):
+            stop = self._text.find("\n", self._position)
             stop = len(self._text) if stop < 0 else stop
-            line = self._text[self._at : stop]
-            self._at = min(stop + 1, len(self._text))
-            if line.strip("\t") == end:
+            line = self._text[self._position : stop]
+            self._position = min(stop + 1, len(self._text))
+            if line.strip("\t") == delimiter:
                 break
             lines.append(line)
         return "\n".join(lines)
@@ -230,7 +230,7 @@ class _Parser:
     # Commands
 
     def _end_command(self) -> _Draft:
-        self._blank("")
+        self._end_word("")
         frame = self._frames[-1]
         ended, frame.draft, frame.redirection = frame.draft, _Draft(), ""
         if not frame.has_no_commands and (ended.words or ended.reads_file or ended.written_files):
@@ -246,25 +246,25 @@ class _Parser:
 
     # Brackets
 
-    def _sum(self, value: str) -> None:
+    def _arithmetic(self, value: str) -> None:
         if value.startswith("$"):
-            self._add(_INNER_WORD)
-            self._drafts.append(_Draft([SUM]))
+            self._add_to_word(_INNER_WORD)
+            self._drafts.append(_Draft([ARITHMETIC]))
         self._frames += [_Frame("(", has_no_commands=True, in_word=True) for _ in range(2)]
 
-    def _inner(self, _: str) -> None:
-        self._add(_INNER_WORD)
+    def _substitution(self, _: str) -> None:
+        self._add_to_word(_INNER_WORD)
         self._frames.append(_Frame("$(", in_word=True))
 
-    def _tick(self, _: str) -> None:
+    def _backtick(self, _: str) -> None:
         if self._frames[-1].kind == "`":
             self._end_command()
             self._frames.pop()
             return
-        self._add(_INNER_WORD)
+        self._add_to_word(_INNER_WORD)
         self._frames.append(_Frame("`", in_word=True))
 
-    def _open(self, _: str) -> None:
+    def _open_bracket(self, _: str) -> None:
         frame = self._frames[-1]
         is_array = frame.pieces is not None
         if not is_array:
@@ -273,39 +273,39 @@ class _Parser:
             _Frame("(", has_no_commands=is_array or frame.has_no_commands, in_word=is_array)
         )
 
-    def _close(self, _: str) -> None:
+    def _close_bracket(self, _: str) -> None:
         self._end_command()
         if len(self._frames) == 1 or self._frames[-1].kind == "`":
             return
         closed = self._frames.pop()
         if closed.kind == "(" and closed.in_word:
-            self._blank("")
+            self._end_word("")
             if self._frames[-1].draft.words[-1:] != [_INNER_WORD]:
                 self._end_command()  # `name()` before a function's body, or an array
 
     # Tokens
 
     _handlers: ClassVar[Mapping[str | None, Callable[["_Parser", str], None]]] = {
-        "blank": _blank,
+        "blank": _end_word,
         "newline": _newline,
         "comment": _comment,
-        "single": _single,
-        "ansi": _ansi,
-        "double": _double,
-        "end": _end,
+        "single": _single_quotes,
+        "ansi": _ansi_quotes,
+        "double": _begin_double_quotes,
+        "end": _end_double_quotes,
         "escape": _escape,
         "quoted_escape": _quoted_escape,
-        "sum": _sum,
-        "inner": _inner,
-        "tick": _tick,
+        "sum": _arithmetic,
+        "inner": _substitution,
+        "tick": _backtick,
         "herestring": _expect_target,
         "heredoc": _heredoc,
         "redirect": _redirect,
         "pipe": _pipe,
         "separator": _separator,
-        "open": _open,
-        "close": _close,
-        "plain": _add,
-        "dollar": _add,
+        "open": _open_bracket,
+        "close": _close_bracket,
+        "plain": _add_to_word,
+        "dollar": _add_to_word,
     }
     """The method that handles each kind of token."""

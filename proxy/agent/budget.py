@@ -14,7 +14,7 @@ from policies.budgets import (
     Expense,
     LowBudgetHint,
     Reservation,
-    exhausted,
+    exhausted_kind,
     low_budget_hints,
     low_daily_budget_hints,
     reminder,
@@ -23,8 +23,8 @@ from policies.limits import (
     Limits,
     Spent,
     StopReason,
-    exceeded,
     exceeded_command_limit,
+    exceeded_limit,
     exceeded_spending_limit,
 )
 from policies.limits import mib_to_bytes as in_bytes
@@ -100,7 +100,7 @@ class RunBudget:
         self, messages: list[Message], trajectory_tokens: int
     ) -> StopReason | None:
         """Reserve a model call with tools. Return the limit that rules the call out, or None."""
-        if stop := exceeded(self._limits, self._spent_so_far(trajectory_tokens)):
+        if stop := exceeded_limit(self._limits, self._spent_so_far(trajectory_tokens)):
             return stop
         return await self._reserve_call(messages)
 
@@ -215,7 +215,7 @@ class RunBudget:
         """Return a line that names the budgets that are nearly used up, or "". Each budget is named
         once at each of a few levels."""
         spent = self._spent_so_far()
-        is_over = exceeded(self._limits, spent) or (
+        is_over = exceeded_limit(self._limits, spent) or (
             self._daily_budget and self._daily_budget.is_over
         )
         if is_over or not self._limits.tell_remaining:
@@ -299,7 +299,7 @@ class DailyBudgetUse:
     def is_over(self) -> bool:
         """True if a part of the daily budget is used up, as of the last reservation."""
         return self._stop_reason is not None or bool(
-            exhausted(self._account.budget, self._spent, Expense())
+            exhausted_kind(self._account.budget, self._spent, Expense())
         )
 
     @property
@@ -362,8 +362,8 @@ class DailyBudgetUse:
     async def _reserve(self, expected: Expense) -> Reservation | None:
         reservation = await self._account.take(expected)
         self._spent = reservation.spent
-        if reservation.exhausted:
-            self._stop_reason = STOP_REASONS[reservation.exhausted]
+        if reservation.exhausted_kind:
+            self._stop_reason = STOP_REASONS[reservation.exhausted_kind]
             return None
         return reservation
 

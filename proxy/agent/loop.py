@@ -156,7 +156,7 @@ class AgentLoop:
             stop = stop or await self._run_turn()
         stop = await self._fall_back_to_plain_turn(stop)
         if stop is StopReason.WALL_TIME:
-            stop = self._time_plan.stop
+            stop = self._time_plan.stop_reason
         may_ask = self._limits.final_question and not self._outcome.has_cut_call
         if may_ask and self._task.request.must_call and stop in WHY_NO_MORE_TOOLS:
             stop = await self._call_runner.require_client_call(

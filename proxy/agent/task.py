@@ -103,7 +103,7 @@ class BudgetAccount(Protocol):
 
     async def take(self, expected: Expense) -> Reservation:
         """Reserve an expense. If a part of the budget is used up, reserve nothing and return a
-        Reservation whose `exhausted` names that part."""
+        Reservation whose `exhausted_kind` names that part."""
 
     async def overdraw(self, expected: Expense) -> Reservation:
         """Reserve an expense even if the budget is used up."""

@@ -363,12 +363,12 @@ def _conversation_states(
     """Return the state that the run resumes from and the state that it saves, as the request's
     conversation determines them. Both are None if the request names no conversation."""
     chat = named_session(headers, body)
-    if resume_point and (chat is None or chat.by_messages):
+    if resume_point and (chat is None or chat.resumes_by_messages):
         return resume_point, SessionState(resume_point.session, run_id)
     if chat is None:
         return None, None
     session = Session(owner, session_container_id(owner, chat.name))
-    if not chat.by_messages:
+    if not chat.resumes_by_messages:
         return ResumePoint(session), SessionState(session, run_id)
     state, parents = session_states(body["messages"])
     return ResumePoint(session, tuple(parents), starts_empty=not parents), SessionState(

@@ -513,8 +513,10 @@ async def charge(
     spending = request.services.store.spending
     account = spending.account(request.key.name, budget)
     reservation = await account.take(expected)
-    if reservation.exhausted:
-        raise BudgetError(BUDGET_LABELS[reservation.exhausted], spending.seconds_until_midnight())
+    if reservation.exhausted_kind:
+        raise BudgetError(
+            BUDGET_LABELS[reservation.exhausted_kind], spending.seconds_until_midnight()
+        )
     return account, reservation
 
 

@@ -14,7 +14,7 @@ from policies.budgets import (
     Expense,
     Reservation,
     day_number,
-    exhausted,
+    exhausted_kind,
     seconds_until_midnight,
 )
 from proxy.store.database import Database
@@ -88,8 +88,8 @@ class SpendingRepository:
         def transaction(connection: Connection) -> Reservation:
             day = day_number(self._now())
             spent = _day_expense(connection, owner, day)
-            if kind := exhausted(budget, spent, expected):
-                return Reservation(day, Expense(), spent, exhausted=kind)
+            if kind := exhausted_kind(budget, spent, expected):
+                return Reservation(day, Expense(), spent, exhausted_kind=kind)
             _add_expense(connection, owner, day, expected)
             return Reservation(day, expected, spent + expected)
 

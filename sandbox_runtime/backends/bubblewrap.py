@@ -45,8 +45,8 @@ from sandbox_runtime.guest.agent import GuestConfig, agent_program, first_messag
 
 _TRIAL_TIMEOUT_S = 10.0
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-_TAR = ("tar", "--extract", "--file=-", "--no-same-owner", "--delay-directory-restore")
-_NO_DEVICES = ("--anchored", "--exclude=dev/*", "--exclude=./dev/*")
+_UNPACK_COMMAND = ("tar", "--extract", "--file=-", "--no-same-owner", "--delay-directory-restore")
+_EXCLUDE_DEVICES = ("--anchored", "--exclude=dev/*", "--exclude=./dev/*")
 
 
 class BubblewrapBackend:
@@ -84,8 +84,8 @@ class BubblewrapBackend:
         # Read now, so that an update on disk does not change the agent of a running server.
         self._agent = agent_program(platform.machine()).read_bytes()
         self._agent_fd: int | None = None
-        self._prepared: tuple[str, Path] | None = None
-        self._preparing = asyncio.Lock()
+        self._prepared_rootfs: tuple[str, Path] | None = None
+        self._prepare_lock = asyncio.Lock()
 
     @property
     def name(self) -> str:
@@ -93,7 +93,7 @@ class BubblewrapBackend:
 
     async def start(self, isolation: Isolation) -> ProcessGuest:
         message = first_message(self._guest_config(isolation))
-        agent = self._agent_file()
+        agent = self._agent_descriptor()
         # Executed from an open descriptor, so that the sandbox needs no file with the program.
         guest = await self._spawn(isolation, (f"/proc/self/fd/{agent}",), agent)
         guest.write(message)
@@ -108,7 +108,7 @@ class BubblewrapBackend:
         return await self._cgroups.sweep() if self._cgroups else 0
 
     async def check(self) -> list[Check]:
-        found = [await asyncio.to_thread(_installed), self._check_user()]
+        found = [await asyncio.to_thread(_check_installed), self._check_user()]
         if all(check.ok for check in found):
             found += await self._try_sandbox()
         return [*found, self._check_limits()]
@@ -122,7 +122,7 @@ class BubblewrapBackend:
     def _cgroups(self) -> Cgroups | None:
         return find_cgroups()
 
-    def _agent_file(self) -> int:
+    def _agent_descriptor(self) -> int:
         """Return the descriptor of the agent's program, which all sandboxes share."""
         if self._agent_fd is None:
             # Sealed, so that a sandbox, which can open the file, cannot change it for others.
@@ -138,12 +138,12 @@ class BubblewrapBackend:
             raise SandboxStartError(
                 "bubblewrap must not run sandboxes as root: configure another uid"
             )
-        root = await self._root(uid)
+        root = await self._root_directory(uid)
         id = secrets.token_hex(6)
         with (
             ExitStack() as undo,
-            _sealed("seccomp", _seccomp_code()) as seccomp,
-            _sealed("mounts", mount_table(self._disk(isolation))) as mounts,
+            _open_sealed_memfd("seccomp", _seccomp_code()) as seccomp,
+            _open_sealed_memfd("mounts", mount_table(self._disk_options(isolation))) as mounts,
         ):
             cgroup = self._cgroups.create(id, isolation) if self._cgroups else None
             if cgroup:
@@ -152,9 +152,9 @@ class BubblewrapBackend:
                 isolation,
                 cgroup_procs_files=cgroup.procs_files if cgroup else (),
                 host_uid=uid,
-                mounts=mounts,
+                mounts_fd=mounts,
                 has_own_root=root is not None,
-                seccomp=seccomp,
+                seccomp_fd=seccomp,
                 inputs=self._inputs,
             )
             # Not our own environment: that of process 1 can be read inside the sandbox.
@@ -169,13 +169,13 @@ class BubblewrapBackend:
             undo.pop_all()
         return guest
 
-    async def _root(self, uid: int) -> Path | None:
+    async def _root_directory(self, uid: int) -> Path | None:
         """Return the directory of the root file system, or None for the host's /usr."""
         if self._rootfs is None:
             return None
-        async with self._preparing:
+        async with self._prepare_lock:
             fingerprint = await self.fingerprint()
-            if self._prepared is None or self._prepared[0] != fingerprint:
+            if self._prepared_rootfs is None or self._prepared_rootfs[0] != fingerprint:
                 prepared = await asyncio.to_thread(
                     _prepare_rootfs,
                     self._rootfs,
@@ -183,10 +183,10 @@ class BubblewrapBackend:
                     uid=uid,
                     as_uid=as_user(uid),
                 )
-                self._prepared = (fingerprint, prepared)
-            return self._prepared[1]
+                self._prepared_rootfs = (fingerprint, prepared)
+            return self._prepared_rootfs[1]
 
-    def _disk(self, isolation: Isolation) -> str:
+    def _disk_options(self, isolation: Isolation) -> str:
         """Return the mount options of the sandbox's disk."""
         size_mib = tmpfs_size_mib(isolation) if self._cgroups else isolation.disk_mib
         return f"{tmpfs_options(size_mib)},mode=0700"
@@ -200,7 +200,7 @@ class BubblewrapBackend:
         if self._cgroups is None:
             limits |= {"as": isolation.memory_mib << 20, "nproc": isolation.pids}
         named = {f"RLIMIT_{name.upper()}": value for name, value in limits.items()}
-        return {name: _at_most_ours(name, value) for name, value in named.items()}
+        return {name: _cap_at_hard_limit(name, value) for name, value in named.items()}
 
     def _check_user(self) -> Check:
         if self._uid is None:
@@ -228,7 +228,7 @@ class BubblewrapBackend:
         except SandboxStartError as error:
             return [Check("trial", False, str(error))]
         try:
-            printed = await _read_all(guest)
+            printed = await _read_output(guest)
         finally:
             await guest.kill()
         if not printed:
@@ -246,7 +246,7 @@ def _seccomp_code() -> bytes:
 
 
 @contextmanager
-def _sealed(name: str, content: bytes) -> Iterator[int]:
+def _open_sealed_memfd(name: str, content: bytes) -> Iterator[int]:
     descriptor = _sealed_memfd(name, content)
     try:
         yield descriptor
@@ -264,14 +264,14 @@ def _sealed_memfd(name: str, content: bytes) -> int:
     return descriptor
 
 
-def _at_most_ours(name: str, value: int) -> int:
+def _cap_at_hard_limit(name: str, value: int) -> int:
     """Return the value, or the proxy's own hard limit if that is lower: only root could raise
     it."""
     _, hard = resource.getrlimit(getattr(resource, name))
     return value if hard == resource.RLIM_INFINITY else min(value, hard)
 
 
-def _installed() -> Check:
+def _check_installed() -> Check:
     missing = [
         name
         for name in ("bwrap", "setpriv", "unshare", "mount")
@@ -284,7 +284,7 @@ def _installed() -> Check:
     return Check("bubblewrap", done.returncode == 0, done.stdout.strip() or done.stderr.strip())
 
 
-async def _read_all(guest: ProcessGuest) -> bytes:
+async def _read_output(guest: ProcessGuest) -> bytes:
     """Return all output of the guest, or b"" if the guest does not end in time."""
     printed = bytearray()
     try:
@@ -345,7 +345,7 @@ def _unpack(archive: Path, target: Path, uid: int, as_uid: tuple[str, ...]) -> N
         # The archive and the directory are passed open, because the user may have no access to
         # their paths, such as below /root.
         done = subprocess.run(
-            (*as_uid, *_TAR, *_NO_DEVICES),
+            (*as_uid, *_UNPACK_COMMAND, *_EXCLUDE_DEVICES),
             cwd=target,
             stdin=file,
             stdout=subprocess.DEVNULL,

@@ -22,10 +22,10 @@ done
 changes nothing."""
 
 
-def isolation_checks(printed: bytes) -> list[Check]:
+def isolation_checks(probe_output: bytes) -> list[Check]:
     """Return a check for each boundary from the output of PROBE; missing lines count as failed."""
     seen: dict[str, list[str]] = {}
-    for line in printed.decode(errors="replace").splitlines():
+    for line in probe_output.decode(errors="replace").splitlines():
         name, _, value = line.partition(" ")
         seen.setdefault(name, []).append(value.strip())
     capabilities = int(seen.get("CapEff:", ["ffffffff"])[0], 16)

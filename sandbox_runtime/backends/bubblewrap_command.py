@@ -14,7 +14,7 @@ from pathlib import Path
 
 from policies.isolation import Isolation
 from policies.workspace import SHARED_DIR
-from sandbox_runtime.backends.limits import DEVPTS_OPTIONS, SANDBOX, guest_user
+from sandbox_runtime.backends.limits import DEVPTS_OPTIONS, SANDBOX_USER, guest_user
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -38,10 +38,10 @@ chmod 1777 $tree/tmp $tree/var/tmp $tree/dev/shm
 echo '127.0.0.1 localhost sandbox
 ::1 localhost' > $tree/etc/hosts
 echo 'root:x:0:0:root:/root:/bin/bash
-{SANDBOX.name}:x:{SANDBOX.uid}:{SANDBOX.uid}::{SANDBOX.home}:/bin/bash
+{SANDBOX_USER.name}:x:{SANDBOX_USER.uid}:{SANDBOX_USER.uid}::{SANDBOX_USER.home}:/bin/bash
 nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin' > $tree/etc/passwd
 echo 'root:x:0:
-{SANDBOX.name}:x:{SANDBOX.uid}:
+{SANDBOX_USER.name}:x:{SANDBOX_USER.uid}:
 nogroup:x:65534:' > $tree/etc/group
 echo 'passwd: files
 group: files
@@ -87,9 +87,9 @@ _HOST_DATA = (
     *("/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/ca-certificates/extracted"),
     *("/etc/pki/ca-trust/extracted", "/etc/pki/tls/certs"),
 )
-_OWN_PROGRAMS = "/var/local/bin"
+_OWN_PROGRAM_DIR = "/var/local/bin"
 """A directory in the sandbox, last in PATH, for program names that the host's /usr lacks."""
-_WRITABLE_STRICT = ("/testbed", "/home", "/tmp")
+_STRICT_WRITABLE_DIRS = ("/testbed", "/home", "/tmp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,43 +99,47 @@ class BwrapCommand:
     isolation: Isolation
     cgroup_procs_files: tuple[str, ...]
     host_uid: int
-    mounts: int
+    mounts_fd: int
     """A file descriptor with the output of `mount_table`."""
     has_own_root: bool
     """True if the sandbox has its own root file system, an overlay whose lower directory is the
     current directory of the command. Otherwise it has the host's /usr."""
-    seccomp: int
+    seccomp_fd: int
     """A file descriptor with the system call filter."""
     inputs: Path | None
 
     def argv(self, payload: tuple[str, ...]) -> tuple[str, ...]:
         """Return the command that starts the sandbox and runs `payload` in it."""
         return (
-            *_script(_ENTER_CGROUPS, *self.cgroup_procs_files, "--"),
+            *_script_command(_ENTER_CGROUPS, *self.cgroup_procs_files, "--"),
             *as_user(self.host_uid),
             *("unshare", "--user", "--map-root-user", "--mount"),
-            *_script(_MAKE_DISK, f"/proc/self/fd/{self.mounts}"),
-            *(_script(_MAKE_ROOT) if self.has_own_root else ()),
-            *self._bwrap(),
+            *_script_command(_MAKE_DISK, f"/proc/self/fd/{self.mounts_fd}"),
+            *(_script_command(_MAKE_ROOT) if self.has_own_root else ()),
+            *self._bwrap_arguments(),
             *payload,
         )
 
-    def _bwrap(self) -> Iterator[str]:
+    def _bwrap_arguments(self) -> Iterator[str]:
         user = guest_user(self.isolation)
         yield from ("bwrap", *_ISOLATION, "--uid", str(user.uid), "--gid", str(user.uid))
-        path = user.search_path(PATH if self.has_own_root else f"{PATH}:{_OWN_PROGRAMS}")
+        path = user.search_path(PATH if self.has_own_root else f"{PATH}:{_OWN_PROGRAM_DIR}")
         for item in {"PATH": path, "LANG": "C.UTF-8", **user.env}.items():
             yield from ("--setenv", *item)
-        yield from self._own_files() if self.has_own_root else _host_files(self._is_strict)
+        yield from (
+            self._own_root_arguments()
+            if self.has_own_root
+            else _host_root_arguments(self._is_strict)
+        )
         if self.inputs:
             yield from ("--ro-bind", str(self.inputs), SHARED_DIR)
-        yield from ("--seccomp", str(self.seccomp), "--chdir", "/", "--")
+        yield from ("--seccomp", str(self.seccomp_fd), "--chdir", "/", "--")
 
-    def _own_files(self) -> Iterator[str]:
+    def _own_root_arguments(self) -> Iterator[str]:
         yield from ("--bind", "/sys/rootfs", "/", "--dir", "/root", "--dir", "/tmp")
         yield from ("--bind", "/sys/tree/etc/hosts", "/etc/hosts", *_SEALED_DEVICES)
         if self._is_strict:
-            for name in _WRITABLE_STRICT:
+            for name in _STRICT_WRITABLE_DIRS:
                 yield from ("--bind", f"/sys/tree{name}", name)
             yield from _SEAL_ROOT
 
@@ -153,7 +157,7 @@ def mount_table(disk_options: str) -> bytes:
 
 
 @cache
-def _host_files(is_strict: bool) -> tuple[str, ...]:
+def _host_root_arguments(is_strict: bool) -> tuple[str, ...]:
     """Return bwrap's arguments for the host's files, which are looked up once per process.
 
     At level `standard` the disk is mounted as the root directory, so no directory of the disk needs
@@ -161,15 +165,15 @@ def _host_files(is_strict: bool) -> tuple[str, ...]:
     """
     data = chain.from_iterable(("--ro-bind-try", name, name) for name in _HOST_DATA)
     if not is_strict:
-        return ("--bind", "/sys/tree", "/", *_host_programs(), *data, *_DEVICES)
+        return ("--bind", "/sys/tree", "/", *_host_program_arguments(), *data, *_DEVICES)
     disk = chain.from_iterable(
-        ("--bind", f"/sys/tree{name}", name) for name in (*_WRITABLE_STRICT, "/etc")
+        ("--bind", f"/sys/tree{name}", name) for name in (*_STRICT_WRITABLE_DIRS, "/etc")
     )
     seals = (*_SEAL_ROOT, "--remount-ro", "/etc")
-    return (*_host_programs(), *disk, *data, *_SEALED_DEVICES, *seals)
+    return (*_host_program_arguments(), *disk, *data, *_SEALED_DEVICES, *seals)
 
 
-def _host_programs() -> Iterator[str]:
+def _host_program_arguments() -> Iterator[str]:
     yield from ("--ro-bind", "/usr", "/usr")
     for name in _HOST_LINKS:
         path = Path(name)
@@ -179,7 +183,7 @@ def _host_programs() -> Iterator[str]:
             yield from ("--ro-bind", name, name)
     yield from ("--perms", "0755", "--dir", "/var")
     if (python3 := _host_program("python3")) and not _host_program("python"):
-        yield from ("--symlink", python3, f"{_OWN_PROGRAMS}/python")
+        yield from ("--symlink", python3, f"{_OWN_PROGRAM_DIR}/python")
 
 
 def _host_program(name: str) -> str | None:
@@ -196,7 +200,7 @@ def as_user(uid: int) -> tuple[str, ...]:
     return ("setpriv", *user, "--inh-caps=-all", "--no-new-privs", "--")
 
 
-def _script(text: str, *arguments: str) -> tuple[str, ...]:
+def _script_command(text: str, *arguments: str) -> tuple[str, ...]:
     """Return the start of a command: a shell script with `arguments`. The script executes the words
     that follow them."""
     return ("/bin/sh", "-c", text, "sh", *arguments)

@@ -9,7 +9,7 @@ import asyncio
 from sandbox_runtime.backends.base import DataCallback
 from sandbox_runtime.protocol import ProtocolError
 
-_EARLY_BYTES = 1 << 20
+_MAX_EARLY_BYTES = 1 << 20
 """Maximum of the bytes that are buffered until `listen` is called."""
 _TURN_BYTES = 32 << 10
 """Maximum of the bytes that the callback gets in one call. Each call may request a pause."""
@@ -26,13 +26,13 @@ class StderrTail:
 
     def __init__(self) -> None:
         self._tail = b""
-        self._left = MAX_STDERR_BYTES
+        self._bytes_left = MAX_STDERR_BYTES
 
     def add(self, data: bytes | bytearray) -> None:
         """Append to the tail. Raises ProtocolError after MAX_STDERR_BYTES in total."""
         self._tail = (self._tail + data)[-TAIL_BYTES:]
-        self._left -= len(data)
-        if self._left < 0:
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
             raise ProtocolError(f"more than {MAX_STDERR_BYTES} bytes of diagnostics")
 
     def text(self) -> str:
@@ -45,15 +45,15 @@ class ByteStreamProtocol(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport
-        self._early = bytearray()
+        self._early_bytes = bytearray()
         self._changed = asyncio.Event()
         """Set by bytes that arrive before `listen`, and by the end of the stream."""
         self._on_data: DataCallback | None = None
         self._failure: ProtocolError | None = None
-        self._rest: bytes | memoryview = b""
+        self._undelivered_bytes: bytes | memoryview = b""
         """Received bytes that are passed to the callback after the pause."""
-        self._pause: asyncio.TimerHandle | None = None
-        self._unread = 0
+        self._pause_timer: asyncio.TimerHandle | None = None
+        self._unread_bytes = 0
         """Bytes that `write_control` has queued since the transport last had room."""
         self._ended = asyncio.Event()
         self._is_lost = False
@@ -65,11 +65,12 @@ class ByteStreamProtocol(asyncio.Protocol):
         stream ends. Raises ProtocolError."""
         self._on_data = on_data
         try:
-            self._rest = self._take_early(len(self._early))
+            self._undelivered_bytes = self._take_early(len(self._early_bytes))
             self._deliver()
             await self._ended.wait()
-            while self._pause:  # no more bytes arrive, so the rest is delivered without pauses
-                self._pause.cancel()
+            # No more bytes arrive, so the rest is delivered without pauses.
+            while self._pause_timer:
+                self._pause_timer.cancel()
                 self._resume()
                 await asyncio.sleep(0)
         finally:
@@ -81,11 +82,11 @@ class ByteStreamProtocol(asyncio.Protocol):
         """Return the received bytes up to and including `mark`; call it before `listen`. Raises
         ConnectionError if the stream ends before the mark, and ValueError if the first MiB has
         none."""
-        while (at := self._early.find(mark)) < 0:
+        while (at := self._early_bytes.find(mark)) < 0:
             if self._ended.is_set():
                 raise ConnectionResetError("the stream ended too early")
-            if len(self._early) >= _EARLY_BYTES:
-                raise ValueError(f"no {mark!r} in its first {len(self._early)} bytes")
+            if len(self._early_bytes) >= _MAX_EARLY_BYTES:
+                raise ValueError(f"no {mark!r} in its first {len(self._early_bytes)} bytes")
             self._changed.clear()
             await self._changed.wait()
         return self._take_early(at + len(mark))
@@ -106,8 +107,8 @@ class ByteStreamProtocol(asyncio.Protocol):
     def write_control(self, data: bytes) -> None:
         """Queue data even if the buffer has no room. If the peer leaves too much of it unread,
         `listen` raises ProtocolError."""
-        self._unread = 0 if self._writable.is_set() else self._unread + len(data)
-        if self._unread > _MAX_UNREAD_BYTES:
+        self._unread_bytes = 0 if self._writable.is_set() else self._unread_bytes + len(data)
+        if self._unread_bytes > _MAX_UNREAD_BYTES:
             self.fail(ProtocolError("the agent does not read its input"))
         else:
             self.write(data)
@@ -130,12 +131,12 @@ class ByteStreamProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._on_data is None:
-            self._early += data
+            self._early_bytes += data
             self._changed.set()
-            if len(self._early) >= _EARLY_BYTES:
+            if len(self._early_bytes) >= _MAX_EARLY_BYTES:
                 self._transport.pause_reading()
             return
-        self._rest = memoryview(data)
+        self._undelivered_bytes = memoryview(data)
         self._deliver()
 
     def eof_received(self) -> bool:
@@ -145,8 +146,8 @@ class ByteStreamProtocol(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._is_lost = True
         self._writable.set()
-        if self._pause:
-            self._pause.cancel()
+        if self._pause_timer:
+            self._pause_timer.cancel()
         self._end()
 
     def pause_writing(self) -> None:
@@ -158,10 +159,10 @@ class ByteStreamProtocol(asyncio.Protocol):
     def _deliver(self) -> None:
         """Call the callback with the received bytes, up to the next pause."""
         # A reference that stays would keep the transport from reusing the buffer's memory.
-        rest, self._rest = self._rest, b""
+        rest, self._undelivered_bytes = self._undelivered_bytes, b""
         for start in range(0, len(rest), _TURN_BYTES):
             if self._pass_turn(rest[start : start + _TURN_BYTES]):
-                self._rest = rest[start + _TURN_BYTES :]
+                self._undelivered_bytes = rest[start + _TURN_BYTES :]
                 return
         self._transport.resume_reading()
 
@@ -176,12 +177,12 @@ class ByteStreamProtocol(asyncio.Protocol):
         if pause_s is None:
             return False
         self._transport.pause_reading()
-        self._pause = asyncio.get_running_loop().call_later(pause_s, self._resume)
+        self._pause_timer = asyncio.get_running_loop().call_later(pause_s, self._resume)
         return True
 
     def _resume(self) -> None:
         """Call the callback with the remaining bytes after a pause."""
-        self._pause = None
+        self._pause_timer = None
         if not self._pass_turn(b""):
             self._deliver()
 
@@ -190,6 +191,6 @@ class ByteStreamProtocol(asyncio.Protocol):
         self._ended.set()
 
     def _take_early(self, count: int) -> bytes:
-        taken = bytes(self._early[:count])
-        del self._early[:count]
+        taken = bytes(self._early_bytes[:count])
+        del self._early_bytes[:count]
         return taken

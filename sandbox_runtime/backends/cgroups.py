@@ -25,13 +25,13 @@ logger = logging.getLogger(__name__)
 Version = Literal[1, 2]
 
 CGROUP_DIR = "llm-sandbox-proxy"
-_REQUIRED = ("memory", "pids")
-_CONTROLLERS = (*_REQUIRED, "cpu")
+_REQUIRED_CONTROLLERS = ("memory", "pids")
+_CONTROLLERS = (*_REQUIRED_CONTROLLERS, "cpu")
 _CPU_PERIOD_US = 100_000
 _SWAP_FILES = ("memory.memsw.limit_in_bytes", "memory.swap.max")
 """Files that limit swap. They are missing if the kernel does not account for swap."""
 _REMOVAL_PAUSES_S = (*(0.001 * 2**step for step in range(6)), *(0.05 for _ in range(80)))
-_OWNED = re.compile(r"(\d+)-(\d+)-(\d+)-\w+")
+_OWNED_NAME = re.compile(r"(\d+)-(\d+)-(\d+)-\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +74,15 @@ class Cgroup:
         """Return how often the limits were hit."""
         memory = "memory.oom_control" if self.version == 1 else "memory.events"
         return LimitEvents(
-            oom_kills=self._count("memory", memory, "oom_kill"),
-            pids_refused=self._count("pids", "pids.events", "max"),
+            oom_kills=self._read_counter("memory", memory, "oom_kill"),
+            pids_refused=self._read_counter("pids", "pids.events", "max"),
         )
 
-    def _count(self, controller: str, file: str, word: str) -> int:
+    def _read_counter(self, controller: str, file: str, counter: str) -> int:
         for hierarchy, directory in zip(self.hierarchies, self.directories, strict=True):
             if controller in hierarchy.controllers:
                 counts = dict(line.split() for line in _read(f"{directory}/{file}").splitlines())
-                return int(counts.get(word, 0))
+                return int(counts.get(counter, 0))
         return 0
 
     def discard(self) -> None:
@@ -167,7 +167,7 @@ def _owner_key(pid: int) -> str:
 @dataclass(frozen=True, slots=True)
 class _Mount:
     root: str
-    point: Path
+    mount_point: Path
     type: str
     options: frozenset[str]
 
@@ -187,12 +187,12 @@ def _find_version_1(mounts: list[_Mount]) -> Cgroups | None:
     for controller in _CONTROLLERS:
         for mount in mounts:
             if mount.type == "cgroup" and controller in mount.options:
-                folder = _create_folder_in(mount.point)
+                folder = _create_folder_in(mount.mount_point)
                 found += [Hierarchy(folder, frozenset({controller}))] if folder else []
-    return _if_sufficient(Cgroups(1, _merged(found)))
+    return _if_sufficient(Cgroups(1, _merge_by_folder(found)))
 
 
-def _merged(hierarchies: list[Hierarchy]) -> tuple[Hierarchy, ...]:
+def _merge_by_folder(hierarchies: list[Hierarchy]) -> tuple[Hierarchy, ...]:
     """Return one hierarchy for each directory: controllers may be mounted together."""
     folders: dict[Path, frozenset[str]] = {}
     for each in hierarchies:
@@ -211,21 +211,23 @@ def _find_version_2(mounts: list[_Mount], proc: Path) -> Cgroups | None:
     # In a container our own path may lie outside the mount, and then begins with "..".
     parts = () if ".." in below.parts else below.parts
     for depth in range(len(parts) + 1):
-        cgroups = _version_2_at(mount.point.joinpath(*parts[:depth]))
+        cgroups = _create_version_2_in(mount.mount_point.joinpath(*parts[:depth]))
         if cgroups:
             return cgroups
     return None
 
 
-def _version_2_at(directory: Path) -> Cgroups | None:
+def _create_version_2_in(directory: Path) -> Cgroups | None:
     folder = _create_folder_in(directory)
     if folder is None:
         return None
     for level in (directory, folder):
-        missing = _words(level / "cgroup.controllers") - _words(level / "cgroup.subtree_control")
+        missing = _read_words(level / "cgroup.controllers") - _read_words(
+            level / "cgroup.subtree_control"
+        )
         for controller in missing & frozenset(_CONTROLLERS):
             _try_write(level / "cgroup.subtree_control", f"+{controller}")
-    enabled = _words(folder / "cgroup.subtree_control") & frozenset(_CONTROLLERS)
+    enabled = _read_words(folder / "cgroup.subtree_control") & frozenset(_CONTROLLERS)
     cgroups = _if_sufficient(Cgroups(2, (Hierarchy(folder, enabled),)))
     if cgroups is None:
         _remove_directory(folder)
@@ -233,7 +235,7 @@ def _version_2_at(directory: Path) -> Cgroups | None:
 
 
 def _if_sufficient(cgroups: Cgroups) -> Cgroups | None:
-    return cgroups if set(_REQUIRED) <= set(cgroups.controllers) else None
+    return cgroups if set(_REQUIRED_CONTROLLERS) <= set(cgroups.controllers) else None
 
 
 def _create_folder_in(directory: Path) -> Path | None:
@@ -279,7 +281,7 @@ def _write_limits(directory: Path, limits: tuple[tuple[str, str], ...]) -> None:
 
 
 def _is_abandoned(name: str) -> bool:
-    owned = _OWNED.fullmatch(name)
+    owned = _OWNED_NAME.fullmatch(name)
     if owned is None or owned[3] != _pid_namespace():
         return False
     return process_key(int(owned[1])) != f"{owned[1]}-{owned[2]}"
@@ -290,14 +292,14 @@ def _pid_namespace() -> str:
 
 
 def _kill_members(directory: Path) -> None:
-    for pid in _members(directory):
+    for pid in _member_pids(directory):
         try:
             descriptor = os.pidfd_open(pid)
         except OSError:
             continue  # it has ended, or is in a pid namespace that we cannot see
         try:
             # Checked again: the pidfd now names the process, whatever reuses the number.
-            if pid in _members(directory):
+            if pid in _member_pids(directory):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         except ProcessLookupError:
             continue
@@ -305,7 +307,7 @@ def _kill_members(directory: Path) -> None:
             os.close(descriptor)
 
 
-def _members(directory: Path) -> list[int]:
+def _member_pids(directory: Path) -> list[int]:
     return [int(pid) for pid in _read(f"{directory}/cgroup.procs").split()]
 
 
@@ -331,7 +333,7 @@ def _write(file: str | Path, text: str) -> None:
         opened.write(text.encode("ascii"))
 
 
-def _words(file: Path) -> frozenset[str]:
+def _read_words(file: Path) -> frozenset[str]:
     return frozenset(_read(file).split())
 
 

@@ -35,7 +35,7 @@ from sandbox_runtime.backends.docker_engine import (
     EngineNotFoundError,
 )
 from sandbox_runtime.backends.docker_guest import DockerGuest, RunscProcesses
-from sandbox_runtime.backends.limits import FILES_PER_MIB, SANDBOX, guest_user, new_host_uid
+from sandbox_runtime.backends.limits import FILES_PER_MIB, SANDBOX_USER, guest_user, new_host_uid
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest.agent import LIFETIME_S, GuestConfig, agent_program, first_message
 from sandbox_runtime.ownership import Owner
@@ -73,17 +73,17 @@ class DockerBackend:
         self._runtime = runtime
         self._inputs = inputs
         self._engine = DockerEngine(host, needs_image=image if needs_image else None)
-        self._info = engine_info(self._engine.info, self._engine.url)
+        self._engine_info = engine_info(self._engine.info, self._engine.url)
         self._owner = Owner(state_dir)
         self._labels = {INSTALL_LABEL: self._owner.install_id, OWNER_LABEL: self._owner.id}
-        self._agents = AgentVolumes(self._engine, self._labels)
-        self._has_quota = self._info.may_have_quota
-        self._watch = DiskWatch(DockerDisk(self._engine, self._info.directory))
-        self._device = block_device(self._info)
-        if self._device.path is None:
-            why = self._device.why_not
+        self._agent_volumes = AgentVolumes(self._engine, self._labels)
+        self._has_quota = self._engine_info.may_have_quota
+        self._disk_watch = DiskWatch(DockerDisk(self._engine, self._engine_info.directory))
+        self._block_device = block_device(self._engine_info)
+        if self._block_device.path is None:
+            why = self._block_device.why_unlimited
             logger.warning("the disk speed of sandboxes is not limited: %s", why)
-        self._has_host_uids = self._info.has_host_uids and not is_runsc(runtime)
+        self._has_host_uids = self._engine_info.has_host_uids and not is_runsc(runtime)
         self._runsc = RunscProcesses(state_dir) if is_runsc(runtime) else None
         self._own_containers: set[str] = set()
         """The names of this process's containers, from before their creation until their removal
@@ -98,13 +98,13 @@ class DockerBackend:
         guest = DockerGuest(name, self._engine, self._runtime, self._runsc, self._on_removed)
         self._own_containers.add(name)
         try:
-            message = await _finish(self._create(name, isolation))
+            message = await _run_to_end(self._create(name, isolation))
             guest.stream = await self._engine.attach(name)
             await self._engine.start(name)
             guest.write(message)
             await guest.drain()
         except (EngineError, OSError) as error:
-            self._agents.invalidate()
+            self._agent_volumes.invalidate()
             await guest.kill()
             raise SandboxStartError(
                 f"cannot start a container of {self._image!r}: {error}"
@@ -132,14 +132,14 @@ class DockerBackend:
     async def check(self) -> list[Check]:
         disk = "disk by the storage driver" if self._has_quota else "disk watched, and stopped"
         return [
-            Check("docker engine", True, f"{self._info.version} at {self._engine.url}"),
+            Check("docker engine", True, f"{self._engine_info.version} at {self._engine.url}"),
             await self._check_image(),
-            *engine_checks(self._info, self._runtime, disk, self._device),
+            *engine_checks(self._engine_info, self._runtime, disk, self._block_device),
             Check("docker users at strict", True, self._users_at_strict()),
         ]
 
     async def aclose(self) -> None:
-        await self._watch.aclose()
+        await self._disk_watch.aclose()
         await self._engine.aclose()
         self._owner.release()
 
@@ -149,11 +149,11 @@ class DockerBackend:
         spec = ContainerSpec(
             image,
             isolation,
-            labels=self._labels | self._expiry(),
+            labels=self._labels | self._expiry_label(),
             runtime=self._runtime,
             inputs=self._inputs,
-            agent_volume=await self._agents.volume_for(agent_program(image.machine), image),
-            disk_device=self._device.path,
+            agent_volume=await self._agent_volumes.volume_for(agent_program(image.machine), image),
+            disk_device=self._block_device.path,
             host_uid=self._host_uid(isolation),
         )
         container_id = await self._create_container(name, spec)
@@ -164,7 +164,7 @@ class DockerBackend:
     async def _create_container(self, name: str, spec: ContainerSpec) -> str:
         if self._has_quota:
             try:
-                return await self._engine.create(name, replace(spec, quota=True).to_request())
+                return await self._engine.create(name, replace(spec, has_quota=True).to_request())
             except EngineError as error:
                 if "quota" not in str(error):
                     raise
@@ -186,20 +186,20 @@ class DockerBackend:
     def _users_at_strict(self) -> str:
         if self._has_host_uids:
             return "each sandbox has a host uid of its own"
-        return f"all sandboxes run as uid {SANDBOX.uid}"
+        return f"all sandboxes run as uid {SANDBOX_USER.uid}"
 
-    def _expiry(self) -> dict[str, str]:
+    def _expiry_label(self) -> dict[str, str]:
         """Return a label with the Unix time by which the container must have ended by itself."""
         return {EXPIRES_LABEL: str(int(time.time() + LIFETIME_S + _EXPIRY_GRACE_S))}
 
     def _watch_disk(self, guest: DockerGuest, isolation: Isolation) -> None:
         if not self._has_quota and isolation.level == "standard":  # at strict the disk is in memory
             mib = isolation.disk_mib
-            self._watch.add(guest.id, DiskUsage(mib << 20, mib * FILES_PER_MIB), guest.stop)
+            self._disk_watch.add(guest.id, DiskUsage(mib << 20, mib * FILES_PER_MIB), guest.stop)
 
     def _on_removed(self, name: str) -> None:
         self._own_containers.discard(name)
-        self._watch.discard(name)
+        self._disk_watch.discard(name)
 
     async def _inspect_image(self) -> ImageMetadata:
         return parse_image(await self._engine.image(self._image))
@@ -245,7 +245,7 @@ class DockerBackend:
         return Check("docker image", True, f"{self._image} {image.id[7:19]}")
 
 
-async def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
+async def _run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end, even if the caller is cancelled meanwhile."""
     doing = asyncio.ensure_future(coroutine)
     try:

@@ -29,8 +29,8 @@ from sandbox_runtime.backends.docker_engine import (
     EngineNotFoundError,
 )
 
-_NAME = "llm-sandbox-proxy-agent"
-_AGENT, _MODE = Path(AGENT_PATH).name, 0o755
+_VOLUME_PREFIX = "llm-sandbox-proxy-agent"
+_AGENT_FILE, _AGENT_MODE = Path(AGENT_PATH).name, 0o755
 LOCK_TIMEOUT_S, LOCK_RETRY_S = 30.0, 0.1
 """Maximum time to wait for another proxy that holds the lock of a volume, and the pause between
 attempts."""
@@ -52,29 +52,29 @@ class AgentVolumes:
         self._engine = engine
         self._lock_timeout_s = lock_timeout_s
         self._labels = labels
-        self._filled: dict[Path, str] = {}
-        self._filling = asyncio.Lock()
+        self._filled_volumes: dict[Path, str] = {}
+        self._fill_lock = asyncio.Lock()
 
     async def volume_for(self, program: Path, image: ImageMetadata) -> str:
         """Return the name of a volume that holds the program. Before its first use by this process,
         create the volume or correct its content. Raises EngineError."""
-        async with self._filling:
-            if program not in self._filled:
+        async with self._fill_lock:
+            if program not in self._filled_volumes:
                 content = await asyncio.to_thread(program.read_bytes)
-                self._filled[program] = await self._fill(content, image)
-            return self._filled[program]
+                self._filled_volumes[program] = await self._fill_volume(content, image)
+            return self._filled_volumes[program]
 
     def invalidate(self) -> None:
         """Verify the volumes again at the next start, because one may have been removed."""
-        self._filled.clear()
+        self._filled_volumes.clear()
 
-    async def _fill(self, program: bytes, image: ImageMetadata) -> str:
-        volume = f"{_NAME}-{hashlib.sha256(program).hexdigest()[:12]}"
+    async def _fill_volume(self, program: bytes, image: ImageMetadata) -> str:
+        volume = f"{_VOLUME_PREFIX}-{hashlib.sha256(program).hexdigest()[:12]}"
         await self._engine.make_volume(volume)
         helper = await self._create_helper(volume, image)
         try:
             if not await self._has_program(helper, program):
-                await self._engine.put(helper, AGENT_DIR, _tar(program))
+                await self._engine.put(helper, AGENT_DIR, _tar_archive(program))
                 if not await self._has_program(helper, program):
                     raise EngineError(
                         f"the agent cannot be written to volume {volume}: remove the volume"
@@ -98,7 +98,7 @@ class AgentVolumes:
         for _ in range(math.ceil(MAX_LOCK_HOLDERS * self._lock_timeout_s / LOCK_RETRY_S)):
             with contextlib.suppress(EngineConflictError):  # another proxy holds it
                 return await self._engine.create(name, config)
-            found = await self._id(name)
+            found = await self._container_id(name)
             if found != holder:
                 holder, held_s = found, 0.0
             elif found and held_s >= self._lock_timeout_s:  # the proxy that holds it has died
@@ -107,7 +107,7 @@ class AgentVolumes:
             held_s += LOCK_RETRY_S
         raise EngineError(f"other proxies have held {name} for too long")
 
-    async def _id(self, name: str) -> str:
+    async def _container_id(self, name: str) -> str:
         """Return the id of the container with a name, or "" if there is none."""
         try:
             return str((await self._engine.container(name))["Id"])
@@ -119,7 +119,9 @@ class AgentVolumes:
         enough = len(program) + 2 * tarfile.RECORDSIZE
         found = await self._engine.get(container, AGENT_PATH, enough)
         owners = {0, _root_uid(self._engine.info)}
-        return _member(found) in [(_AGENT, tarfile.REGTYPE, _MODE, uid, program) for uid in owners]
+        return _first_member(found) in [
+            (_AGENT_FILE, tarfile.REGTYPE, _AGENT_MODE, uid, program) for uid in owners
+        ]
 
 
 def _root_uid(info: EngineJson) -> int:
@@ -133,16 +135,16 @@ def _root_uid(info: EngineJson) -> int:
     return int(uid) if uid.isdecimal() else 0
 
 
-def _tar(content: bytes) -> bytes:
+def _tar_archive(content: bytes) -> bytes:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
-        member = tarfile.TarInfo(_AGENT)
-        member.size, member.mode = len(content), _MODE
+        member = tarfile.TarInfo(_AGENT_FILE)
+        member.size, member.mode = len(content), _AGENT_MODE
         tar.addfile(member, io.BytesIO(content))
     return archive.getvalue()
 
 
-def _member(archive: bytes) -> tuple[str, bytes, int, int, bytes] | None:
+def _first_member(archive: bytes) -> tuple[str, bytes, int, int, bytes] | None:
     """Return the name, type, mode, owner and content of the first file in a tar archive."""
     try:
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:

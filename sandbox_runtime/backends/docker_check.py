@@ -14,8 +14,13 @@ from sandbox_runtime.backends.docker_container import is_runsc
 from sandbox_runtime.backends.docker_engine import EngineJson
 from sandbox_runtime.backends.limits import PENDING_SIGNALS, has_uid_range
 
-_LIMITS = {"memory": "MemoryLimit", "swap": "SwapLimit", "cpu": "CpuCfsQuota", "pids": "PidsLimit"}
-_NEEDED = ("memory", "pids")
+_LIMIT_KEYS = {
+    "memory": "MemoryLimit",
+    "swap": "SwapLimit",
+    "cpu": "CpuCfsQuota",
+    "pids": "PidsLimit",
+}
+_NEEDED_LIMITS = ("memory", "pids")
 _QUOTA_DRIVERS = ("btrfs", "zfs")
 _BLOCK_DEVICES, _DEVICES = Path("/sys/dev/block"), Path("/dev")
 
@@ -43,7 +48,7 @@ class EngineInfo:
 
 def engine_info(response: EngineJson, url: str) -> EngineInfo:
     """Parse the `/info` response of the engine at `url`."""
-    security = _security(response)
+    security = _security_options(response)
     status = dict(response.get("DriverStatus") or ())
     on_xfs = status.get("Backing Filesystem") == "xfs"
     is_local = url.startswith("unix://")
@@ -54,21 +59,21 @@ def engine_info(response: EngineJson, url: str) -> EngineInfo:
         runtimes=frozenset(response.get("Runtimes") or ()),
         default_runtime=str(response.get("DefaultRuntime", "?")),
         security=security,
-        limits=tuple(name for name, key in _LIMITS.items() if response.get(key)),
+        limits=tuple(name for name, key in _LIMIT_KEYS.items() if response.get(key)),
         limits_block_io=not any("bps" in warning for warning in response.get("Warnings") or ()),
         cgroup_version=str(response.get("CgroupVersion", "1")),
         may_have_quota=response.get("Driver") in _QUOTA_DRIVERS or on_xfs,
-        directory=_directory(response) if is_local else None,
+        directory=_data_directory(response) if is_local else None,
         has_host_uids=on_this_kernel and not maps_uids and has_uid_range(),
     )
 
 
-def _security(response: EngineJson) -> dict[str, str]:
+def _security_options(response: EngineJson) -> dict[str, str]:
     options = (str(option).partition(",") for option in response.get("SecurityOptions") or ())
     return {name.removeprefix("name="): more for name, _, more in options}
 
 
-def _directory(response: EngineJson) -> Path | None:
+def _data_directory(response: EngineJson) -> Path | None:
     directory = Path(response.get("DockerRootDir") or "/nonexistent")
     # With containerd's storage, which has a driver type, containers are in another directory.
     elsewhere = "driver-type" in dict(response.get("DriverStatus") or ())
@@ -82,17 +87,18 @@ class BlockDevice:
 
     path: str | None
     """The device file, such as /dev/sda; None if reads and writes cannot be limited."""
-    why_not: str = ""
+    why_unlimited: str = ""
     """Why reads and writes cannot be limited; empty if they can."""
 
 
 def block_device(
-    engine: EngineInfo, *, numbers: Path = _BLOCK_DEVICES, devices: Path = _DEVICES
+    engine: EngineInfo, *, numbers_dir: Path = _BLOCK_DEVICES, devices_dir: Path = _DEVICES
 ) -> BlockDevice:
     """Return the disk of an engine's data directory: the whole disk, because the kernel cannot
     limit a partition.
 
-    `numbers` is the directory of links named by device number, `devices` that of device files.
+    `numbers_dir` is the directory of links named by device number, `devices_dir` that of device
+    files.
     """
     directory = engine.directory
     if directory is None:
@@ -100,7 +106,7 @@ def block_device(
     if not engine.limits_block_io:
         return BlockDevice(None, "the engine or its kernel cannot limit block I/O")
     number = directory.stat().st_dev
-    found = (numbers / f"{os.major(number)}:{os.minor(number)}").resolve()
+    found = (numbers_dir / f"{os.major(number)}:{os.minor(number)}").resolve()
     if (found / "partition").exists():
         found = found.parent
     try:
@@ -109,37 +115,37 @@ def block_device(
         named = None
     if named is None:  # btrfs, zfs, overlay and tmpfs have device numbers without a block device
         return BlockDevice(None, f"the file system at {directory} names no block device")
-    device = devices / named[1]
+    device = devices_dir / named[1]
     if not device.exists():
         return BlockDevice(None, f"{device} is missing")
     return BlockDevice(str(device))
 
 
 def engine_checks(
-    engine: EngineInfo, runtime: str | None, disk: str, device: BlockDevice
+    engine: EngineInfo, runtime: str | None, disk_text: str, device: BlockDevice
 ) -> Iterator[Check]:
     """Yield a check for each part of the isolation.
 
-    `disk` is the text that says how disk space is limited; `device` is the disk whose speed may be
-    limited.
+    `disk_text` is the text that says how disk space is limited; `device` is the disk whose speed
+    may be limited.
     """
     name = runtime or engine.default_runtime
-    yield _runtime(name, engine.runtimes)
-    yield _limits(engine, disk)
-    yield Check("docker disk speed", True, _disk_speed(engine, device))
-    yield Check("docker system calls", "seccomp" in engine.security, _seccomp(name, engine))
-    yield Check("docker users", True, _users(engine))
-    yield Check("docker confinement", True, _confinement(engine))
+    yield _runtime_check(name, engine.runtimes)
+    yield _limits_check(engine, disk_text)
+    yield Check("docker disk speed", True, _disk_speed_text(engine, device))
+    yield Check("docker system calls", "seccomp" in engine.security, _seccomp_text(name, engine))
+    yield Check("docker users", True, _users_text(engine))
+    yield Check("docker confinement", True, _confinement_text(engine))
 
 
-def _runtime(name: str, known: frozenset[str]) -> Check:
-    if name not in known:
-        names = ", ".join(sorted(known))
+def _runtime_check(name: str, known_runtimes: frozenset[str]) -> Check:
+    if name not in known_runtimes:
+        names = ", ".join(sorted(known_runtimes))
         return Check("docker runtime", False, f"the engine has no {name!r}; it has {names}")
-    return Check("docker runtime", True, _kernel(name))
+    return Check("docker runtime", True, _kernel_text(name))
 
 
-def _kernel(name: str) -> str:
+def _kernel_text(name: str) -> str:
     if is_runsc(name):
         return f"{name}: each sandbox has a kernel of its own, in user space"
     return (
@@ -148,30 +154,30 @@ def _kernel(name: str) -> str:
     )
 
 
-def _limits(engine: EngineInfo, disk: str) -> Check:
-    missing = [name for name in _LIMITS if name not in engine.limits]
-    detail = f"{', '.join(engine.limits)} by cgroup v{engine.cgroup_version}; {disk}"
+def _limits_check(engine: EngineInfo, disk_text: str) -> Check:
+    missing = [name for name in _LIMIT_KEYS if name not in engine.limits]
+    detail = f"{', '.join(engine.limits)} by cgroup v{engine.cgroup_version}; {disk_text}"
     if missing:
         detail += f"; NOT LIMITED: {', '.join(missing)}"
-    return Check("docker limits", all(name in engine.limits for name in _NEEDED), detail)
+    return Check("docker limits", all(name in engine.limits for name in _NEEDED_LIMITS), detail)
 
 
-def _disk_speed(engine: EngineInfo, device: BlockDevice) -> str:
+def _disk_speed_text(engine: EngineInfo, device: BlockDevice) -> str:
     if device.path is None:
-        return f"NOT LIMITED: {device.why_not}"
+        return f"NOT LIMITED: {device.why_unlimited}"
     limited = f"the speed of each sandbox's reads and writes of {device.path} is limited"
     if engine.cgroup_version == "2":
         return limited
     return f"{limited}, except writes to the page cache, which only cgroup v2 limits"
 
 
-def _seccomp(runtime: str, engine: EngineInfo) -> str:
+def _seccomp_text(runtime: str, engine: EngineInfo) -> str:
     if "seccomp" not in engine.security:
         return "the engine has no seccomp: they are not filtered"
     return "handled by runsc's kernel" if is_runsc(runtime) else "filtered by our own profile"
 
 
-def _users(engine: EngineInfo) -> str:
+def _users_text(engine: EngineInfo) -> str:
     if "rootless" in engine.security:
         return "the engine runs without root: root inside is an ordinary user of the host"
     if "userns" in engine.security:
@@ -183,6 +189,6 @@ def _users(engine: EngineInfo) -> str:
     )
 
 
-def _confinement(engine: EngineInfo) -> str:
+def _confinement_text(engine: EngineInfo) -> str:
     lsm = [name for name in ("apparmor", "selinux") if name in engine.security]
     return f"no network; no new privileges; {' and '.join(lsm) or 'no AppArmor, no SELinux'}"

@@ -39,7 +39,7 @@ _RUNSC_PIDS_PER_PROCESS = 16
 """runsc limits the processes inside by itself. The host's limit counts all threads of runsc (up to
 11 for a process inside, measured); reaching it ends the sandbox, so it is only a second barrier."""
 
-_MASKED = (
+_MASKED_PATHS = (
     *("/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys"),
     *("/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags", "/proc/latency_stats"),
     *("/proc/sched_debug", "/proc/scsi", "/proc/slabinfo", "/proc/timer_list", "/proc/timer_stats"),
@@ -87,7 +87,7 @@ class ContainerSpec:
     """A directory on the engine's host that all sandboxes see read-only."""
     host_uid: int | None = None
     """The uid and gid of the programs inside; None: those of the isolation's level."""
-    quota: bool = False
+    has_quota: bool = False
     """True if the storage driver limits the disk."""
     disk_device: str | None = None
     """The block device of the engine's data directory, if its I/O can be limited."""
@@ -119,10 +119,10 @@ class ContainerSpec:
             "NetworkDisabled": True,
             "Healthcheck": {"Test": ["NONE"]},
             "HostConfig": {
-                **self._isolation(),
+                **self._isolation_settings(),
                 **resource_limits(self.isolation, self.runtime),
-                **self._disk(),
-                **self._disk_speed(),
+                **self._disk_settings(),
+                **self._disk_speed_settings(),
             },
         }
 
@@ -130,7 +130,7 @@ class ContainerSpec:
     def _uid(self) -> int:
         return guest_user(self.isolation).uid if self.host_uid is None else self.host_uid
 
-    def _isolation(self) -> dict[str, Any]:
+    def _isolation_settings(self) -> dict[str, Any]:
         strict = self.isolation.level == "strict"
         return {
             "NetworkMode": "none",
@@ -147,7 +147,7 @@ class ContainerSpec:
             # The agent is process 1: no process inside can kill it, and it reaps orphans.
             "Init": False,
             "ReadonlyRootfs": strict,
-            "MaskedPaths": list(_MASKED),
+            "MaskedPaths": list(_MASKED_PATHS),
             "Ulimits": [
                 {"Name": name, "Soft": value, "Hard": value}
                 for name, value in self._rlimits().items()
@@ -159,9 +159,9 @@ class ContainerSpec:
         processes = {"nproc": self.isolation.pids} if is_runsc(self.runtime) else {}
         return {**rlimits(self.isolation), **processes}
 
-    def _disk(self) -> dict[str, Any]:
+    def _disk_settings(self) -> dict[str, Any]:
         # runsc's kernel has its own terminals.
-        terminals = [] if is_runsc(self.runtime) else [_terminals(self.labels)]
+        terminals = [] if is_runsc(self.runtime) else [_terminals_mount(self.labels)]
         mounts = [*terminals, agent_mount(self.agent_volume, is_read_only=True)]
         if self.inputs:
             mounts.append(_mount("bind", str(self.inputs), SHARED_DIR))
@@ -169,10 +169,10 @@ class ContainerSpec:
         disks = {path: tmpfs_options(_VOLUME_MIB) + ",exec" for path in self.image.volumes}
         if self.isolation.level == "strict":
             disks |= self._strict_disks()
-        quota = {"StorageOpt": {"size": f"{self.isolation.disk_mib}m"}} if self.quota else {}
+        quota = {"StorageOpt": {"size": f"{self.isolation.disk_mib}m"}} if self.has_quota else {}
         return {"Mounts": mounts, "Tmpfs": disks, **quota}
 
-    def _disk_speed(self) -> dict[str, Any]:
+    def _disk_speed_settings(self) -> dict[str, Any]:
         mib_per_s = self.isolation.disk_mib_per_s
         if self.disk_device is None or mib_per_s is None:
             return {}
@@ -212,7 +212,7 @@ def agent_mount(volume: str, *, is_read_only: bool) -> dict[str, Any]:
     return {**mount, "ReadOnly": is_read_only, "VolumeOptions": {"NoCopy": True}}
 
 
-def _terminals(labels: Mapping[str, str]) -> dict[str, Any]:
+def _terminals_mount(labels: Mapping[str, str]) -> dict[str, Any]:
     """Return an anonymous devpts volume, which replaces the engine's unbounded /dev/pts.
 
     The engine removes the volume with the container; `sweep` removes leftover volumes.

@@ -53,13 +53,13 @@ class DiskUsage:
 
 
 class Disk(Protocol):
-    """A disk that several sandboxes write to. `filled` and `free_bytes` may block."""
+    """A disk that several sandboxes write to. `total_written` and `free_bytes` may block."""
 
-    def filled(self) -> DiskUsage:
+    def total_written(self) -> DiskUsage:
         """Return an estimate of all that was written to the disk so far; it never decreases. Space
         that is freed between two calls hides writes."""
 
-    async def used(self, name: str, limit: DiskUsage) -> DiskUsage | None:
+    async def usage(self, name: str, limit: DiskUsage) -> DiskUsage | None:
         """Return the disk usage of one sandbox, counted only until it exceeds `limit`; None if it
         cannot be measured now."""
 
@@ -68,24 +68,24 @@ class Disk(Protocol):
 
 
 @dataclass(slots=True)
-class _Watched:
+class _WatchedSandbox:
     limit: DiskUsage
     stop: Callable[[str], None]
     used: DiskUsage
-    when_measured: DiskUsage
-    """The value of `Disk.filled` at the last measurement."""
+    written_when_measured: DiskUsage
+    """The value of `Disk.total_written` at the last measurement."""
 
-    def may_exceed(self, filled: DiskUsage) -> bool:
-        since = self.when_measured
+    def may_exceed(self, total_written: DiskUsage) -> bool:
+        since = self.written_when_measured
         return (
-            self.used.bytes + filled.bytes - since.bytes > self.limit.bytes
-            or self.used.files + filled.files - since.files > self.limit.files
+            self.used.bytes + total_written.bytes - since.bytes > self.limit.bytes
+            or self.used.files + total_written.files - since.files > self.limit.files
         )
 
     def excess(self) -> str:
         if self.used.bytes > self.limit.bytes:
             limit_mib = self.limit.bytes >> 20
-            return f"its disk use of {_mib(self.used)} MiB exceeded the limit of {limit_mib} MiB"
+            return f"its disk use of {_to_mib(self.used)} MiB exceeded the limit of {limit_mib} MiB"
         if self.used.files > self.limit.files:
             return f"it has more than the {self.limit.files} files that its disk may have"
         return ""
@@ -101,18 +101,18 @@ class DiskWatch:
         self._disk = disk
         self._period_s = period_s
         self._reserve_bytes = reserve_bytes
-        self._watched: dict[str, _Watched] = {}
-        self._filled = DiskUsage()
+        self._watched: dict[str, _WatchedSandbox] = {}
+        self._total_written = DiskUsage()
         self._checks = 0
         self._free: int | None = None
         self._has_changed = False
-        self._watching: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
 
     def add(self, name: str, limit: DiskUsage, stop: Callable[[str], None]) -> None:
         """Watch a new sandbox; `stop` is called once, with the reason, if it must end."""
-        self._watched[name] = _Watched(limit, stop, DiskUsage(), self._filled)
-        if self._watching is None or self._watching.done():
-            self._watching = asyncio.create_task(self._watch(), name="disk watch")
+        self._watched[name] = _WatchedSandbox(limit, stop, DiskUsage(), self._total_written)
+        if self._watch_task is None or self._watch_task.done():
+            self._watch_task = asyncio.create_task(self._watch(), name="disk watch")
 
     def discard(self, name: str) -> None:
         """Stop watching a sandbox. Safe to call twice."""
@@ -121,9 +121,9 @@ class DiskWatch:
     async def aclose(self) -> None:
         """Stop watching all sandboxes."""
         self._watched.clear()
-        if self._watching:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
+        if self._watch_task:
+            self._watch_task.cancel()
+            await asyncio.wait([self._watch_task])
 
     async def _watch(self) -> None:
         pause_s = self._period_s
@@ -138,23 +138,23 @@ class DiskWatch:
                     logger.warning("stopping sandbox %s: %s", name, why)
                     watched.stop(why)
 
-    async def _check(self, watched: dict[str, _Watched]) -> dict[str, str]:
+    async def _check(self, watched: dict[str, _WatchedSandbox]) -> dict[str, str]:
         """Return the sandboxes that must be stopped, with the reasons."""
-        filled, free = await asyncio.to_thread(
-            lambda: (self._disk.filled(), self._disk.free_bytes())
+        total_written, free = await asyncio.to_thread(
+            lambda: (self._disk.total_written(), self._disk.free_bytes())
         )
-        self._filled = filled
+        self._total_written = total_written
         is_full = self._is_full_round(free)
         due = {
             name: sandbox
             for name, sandbox in watched.items()
-            if is_full or sandbox.may_exceed(filled)
+            if is_full or sandbox.may_exceed(total_written)
         }
-        await self._measure(due, filled)
+        await self._measure(due, total_written)
         reasons = {name: why for name, sandbox in due.items() if (why := sandbox.excess())}
         if not reasons and free is not None and free < self._reserve_bytes:
-            await self._measure(watched, filled)
-            return dict(_largest(watched))
+            await self._measure(watched, total_written)
+            return dict(_largest_sandbox(watched))
         return reasons
 
     def _is_full_round(self, free: int | None) -> bool:
@@ -169,27 +169,31 @@ class DiskWatch:
         self._has_changed = False
         return True
 
-    async def _measure(self, due: dict[str, _Watched], filled: DiskUsage) -> None:
+    async def _measure(
+        self, sandboxes: dict[str, _WatchedSandbox], total_written: DiskUsage
+    ) -> None:
         """Measure sandboxes for up to _ROUND_S, those with the oldest measurement first."""
         until = time.monotonic() + _ROUND_S
-        for name, sandbox in sorted(due.items(), key=lambda item: item[1].when_measured.bytes):
-            used = await self._disk.used(name, sandbox.limit)
+        for name, sandbox in sorted(
+            sandboxes.items(), key=lambda item: item[1].written_when_measured.bytes
+        ):
+            used = await self._disk.usage(name, sandbox.limit)
             if used is not None:
-                sandbox.used, sandbox.when_measured = used, filled
+                sandbox.used, sandbox.written_when_measured = used, total_written
             if time.monotonic() > until:
                 return
 
 
-def _largest(watched: dict[str, _Watched]) -> Iterator[tuple[str, str]]:
+def _largest_sandbox(watched: dict[str, _WatchedSandbox]) -> Iterator[tuple[str, str]]:
     """Yield the sandbox that uses most disk space, with the reason to stop it; nothing if it uses
     at most _LARGE_BYTES."""
     name, largest = max(watched.items(), key=lambda item: item[1].used.bytes)
     if largest.used.bytes > _LARGE_BYTES:
-        usage = f"this sandbox used more of it than any other, {_mib(largest.used)} MiB"
+        usage = f"this sandbox used more of it than any other, {_to_mib(largest.used)} MiB"
         yield name, f"the host's disk is nearly full, and {usage}"
 
 
-def _mib(used: DiskUsage) -> int:
+def _to_mib(used: DiskUsage) -> int:
     return -(-used.bytes // (1 << 20))
 
 
@@ -204,22 +208,22 @@ class DockerDisk:
     def __init__(self, engine: DockerEngine, directory: Path | None) -> None:
         self._engine = engine
         self._directory = directory
-        self._began = time.monotonic()
-        self._filled = DiskUsage()
-        self._free = self._left() or DiskUsage()
+        self._began_at = time.monotonic()
+        self._total_written = DiskUsage()
+        self._free = self._free_space() or DiskUsage()
 
-    def filled(self) -> DiskUsage:
-        left = self._left()
+    def total_written(self) -> DiskUsage:
+        left = self._free_space()
         if left is None:
-            return DiskUsage(int((time.monotonic() - self._began) * _FASTEST_BYTES_PER_S))
-        self._filled = DiskUsage(
-            self._filled.bytes + max(0, self._free.bytes - left.bytes),
-            self._filled.files + max(0, self._free.files - left.files),
+            return DiskUsage(int((time.monotonic() - self._began_at) * _FASTEST_BYTES_PER_S))
+        self._total_written = DiskUsage(
+            self._total_written.bytes + max(0, self._free.bytes - left.bytes),
+            self._total_written.files + max(0, self._free.files - left.files),
         )
         self._free = left
-        return self._filled
+        return self._total_written
 
-    async def used(self, name: str, limit: DiskUsage) -> DiskUsage | None:
+    async def usage(self, name: str, limit: DiskUsage) -> DiskUsage | None:
         try:
             container = await self._engine.container(name)
             if (seen := await asyncio.to_thread(_measure_files, container, limit)) is not None:
@@ -230,10 +234,10 @@ class DockerDisk:
             return None
 
     def free_bytes(self) -> int | None:
-        left = self._left()
+        left = self._free_space()
         return left.bytes if left else None
 
-    def _left(self) -> DiskUsage | None:
+    def _free_space(self) -> DiskUsage | None:
         """Return the free space and files of the file system, or None if they are unknown."""
         if self._directory is None:
             return None
@@ -254,7 +258,7 @@ def _measure_files(container: EngineJson, limit: DiskUsage) -> DiskUsage | None:
     if _hides_files(container):
         return DiskUsage(limit.bytes + 1)
     written = _disk_usage(upper, limit)
-    deleted = _deleted(container, Path(directories["MergedDir"]))
+    deleted = _deleted_usage(container, Path(directories["MergedDir"]))
     return DiskUsage(written.bytes + deleted.bytes, written.files + deleted.files)
 
 
@@ -263,7 +267,7 @@ def _disk_usage(top: Path, limit: DiskUsage) -> DiskUsage:
     size = files = 0
     seen: set[int] = set()
     try:
-        for status in _walk(top):
+        for status in _walk_stats(top):
             files += 1
             if status.st_ino not in seen:  # else it is another hard link to the same file
                 seen.add(status.st_ino)
@@ -277,7 +281,7 @@ def _disk_usage(top: Path, limit: DiskUsage) -> DiskUsage:
     return DiskUsage(size, files)
 
 
-def _walk(top: Path) -> Iterator[os.stat_result]:
+def _walk_stats(top: Path) -> Iterator[os.stat_result]:
     to_scan = [str(top)]
     while to_scan:
         for path, status in _entries(to_scan.pop()):
@@ -294,14 +298,14 @@ def _entries(directory: str) -> Iterator[tuple[str, os.stat_result]]:
                 yield entry.path, entry.stat(follow_symlinks=False)
 
 
-def _deleted(container: EngineJson, root: Path) -> DiskUsage:
+def _deleted_usage(container: EngineJson, root: Path) -> DiskUsage:
     """Return the disk usage of deleted files that a container's processes still have open."""
     files: dict[int, int] = {}
     try:
         device = root.stat().st_dev
     except OSError:
         return DiskUsage()
-    for pid in _processes(container["State"]["Pid"]):
+    for pid in _process_tree(container["State"]["Pid"]):
         for path in _open_files(Path(f"/proc/{pid}")):
             try:
                 status = path.stat()
@@ -321,21 +325,23 @@ def _hides_files(container: EngineJson) -> bool:
     """
     sockets = (
         link
-        for pid in _processes(container["State"]["Pid"])
+        for pid in _process_tree(container["State"]["Pid"])
         for link in _open_files(Path(f"/proc/{pid}"))
-        if _target(link).startswith("socket:")
+        if _link_target(link).startswith("socket:")
     )
-    return any(_in_flight(link.parent.parent / "fdinfo" / link.name) for link in sockets)
+    return any(
+        _has_in_flight_descriptors(link.parent.parent / "fdinfo" / link.name) for link in sockets
+    )
 
 
-def _target(link: Path) -> str:
+def _link_target(link: Path) -> str:
     try:
         return str(link.readlink())
     except OSError:
         return ""  # closed in the meantime
 
 
-def _in_flight(info: Path) -> bool:
+def _has_in_flight_descriptors(info: Path) -> bool:
     try:
         found = re.search(r"^scm_fds:\s*(\d+)", info.read_text(encoding="ascii"), re.MULTILINE)
     except OSError:
@@ -343,9 +349,9 @@ def _in_flight(info: Path) -> bool:
     return found is not None and int(found[1]) > 0
 
 
-def _processes(first: int) -> Iterator[int]:
+def _process_tree(main_pid: int) -> Iterator[int]:
     """Yield a process and its descendants. All processes of a container descend from its first."""
-    to_visit = [first] if first else []
+    to_visit = [main_pid] if main_pid else []
     while to_visit:
         pid = to_visit.pop()
         yield pid

@@ -117,7 +117,7 @@ class DockerEngine:
             unknown = f"DOCKER_HOST scheme {self._address.scheme!r} is not supported"
             raise EngineMissingError(f"{unknown}: forward it to tcp")
         scheme = "https" if self._address.scheme == "https" else "http"
-        self._root = f"{scheme}://{self._address.netloc or 'docker'}/v{self._version}"
+        self._base_url = f"{scheme}://{self._address.netloc or 'docker'}/v{self._version}"
         self._session: aiohttp.ClientSession | None = None
 
     async def image(self, name: str) -> EngineJson:
@@ -246,9 +246,9 @@ class DockerEngine:
             session, self._session = self._session, None
             await session.close()
 
-    async def _call_json(self, method: str, path: str, **parts: Any) -> Any:
+    async def _call_json(self, method: str, path: str, **options: Any) -> Any:
         """Make a request and return the parsed JSON of the response."""
-        content = await self._call(method, path, **parts)
+        content = await self._call(method, path, **options)
         try:
             return json.loads(content)
         except ValueError as error:
@@ -265,7 +265,7 @@ class DockerEngine:
         max_bytes: int = _MAX_RESPONSE_BYTES,
     ) -> bytes:
         """Make a request and return the response body, cut off somewhere after `max_bytes`."""
-        url = URL(f"{self._root}/{quote(path, safe='/:')}", encoded=True).with_query(params)
+        url = URL(f"{self._base_url}/{quote(path, safe='/:')}", encoded=True).with_query(params)
         sent = (
             io.BytesIO(data) if data is not None else None
         )  # aiohttp warns if large bytes are passed directly
@@ -281,7 +281,7 @@ class DockerEngine:
         if response.status >= 400:
             kinds = {404: EngineNotFoundError, 409: EngineConflictError}
             kind = kinds.get(response.status, EngineError)
-            raise kind(_reason(bytes(content), response.status), response.status)
+            raise kind(_error_reason(bytes(content), response.status), response.status)
         return bytes(content)
 
     def _open_session(self) -> aiohttp.ClientSession:
@@ -335,7 +335,7 @@ def _filters(**filters: list[str]) -> Mapping[str, str]:
     return {"filters": json.dumps(filters)}
 
 
-def _reason(content: bytes, status: int) -> str:
+def _error_reason(content: bytes, status: int) -> str:
     """Return the reason in an error response."""
     try:
         return str(json.loads(content)["message"])
@@ -369,7 +369,7 @@ class AttachStream(ByteStreamProtocol):
 
         def demultiplex(data: bytes | memoryview) -> float | None:
             self._buffer += data
-            output, frames = self._output()
+            output, frames = self._take_output()
             pause_s = on_data(output)
             now_s = asyncio.get_running_loop().time()
             own_pause_s = self._frame_rate.count(frames, len(data), now_s)
@@ -381,7 +381,7 @@ class AttachStream(ByteStreamProtocol):
         """Return the tail of standard error."""
         return self._stderr.text()
 
-    def _output(self) -> tuple[bytes, int]:
+    def _take_output(self) -> tuple[bytes, int]:
         """Remove the complete frames from the buffer; return their standard output, and the number
         of frames, including those of standard error."""
         output, frames = bytearray(), 0

@@ -26,11 +26,11 @@ from sandbox_runtime.errors import SandboxStartError
 
 logger = logging.getLogger(__name__)
 
-_REMOVAL_PATIENCE_S = 3.0
+_REMOVAL_TIMEOUT_S = 3.0
 _CAUSE_WAIT_S = 3.0
 _EXIT_WAIT_S = 0.5
-_EVENTS_WAIT_S, _EVENTS_EVERY_S = 0.5, 0.1
-_KILLED = 128 + signal.SIGKILL
+_EVENTS_WAIT_S, _EVENTS_INTERVAL_S = 0.5, 0.1
+_SIGKILL_EXIT_CODE = 128 + signal.SIGKILL
 _RUNSC_PROGRAMS = ("runsc", "runsc-sandbox", "runsc-gofer", "containerd-shim-runc-v2")
 
 
@@ -110,7 +110,7 @@ class DockerGuest:
         if self.stream:
             self.stream.abort()  # do not wait for a peer that may not answer
         removing = asyncio.ensure_future(self._remove())
-        done, _ = await asyncio.wait([removing], timeout=_REMOVAL_PATIENCE_S)
+        done, _ = await asyncio.wait([removing], timeout=_REMOVAL_TIMEOUT_S)
         if not done and self._runsc:
             await asyncio.to_thread(self._runsc.kill, self._name)
         await removing
@@ -132,31 +132,31 @@ class DockerGuest:
             try:
                 code = await self._engine.exit_code(self._name, _EXIT_WAIT_S)
             except EngineNotFoundError:  # removed already: the agent has ended or was killed
-                return await self._killed_by("")
+                return await self._cause_from_events("")
             except EngineError as error:
                 return f"the engine closed the connection: {error}"
             if code is None:
                 return "the engine closed the connection"
-            if code != _KILLED:
+            if code != _SIGKILL_EXIT_CODE:
                 return ""
             unknown = "it was killed, on the engine's host or because memory ran out"
-            return await self._killed_by(unknown)
+            return await self._cause_from_events(unknown)
         return "the engine closed the connection and does not answer"
 
-    async def _killed_by(self, unknown: str) -> str:
-        """Return the cause of the container's end that the engine's events show, or `unknown`."""
+    async def _cause_from_events(self, default: str) -> str:
+        """Return the cause of the container's end that the engine's events show, or `default`."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _EVENTS_WAIT_S
         try:
             events = await self._engine.events(self._name, "kill", "oom")
             while not events and loop.time() < until_s:  # the engine records them with a delay
-                await asyncio.sleep(_EVENTS_EVERY_S)
+                await asyncio.sleep(_EVENTS_INTERVAL_S)
                 events = await self._engine.events(self._name, "kill", "oom")
         except (EngineError, ValueError, KeyError):  # an engine without events, or with others
-            return unknown
+            return default
         if "kill" in events:
             return "its container was killed or removed from outside"
-        return "memory ran out and it was killed" if "oom" in events else unknown
+        return "memory ran out and it was killed" if "oom" in events else default
 
 
 class RunscProcesses:
@@ -183,7 +183,7 @@ class RunscProcesses:
                 logger.warning(
                     "container %s: killed process %d, which runsc has left behind", name, pid
                 )
-                _kill(pid)
+                _kill_process(pid)
 
     def end(self, name: str) -> None:
         """Kill the processes of a removed or failed container, and forget its id."""
@@ -206,7 +206,7 @@ def _processes_of(container_id: str) -> Iterator[int]:
                 yield int(process.name)
 
 
-def _kill(pid: int) -> None:
+def _kill_process(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -55,13 +55,13 @@ class GuestUser:
         return f"{self.home}/.local/bin:{directories}"
 
 
-ROOT = GuestUser(0, "root", "/root")
-SANDBOX = GuestUser(1000, "sandbox", "/home/sandbox")
+ROOT_USER = GuestUser(0, "root", "/root")
+SANDBOX_USER = GuestUser(1000, "sandbox", "/home/sandbox")
 
 
 def guest_user(isolation: Isolation) -> GuestUser:
     """Return root, which may install packages, or an ordinary user at the strict level."""
-    return SANDBOX if isolation.level == "strict" else ROOT
+    return SANDBOX_USER if isolation.level == "strict" else ROOT_USER
 
 
 def new_host_uid() -> int:

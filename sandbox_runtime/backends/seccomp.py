@@ -97,14 +97,14 @@ bpf perf_event_open userfaultfd fanotify_init fanotify_mark vmsplice lookup_dcoo
 memfd_secret sysfs mbind set_mempolicy set_mempolicy_home_node migrate_pages move_pages
 """
 """System calls into large parts of the kernel that a sandbox has no use for."""
-_THE_MACHINE = """
+_MACHINE_CONTROL = """
 kexec_load kexec_file_load init_module finit_module delete_module reboot swapon swapoff acct syslog
 vhangup quotactl quotactl_fd settimeofday clock_settime clock_adjtime adjtimex iopl ioperm
 sethostname setdomainname lsm_set_self_attr
 """
 REFUSED = frozenset(
     f"{_OTHER_PROCESSES} {_KEYRINGS} {_MOUNTS_AND_NAMESPACES} {_LARGE_ATTACK_SURFACE}"
-    f" {_THE_MACHINE}".split()
+    f" {_MACHINE_CONTROL}".split()
 )
 """System calls that fail with EPERM, whatever their arguments."""
 
@@ -179,9 +179,9 @@ renameat2 seccomp getrandom memfd_create bpf execveat userfaultfd membarrier mlo
 copy_file_range preadv2 pwritev2 pkey_mprotect pkey_alloc pkey_free statx io_pgetevents rseq
 kexec_file_load
 """
-_EVERYWHERE_FROM = 424
+_FIRST_COMMON_NUMBER = 424
 """From this number on, all machines have the same calls."""
-_EVERYWHERE = """
+_COMMON_SYSCALLS = """
 pidfd_send_signal io_uring_setup io_uring_enter io_uring_register open_tree move_mount fsopen
 fsconfig fsmount fspick pidfd_open clone3 close_range openat2 pidfd_getfd faccessat2
 process_madvise epoll_pwait2 mount_setattr quotactl_fd landlock_create_ruleset landlock_add_rule
@@ -192,7 +192,7 @@ removexattrat open_tree_attr file_getattr file_setattr
 """
 
 
-def _numbered(*tables: tuple[int, str]) -> Mapping[str, int]:
+def _number_syscalls(*tables: tuple[int, str]) -> Mapping[str, int]:
     numbers = {
         name: number
         for first, names in tables
@@ -203,8 +203,8 @@ def _numbered(*tables: tuple[int, str]) -> Mapping[str, int]:
 
 
 SYSCALL_NUMBERS: Mapping[str, Mapping[str, int]] = {
-    "x86_64": _numbered((0, _X86_64), (_EVERYWHERE_FROM, _EVERYWHERE)),
-    "aarch64": _numbered((0, _AARCH64), (_EVERYWHERE_FROM, _EVERYWHERE)),
+    "x86_64": _number_syscalls((0, _X86_64), (_FIRST_COMMON_NUMBER, _COMMON_SYSCALLS)),
+    "aarch64": _number_syscalls((0, _AARCH64), (_FIRST_COMMON_NUMBER, _COMMON_SYSCALLS)),
 }
 """The numbers of Linux's system calls by machine, as `uname -m` calls it, and by name."""
 
@@ -221,7 +221,7 @@ ALLOWED = (
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _KILL, _REFUSE, _ALLOW = 0x8000_0000, 0x0005_0000, 0x7FFF_0000
-_NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
+_NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _ARGUMENTS_OFFSET = 0, 4, 16
 _AUDIT_NUMBERS = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 _X32_BIT = 0x4000_0000
 
@@ -236,16 +236,16 @@ def bpf_filter(machine: str | None = None) -> bytes:
     if machine not in SYSCALL_NUMBERS:
         raise ValueError(f"there is no system call filter for {machine!r}")
     code = [
-        *_load(_ARCHITECTURE_AT),
+        *_load(_ARCHITECTURE_OFFSET),
         *_jump(_EQUAL, _AUDIT_NUMBERS[machine], 1, 0),
         *_return(_KILL),
-        *_load(_NUMBER_AT),
-        *_search(_ranges(SYSCALL_NUMBERS[machine])),
+        *_load(_NUMBER_OFFSET),
+        *_search(_number_ranges(SYSCALL_NUMBERS[machine])),
     ]
     return b"".join(code)
 
 
-def _ranges(numbers: Mapping[str, int]) -> list[tuple[int, _Code]]:
+def _number_ranges(numbers: Mapping[str, int]) -> list[tuple[int, _Code]]:
     """Return ranges of system call numbers: the first number and the verdict, which applies up to
     the next range."""
     verdicts = {number: _verdict(name) for name, number in numbers.items()}
@@ -296,7 +296,7 @@ def _search(ranges: list[tuple[int, _Code]]) -> _Code:
 
 
 def _load_argument(index: int) -> _Code:
-    return _load(_ARGUMENTS_AT + 8 * index)
+    return _load(_ARGUMENTS_OFFSET + 8 * index)
 
 
 def _load(offset: int) -> _Code:

@@ -33,37 +33,37 @@ class BufferedReader:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._buffer = bytearray()
-        self._ended = False
+        self._is_ended = False
 
     async def peek(self) -> int | None:
         """Return the first byte without consuming it, or None at the end."""
         if not self._buffer:
-            await self._more()
+            await self._receive_more()
         return self._buffer[0] if self._buffer else None
 
     async def read(self, max_bytes: int) -> bytes:
         """Return 1 to `max_bytes` bytes, or b"" at the end."""
         if not self._buffer:
-            await self._more()
+            await self._receive_more()
         return self._take(max_bytes)
 
     async def read_exactly(self, count: int) -> bytes:
         """Return exactly `count` bytes. Raises DeniedError if the stream ends before."""
         while len(self._buffer) < count:
-            await self._more_or_fail()
+            await self._receive_more_or_fail()
         return self._take(count)
 
     async def read_line(self, max_bytes: int) -> bytes:
         """Return the bytes up to and including the next LF. Raises DeniedError beyond `max_bytes`,
         and if the stream ends before."""
-        return self._take(await self._end_of((b"\n",), max_bytes))
+        return self._take(await self._find_end((b"\n",), max_bytes))
 
     async def read_head(self, max_bytes: int) -> bytes:
         """Return the bytes up to and including the next empty line. Raises DeniedError beyond
         `max_bytes`, and if the stream ends before."""
-        return self._take(await self._end_of((b"\n\r\n", b"\n\n"), max_bytes))
+        return self._take(await self._find_end((b"\n\r\n", b"\n\n"), max_bytes))
 
-    async def _end_of(self, marks: tuple[bytes, ...], max_bytes: int) -> int:
+    async def _find_end(self, marks: tuple[bytes, ...], max_bytes: int) -> int:
         start = 0
         while True:
             found = ((self._buffer.find(mark, start, max_bytes), len(mark)) for mark in marks)
@@ -72,17 +72,17 @@ class BufferedReader:
             if len(self._buffer) >= max_bytes:
                 raise DeniedError(f"more than {max_bytes} bytes where a request was expected", 400)
             start = max(0, len(self._buffer) - 2)  # do not search the same bytes again
-            await self._more_or_fail()
+            await self._receive_more_or_fail()
 
-    async def _more_or_fail(self) -> None:
-        await self._more()
-        if self._ended:
+    async def _receive_more_or_fail(self) -> None:
+        await self._receive_more()
+        if self._is_ended:
             raise DeniedError("the request ends in its middle", 400)
 
-    async def _more(self) -> None:
-        if not self._ended:
+    async def _receive_more(self) -> None:
+        if not self._is_ended:
             data = await self._connection.receive()
-            self._ended = not data
+            self._is_ended = not data
             self._buffer += data
 
     def _take(self, count: int) -> bytes:

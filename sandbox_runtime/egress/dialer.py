@@ -18,12 +18,12 @@ from policies.hosts import IPAddress, Target, is_public, parse_address
 from sandbox_runtime.egress.decision import DeniedError, UnreachableError
 
 BUFFER_BYTES = 64 << 10
-_LOOKUPS = 4
+_MAX_LOOKUPS = 4
 """Maximum number of concurrent lookups of one sandbox, so that its slow names do not delay the
 lookups of other sandboxes."""
 _MAX_ADDRESSES = 4
 """Maximum number of addresses of one name that are dialed."""
-_LOOKUP_S = 10.0
+_LOOKUP_TIMEOUT_S = 10.0
 """The timeout of one lookup; the caller's timeout is usually shorter."""
 _OTHER_FAMILY_S = 1.0
 """Maximum time that a lookup waits for the addresses of the second family (IPv4 or IPv6)."""
@@ -41,7 +41,7 @@ Resolve = Callable[[str], Awaitable[Sequence[str]]]
 """Return the addresses of a name, best first. Raises OSError."""
 _Stamp = tuple[int, int, int] | None
 """A file's inode, size and modification time; None if it is missing."""
-_parsed = lru_cache(ipaddress.ip_address)
+_parse_ip = lru_cache(ipaddress.ip_address)
 """Cached, as the dialers of all sandboxes parse the same forbidden addresses."""
 
 
@@ -67,19 +67,19 @@ class Dialer:
         timeout_s: float,
     ) -> None:
         self._rules = rules
-        self._forbidden = frozenset((_parsed(ip), port) for ip, port in forbidden)
+        self._forbidden = frozenset((_parse_ip(ip), port) for ip, port in forbidden)
         self._own_ports = {port for ip, port in self._forbidden if ip.is_unspecified}
         """The ports that are forbidden on every address of this host."""
         self._resolve = resolve
         self._connect = connect
         self._timeout_s = timeout_s
-        self._lookups = asyncio.Semaphore(_LOOKUPS)
+        self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
 
     async def dial(self, target: Target) -> Server:
         """Connect to the first address that answers. Raises DeniedError, UnreachableError."""
         failure = f"cannot connect to {target}: no answer in {self._timeout_s:g} s"
         status = 504
-        for ip in await self._addresses(target):
+        for ip in await self._dialable_addresses(target):
             try:
                 async with asyncio.timeout(self._timeout_s):
                     return await self._connect(str(ip), target.port)
@@ -91,9 +91,9 @@ class Dialer:
 
     async def check(self, target: Target) -> None:
         """Raise DeniedError or UnreachableError if the target has no address that may be dialed."""
-        await self._addresses(target)
+        await self._dialable_addresses(target)
 
-    async def _addresses(self, target: Target) -> list[IPAddress]:
+    async def _dialable_addresses(self, target: Target) -> list[IPAddress]:
         """Return the addresses of the target that may be dialed, at least one."""
         found = [target.address] if target.address else await self._look_up(target.host)
         allowed = [
@@ -101,7 +101,7 @@ class Dialer:
             for ip in found
             if self._rules.is_reachable(ip)
             and self._forbidden.isdisjoint({(ip, target.port), (ip, None)})
-            and not (target.port in self._own_ports and _is_own(ip))
+            and not (target.port in self._own_ports and _is_own_address(ip))
         ]
         if not allowed:
             raise DeniedError(
@@ -124,7 +124,7 @@ class Dialer:
         return addresses
 
 
-def _is_own(ip: IPAddress) -> bool:
+def _is_own_address(ip: IPAddress) -> bool:
     """Return True if the address is one of this host's: only to those can a socket be bound."""
     family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
     try:
@@ -160,7 +160,7 @@ class SystemResolver:
         self._hosts = hosts
         self._resolv_conf = resolv_conf
         self._port = port
-        self._config: _ResolverFiles | None = None
+        self._resolver_files: _ResolverFiles | None = None
 
     async def __call__(self, host: str) -> Sequence[str]:
         if parse_address(host):
@@ -171,13 +171,13 @@ class SystemResolver:
             return found
         if name == "localhost" or name.endswith(".localhost"):  # RFC 6761, section 6.3
             return _LOOPBACK
-        return sorted(await config.servers.addresses(host), key=_rank)
+        return sorted(await config.servers.addresses(host), key=_address_rank)
 
     async def _current_files(self) -> _ResolverFiles:
-        stamps = (_stamp(self._hosts), _stamp(self._resolv_conf))
-        if self._config is None or self._config.stamps != stamps:
-            self._config = await asyncio.to_thread(self._read, stamps)
-        return self._config
+        stamps = (_file_stamp(self._hosts), _file_stamp(self._resolv_conf))
+        if self._resolver_files is None or self._resolver_files.stamps != stamps:
+            self._resolver_files = await asyncio.to_thread(self._read, stamps)
+        return self._resolver_files
 
     def _read(self, stamps: tuple[_Stamp, _Stamp]) -> _ResolverFiles:
         return _ResolverFiles(
@@ -185,7 +185,7 @@ class SystemResolver:
         )
 
 
-def _rank(ip: str) -> int:
+def _address_rank(ip: str) -> int:
     """Return an address's sort key, simplified from RFC 6724: 0 for IPv6 that this host reaches
     from a global address, 1 for IPv4, 2 for other IPv6, 3 for an address without a route."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
@@ -215,7 +215,7 @@ def _read_hosts(path: Path) -> dict[str, list[str]]:
     return hosts
 
 
-def _stamp(path: Path) -> _Stamp:
+def _file_stamp(path: Path) -> _Stamp:
     try:
         facts = path.stat()
     except OSError:
@@ -239,7 +239,7 @@ class _NameServers:
             resolver.read_resolv_conf(str(resolv_conf))
         except (DNSException, ValueError):
             resolver.nameservers = ["127.0.0.1"]  # the default of resolv.conf(5)
-        resolver.port, resolver.lifetime = port, _LOOKUP_S
+        resolver.port, resolver.lifetime = port, _LOOKUP_TIMEOUT_S
         resolver.use_search_by_default = True
 
     async def addresses(self, host: str) -> list[str]:

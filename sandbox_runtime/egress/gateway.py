@@ -114,9 +114,9 @@ class Gateway:
         self._confirm_target = confirm_target
         self._on_decision = on_decision
         self._scopes: set[anyio.CancelScope] = set()
-        self._none_open = asyncio.Event()
-        self._none_open.set()
-        self._closed = False
+        self._all_ended = asyncio.Event()
+        self._all_ended.set()
+        self._is_closed = False
 
     async def serve(self, connection: Connection) -> None:
         """Serve one connection to its end, and close it."""
@@ -129,10 +129,10 @@ class Gateway:
         )
         scope = anyio.CancelScope()
         self._scopes.add(scope)
-        self._none_open.clear()
+        self._all_ended.clear()
         try:
             with scope:
-                if not self._closed:
+                if not self._is_closed:
                     await handler.run(connection, refusal)
         finally:
             connection.abort()
@@ -141,14 +141,14 @@ class Gateway:
             finally:
                 self._scopes.discard(scope)
                 if not self._scopes:
-                    self._none_open.set()
+                    self._all_ended.set()
 
     async def aclose(self) -> None:
         """End all connections and accept no more. Safe to call twice."""
-        self._closed = True
+        self._is_closed = True
         for scope in self._scopes:
             scope.cancel()
-        await self._none_open.wait()
+        await self._all_ended.wait()
 
     async def _refusal_of(self, target: Target) -> str | None:
         """Return why the target is denied, or None."""
@@ -180,23 +180,23 @@ class _ConnectionHandler:
 
     def __init__(
         self,
-        confirm: ConfirmTarget,
+        refusal_of: ConfirmTarget,
         dialer: Dialer,
         traffic: TrafficQuota,
         headers_for: Callable[[Target], tuple[Header, ...]],
         timeouts: Timeouts,
     ) -> None:
-        self._confirm = confirm
+        self._refusal_of = refusal_of
         self._dialer = dialer
         self._traffic = traffic
         self._headers_for = headers_for
         self._timeouts = timeouts
-        self._started = asyncio.get_running_loop().time()
+        self._started_at = asyncio.get_running_loop().time()
         self._target: Target | None = None
         self._relay: Relay | None = None
-        self._in_tunnel = False
+        self._is_tunnel = False
         self._error_reply: ErrorReply = http_error
-        self._denied = True
+        self._is_denied = True
         self._reason = "the sandbox ended"
 
     async def run(self, connection: Connection, refusal: str | None) -> None:
@@ -207,7 +207,7 @@ class _ConnectionHandler:
             await self._serve(connection, reader, refusal)
             self._reason = ""
         except EgressError as error:
-            self._denied = isinstance(error, DeniedError)
+            self._is_denied = isinstance(error, DeniedError)
             self._reason = str(error)
             await self._refuse(connection, reader, error)
         except ConnectionError:
@@ -220,28 +220,28 @@ class _ConnectionHandler:
         return Decision(
             host=self._target.host if self._target else "",
             port=self._target.port if self._target else 0,
-            verdict="denied" if self._denied else "allowed",
+            verdict="denied" if self._is_denied else "allowed",
             reason=self._reason,
             bytes_up=self._relay.bytes_up if self._relay else 0,
             bytes_down=self._relay.bytes_down if self._relay else 0,
-            duration_s=asyncio.get_running_loop().time() - self._started,
+            duration_s=asyncio.get_running_loop().time() - self._started_at,
         )
 
     async def _serve(
         self, connection: Connection, reader: BufferedReader, refusal: str | None
     ) -> None:
-        request = await self._timeouts.for_head(self._read_request(connection, reader))
+        request = await self._timeouts.wait_for_head(self._read_request(connection, reader))
         target = self._target = request.target
         if refusal:
             raise DeniedError(refusal, 503)
-        if reason := await self._confirm(target):
+        if reason := await self._refusal_of(target):
             raise DeniedError(reason)
         self._traffic.check()
         server = await self._dialer.dial(target)
-        self._denied = False
+        self._is_denied = False
         relay = self._relay = Relay(connection, reader, server, self._traffic, self._timeouts)
         try:
-            await connection.send(request.granted)
+            await connection.send(request.success_reply)
             self._error_reply = http_error
             await self._relay_request(relay, request)
             await relay.close()
@@ -258,18 +258,20 @@ class _ConnectionHandler:
         target, head = request.target, request.head
         if not head and target.port == HTTP_PORT:
             # In a tunnel, too, the Host header must name the target that the rules allowed.
-            head = await self._timeouts.for_head(read_tunnelled_request(relay.from_program, target))
+            head = await self._timeouts.wait_for_head(
+                read_tunnelled_request(relay.program_reader, target)
+            )
         if head:
             await exchange(relay, head, target, self._headers_for(target))
         else:
-            self._in_tunnel = True
+            self._is_tunnel = True
             await tunnel(relay, target, self._timeouts)
 
     async def _refuse(
         self, connection: Connection, reader: BufferedReader, error: EgressError
     ) -> None:
         relay = self._relay
-        if relay and (relay.bytes_down or (relay.bytes_up and self._in_tunnel)):
+        if relay and (relay.bytes_down or (relay.bytes_up and self._is_tunnel)):
             return  # the program would take the reply for a part of the response
         reply = ACCESS_DENIED if isinstance(error, HelloError) else self._error_reply(error)
         # Closing with unread data would discard the reply: read on for a while.

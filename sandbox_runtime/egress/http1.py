@@ -17,16 +17,18 @@ MAX_HEADERS = 128
 CHUNKED = -1
 """The value of `RequestHead.body_bytes` for a chunked body."""
 Header = tuple[str, str]
-_START = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}) ([\x21-\x7e\x80-\xff]+) HTTP/1\.([01])")
+_REQUEST_LINE = re.compile(
+    r"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}) ([\x21-\x7e\x80-\xff]+) HTTP/1\.([01])"
+)
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
 _LENGTH = re.compile(r"[0-9]{1,18}")
-_STATUS = re.compile(r"HTTP/1\.[01] ([1-5][0-9]{2})(?: [\t\x20-\x7e\x80-\xff]*)?")
+_STATUS_LINE = re.compile(r"HTTP/1\.[01] ([1-5][0-9]{2})(?: [\t\x20-\x7e\x80-\xff]*)?")
 _URL = re.compile(r"http://([^/?#]*)([/?][^#]*)?", re.IGNORECASE)
 _CHUNK_START = re.compile(rb"([0-9A-Fa-f]{1,8})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 _MAX_LINE_BYTES = 4096
 _NOT_ASCII = re.compile(r"[\x80-\xff]")
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "te", "trailer", "upgrade"})
-_ECHOES_HEADERS = frozenset({"TRACE", "TRACK"})
+_ECHOING_METHODS = frozenset({"TRACE", "TRACK"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class RequestHead:
 
     def tunnel_target(self) -> Target:
         """Return the target of CONNECT. Raises DeniedError."""
-        return _authority(self.url, None)
+        return _parse_authority(self.url, None)
 
     def target(self) -> Target:
         """Return the target of an absolute http:// URL. Raises DeniedError."""
@@ -53,7 +55,7 @@ class RequestHead:
             raise DeniedError(
                 "this is a proxy: it takes CONNECT host:port and absolute http:// URLs only", 400
             )
-        target = _authority(match[1], HTTP_PORT)
+        target = _parse_authority(match[1], HTTP_PORT)
         if target.port == TLS_PORT:
             raise DeniedError(f"only TLS passes to port {TLS_PORT}")
         return target
@@ -63,14 +65,14 @@ class RequestHead:
         names = self.values("host")
         if len(names) > 1 or (not names and self.minor_version):
             raise DeniedError("a request needs exactly one Host header", 400)
-        if names and _authority(names[0], HTTP_PORT) != target:
+        if names and _parse_authority(names[0], HTTP_PORT) != target:
             raise DeniedError(f"the Host header is not that of the URL ({target})", 400)
 
     def values(self, name: str) -> list[str]:
         """Return the values of a header by its lower-case name."""
         return [value for key, value in self.headers if key.lower() == name]
 
-    def rewritten(self, target: Target, injected: tuple[Header, ...]) -> bytes:
+    def rewritten_head(self, target: Target, injected: tuple[Header, ...]) -> bytes:
         """Return the head for the server: without hop-by-hop headers, and with the `injected`
         headers, which replace the program's headers of the same names."""
         match = _URL.fullmatch(self.url)
@@ -78,24 +80,24 @@ class RequestHead:
         path = path if path.startswith("/") else f"/{path}"
         path = _NOT_ASCII.sub(lambda found: f"%{ord(found[0]):02X}", path)
         replaced = {"host", "content-length", "transfer-encoding"}
-        replaced |= {_key(name) for name, _ in injected}
+        replaced |= {_normalized_name(name) for name, _ in injected}
         host = str(target).removesuffix(f":{HTTP_PORT}")
-        headers = [("Host", host), *_end_to_end(self.headers, replaced), *injected]
+        headers = [("Host", host), *_end_to_end_headers(self.headers, replaced), *injected]
         if self.body_bytes == CHUNKED:
             headers.append(("Transfer-Encoding", "chunked"))
         elif self.values("content-length"):
             headers.append(("Content-Length", str(self.body_bytes)))
         headers.append(("Connection", "close"))
-        return _head(f"{self.method} {path} HTTP/1.{self.minor_version}", headers)
+        return _encode_head(f"{self.method} {path} HTTP/1.{self.minor_version}", headers)
 
 
 def parse_request_head(head: bytes) -> RequestHead:
     """Parse a head with the empty line at its end. Raises DeniedError."""
-    start, headers = _lines(head)
-    match = _START.fullmatch(start)
+    start, headers = _parse_lines(head)
+    match = _REQUEST_LINE.fullmatch(start)
     if not match:
         raise DeniedError("malformed request line", 400)
-    if match[1].upper() in _ECHOES_HEADERS:
+    if match[1].upper() in _ECHOING_METHODS:
         raise DeniedError(f"{match[1]} is refused", 405)
     minor = int(match[3])
     return RequestHead(match[1], match[2], minor, headers, _body_bytes(headers, minor))
@@ -107,17 +109,19 @@ def parse_response_head(head: bytes) -> tuple[int, bytes]:
     Raises UnreachableError, also for status 101: the program's Upgrade header was not sent on.
     """
     try:
-        start, headers = _lines(head)
+        start, headers = _parse_lines(head)
     except DeniedError as error:
         raise UnreachableError(f"the host's answer has a {error}") from error
-    match = _STATUS.fullmatch(start)
+    match = _STATUS_LINE.fullmatch(start)
     if not match or match[1] == "101":
         raise UnreachableError("the host's answer has a malformed status line")
-    status, passed = int(match[1]), _end_to_end(headers, set())
-    return status, _head(start, passed if status < 200 else [*passed, ("Connection", "close")])
+    status, passed = int(match[1]), _end_to_end_headers(headers, set())
+    return status, _encode_head(
+        start, passed if status < 200 else [*passed, ("Connection", "close")]
+    )
 
 
-def _lines(head: bytes) -> tuple[str, tuple[Header, ...]]:
+def _parse_lines(head: bytes) -> tuple[str, tuple[Header, ...]]:
     start, *lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     if len(lines) > MAX_HEADERS:
         raise DeniedError(f"more than {MAX_HEADERS} headers", 400)
@@ -138,35 +142,36 @@ def _body_bytes(headers: tuple[Header, ...], minor_version: int) -> int:
     return CHUNKED if codings else int(lengths[0]) if lengths else 0
 
 
-def _end_to_end(headers: tuple[Header, ...], dropped: set[str]) -> list[Header]:
+def _end_to_end_headers(headers: tuple[Header, ...], dropped_names: set[str]) -> list[Header]:
     """Return the headers without hop-by-hop headers, headers that begin with `Proxy-`, and headers
-    named in `dropped` (in lower case)."""
+    named in `dropped_names` (in lower case)."""
     named = {
         name.strip().lower()
         for key, value in headers
         if key.lower() == "connection"
         for name in value.split(",")
     }
-    all_dropped = _HOP_BY_HOP | dropped | named
+    all_dropped = _HOP_BY_HOP | dropped_names | named
     return [
         header
         for header in headers
-        if _key(header[0]) not in all_dropped and not _key(header[0]).startswith("proxy-")
+        if _normalized_name(header[0]) not in all_dropped
+        and not _normalized_name(header[0]).startswith("proxy-")
     ]
 
 
-def _key(name: str) -> str:
+def _normalized_name(name: str) -> str:
     return name.lower().replace("_", "-")  # CGI servers treat - and _ alike
 
 
-def _authority(text: str, default_port: int | None) -> Target:
+def _parse_authority(text: str, default_port: int | None) -> Target:
     try:
         return parse_authority(text.encode("latin-1").decode(), default_port)
     except ValueError as error:
         raise DeniedError(str(error), 400) from error
 
 
-def _head(start: str, headers: list[Header]) -> bytes:
+def _encode_head(start: str, headers: list[Header]) -> bytes:
     lines = [start, *(f"{name}: {value}" for name, value in headers)]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
@@ -186,50 +191,50 @@ async def exchange(
     """Relay one request, with the `injected` headers, and its response. Raises ConnectionError,
     EgressError."""
 
-    async def up() -> None:
-        await relay.up(head.rewritten(target, injected))
+    async def relay_request() -> None:
+        await relay.send_to_server(head.rewritten_head(target, injected))
         if head.body_bytes == CHUNKED:
-            await _chunks_up(relay)
+            await _relay_chunks(relay)
         else:
-            await _bytes_up(relay, head.body_bytes)
-        await relay.discard_rest_up()
+            await _relay_bytes(relay, head.body_bytes)
+        await relay.discard_rest_of_request()
 
-    async def down() -> None:
+    async def relay_response() -> None:
         status = 100
         while status < 200:
-            status, response_head = parse_response_head(await relay.head_from_server())
-            await relay.down(response_head)
-        await relay.rest_down()
+            status, response_head = parse_response_head(await relay.read_response_head())
+            await relay.send_to_program(response_head)
+        await relay.relay_rest_to_program()
         relay.mark_answered()
 
-    await relay.run(up, down)
+    await relay.run(relay_request, relay_response)
 
 
-async def _bytes_up(relay: Relay, count: int) -> None:
+async def _relay_bytes(relay: Relay, count: int) -> None:
     while count:
-        data = await relay.from_program.read(min(count, PIECE_BYTES))
+        data = await relay.program_reader.read(min(count, PIECE_BYTES))
         if not data:
             raise DeniedError("the body ends in its middle", 400)
         count -= len(data)
-        await relay.up(data)
+        await relay.send_to_server(data)
 
 
-async def _chunks_up(relay: Relay) -> None:
+async def _relay_chunks(relay: Relay) -> None:
     """Relay the chunks of a body with new chunk headers, and drop its trailers."""
-    while count := await _chunk_bytes(relay.from_program):
-        await relay.up(b"%x\r\n" % count)
-        await _bytes_up(relay, count)
-        if await relay.from_program.read_exactly(2) != b"\r\n":
+    while count := await _read_chunk_size(relay.program_reader):
+        await relay.send_to_server(b"%x\r\n" % count)
+        await _relay_bytes(relay, count)
+        if await relay.program_reader.read_exactly(2) != b"\r\n":
             raise DeniedError("malformed chunk", 400)
-        await relay.up(b"\r\n")
+        await relay.send_to_server(b"\r\n")
     for _ in range(MAX_HEADERS):
-        if await relay.from_program.read_line(_MAX_LINE_BYTES) == b"\r\n":
-            await relay.up(b"0\r\n\r\n")
+        if await relay.program_reader.read_line(_MAX_LINE_BYTES) == b"\r\n":
+            await relay.send_to_server(b"0\r\n\r\n")
             return
     raise DeniedError("malformed trailer", 400)
 
 
-async def _chunk_bytes(reader: BufferedReader) -> int:
+async def _read_chunk_size(reader: BufferedReader) -> int:
     match = _CHUNK_START.fullmatch(await reader.read_line(_MAX_LINE_BYTES))
     if not match:
         raise DeniedError("malformed chunk", 400)

@@ -27,7 +27,7 @@ class Timeouts:
     linger_s: float = 2.0
     """For the other side to close the connection after everything was sent to it."""
 
-    async def for_head(self, head: Awaitable[T]) -> T:
+    async def wait_for_head(self, head: Awaitable[T]) -> T:
         """Await a head that the program sends. Raises DeniedError after `head_s`."""
         try:
             async with asyncio.timeout(self.head_s):

@@ -13,15 +13,15 @@ from sandbox_runtime.egress.connection import BufferedReader, Connection
 from sandbox_runtime.egress.decision import DeniedError, EgressError
 from sandbox_runtime.egress.http1 import MAX_HEAD_BYTES, RequestHead, parse_request_head
 
-_HTTP_GRANTED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+_HTTP_SUCCESS_REPLY = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _PHRASE_CHARS = 300
 SOCKS_VERSION = 0x05
 _NO_AUTHENTICATION = 0x00
-_CONNECT = 0x01
-_IPV4, _NAME, _IPV6 = 0x01, 0x03, 0x04
-_SOCKS_GRANTED = 0x00
+_CONNECT_COMMAND = 0x01
+_IPV4, _DOMAIN_NAME, _IPV6 = 0x01, 0x03, 0x04
+_SOCKS_SUCCESS = 0x00
 _GENERAL_FAILURE = 0x01
-_BY_STATUS = {403: 0x02, 405: 0x07, 502: 0x04, 503: 0x02, 504: 0x06}
+_SOCKS_CODES = {403: 0x02, 405: 0x07, 502: 0x04, 503: 0x02, 504: 0x06}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class ProxyRequest:
     """A program's request to reach a host."""
 
     target: Target
-    granted: bytes = b""
+    success_reply: bytes = b""
     """The reply to the program once the connection to the host is made."""
     head: RequestHead | None = None
     """The head of a plain HTTP request; None for a tunnel."""
@@ -43,7 +43,7 @@ async def read_http(reader: BufferedReader) -> ProxyRequest:
     """Read CONNECT host:port, or a request with an absolute http:// URL. Raises DeniedError."""
     head = parse_request_head(await reader.read_head(MAX_HEAD_BYTES))
     if head.method == "CONNECT":
-        return ProxyRequest(head.tunnel_target(), granted=_HTTP_GRANTED)
+        return ProxyRequest(head.tunnel_target(), success_reply=_HTTP_SUCCESS_REPLY)
     target = head.target()
     head.check_host(target)
     return ProxyRequest(target, head=head)
@@ -75,22 +75,22 @@ async def read_socks(reader: BufferedReader, connection: Connection) -> ProxyReq
         raise DeniedError("SOCKS: malformed request", 400)
     host = await _read_socks_host(reader, kind)
     port = int.from_bytes(await reader.read_exactly(2), "big")
-    if command != _CONNECT or not port:
+    if command != _CONNECT_COMMAND or not port:
         raise DeniedError("SOCKS: only CONNECT to a port from 1 to 65535 is offered", 405)
-    return ProxyRequest(Target(host, port), granted=_socks_reply(_SOCKS_GRANTED))
+    return ProxyRequest(Target(host, port), success_reply=_socks_reply(_SOCKS_SUCCESS))
 
 
 def socks_error(error: EgressError) -> bytes:
     """Return the SOCKS reply for an error."""
-    return _socks_reply(_BY_STATUS.get(error.status, _GENERAL_FAILURE))
+    return _socks_reply(_SOCKS_CODES.get(error.status, _GENERAL_FAILURE))
 
 
-async def _read_socks_host(reader: BufferedReader, kind: int) -> str:
-    if kind == _IPV4:
+async def _read_socks_host(reader: BufferedReader, address_type: int) -> str:
+    if address_type == _IPV4:
         return str(ipaddress.IPv4Address(await reader.read_exactly(4)))
-    if kind == _IPV6:
+    if address_type == _IPV6:
         return str(ipaddress.IPv6Address(await reader.read_exactly(16)))
-    if kind != _NAME:
+    if address_type != _DOMAIN_NAME:
         raise DeniedError("SOCKS: unknown kind of address", 400)
     name = await reader.read_exactly((await reader.read_exactly(1))[0])
     try:

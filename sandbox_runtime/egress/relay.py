@@ -22,19 +22,19 @@ class Relay:
     def __init__(
         self,
         connection: Connection,
-        from_program: BufferedReader,
+        program_reader: BufferedReader,
         server: Server,
         traffic: TrafficQuota,
         timeouts: Timeouts,
     ) -> None:
-        self.from_program = from_program
+        self.program_reader = program_reader
         self._reader, self._writer = server
         self.bytes_up = self.bytes_down = 0
         self._connection = connection
         self._traffic = traffic
         self._timeouts = timeouts
         self._scope = anyio.CancelScope()
-        self._answered = False
+        self._is_answered = False
 
     async def run(self, *sides: Side) -> None:
         """Run all sides to their end; the first failure cancels the others.
@@ -57,10 +57,10 @@ class Relay:
                 group.start_soon(run_side, side)
         if failures:
             raise failures[0]
-        if self._scope.cancel_called and not self._answered:
+        if self._scope.cancel_called and not self._is_answered:
             raise UnreachableError(f"nothing passed for {self._timeouts.idle_s:g} s", 504)
 
-    async def up(self, data: bytes) -> None:
+    async def send_to_server(self, data: bytes) -> None:
         """Send to the server. Raises DeniedError if the traffic is used up."""
         await self._traffic.consume(len(data))
         # Bytes for a server that no longer reads are dropped: it may have answered already, and
@@ -72,48 +72,48 @@ class Relay:
         self.bytes_up += len(data)
         self._restart_idle_timer()
 
-    def finish_up(self) -> None:
+    def send_end_to_server(self) -> None:
         """Pass the end of the program's data on to the server."""
         with suppress(OSError):
             self._writer.write_eof()
 
-    async def down(self, data: bytes) -> None:
+    async def send_to_program(self, data: bytes) -> None:
         """Send to the program. Raises ConnectionError, DeniedError."""
         await self._traffic.consume(len(data))
         self.bytes_down += len(data)
         await self._connection.send(data)
         self._restart_idle_timer()
 
-    async def head_from_server(self) -> bytes:
+    async def read_response_head(self) -> bytes:
         """Return a response head with the empty line at its end. Raises UnreachableError."""
         try:
             return await self._reader.readuntil(b"\r\n\r\n")
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             raise UnreachableError("the host did not answer in HTTP/1") from error
 
-    async def rest_down(self) -> None:
+    async def relay_rest_to_program(self) -> None:
         """Relay everything that the server sends until it closes. Raises ConnectionError,
         EgressError."""
-        while data := await self._from_server():
-            await self.down(data)
+        while data := await self._read_from_server():
+            await self.send_to_program(data)
         await self._connection.finish()
 
-    async def _from_server(self) -> bytes:
+    async def _read_from_server(self) -> bytes:
         try:
             return await self._reader.read(PIECE_BYTES)
         except OSError as error:
             why = f"the host broke the connection: {error.strerror or error}"
             raise UnreachableError(why) from error
 
-    async def discard_rest_up(self) -> None:
+    async def discard_rest_of_request(self) -> None:
         """Read and discard what the program sends after its request, until the program has
         finished. Raises ConnectionError, DeniedError."""
-        while data := await self.from_program.read(PIECE_BYTES):
+        while data := await self.program_reader.read(PIECE_BYTES):
             await self._traffic.consume(len(data))
 
     def mark_answered(self) -> None:
         """Record that the response is complete: the relay ends after `linger_s`."""
-        self._answered = True
+        self._is_answered = True
         self._scope.deadline = anyio.current_time() + self._timeouts.linger_s
 
     async def close(self) -> None:
@@ -131,5 +131,5 @@ class Relay:
             transport.abort()
 
     def _restart_idle_timer(self) -> None:
-        if not self._answered:
+        if not self._is_answered:
             self._scope.deadline = anyio.current_time() + self._timeouts.idle_s

@@ -22,8 +22,8 @@ _HOST_NAME = 0
 _ENCRYPTED_HELLO = frozenset({0xFE0D, 0xFFCE})  # ECH, and the ESNI that it was before
 ACCESS_DENIED = b"\x15\x03\x03\x00\x02\x02\x31"
 """The fatal alert that reports a HelloError to a TLS client."""
-_UNNAMED = "TLS without a server name is refused, because its destination cannot be checked"
-_ENCRYPTED = (
+_UNNAMED_ERROR = "TLS without a server name is refused, because its destination cannot be checked"
+_ENCRYPTED_ERROR = (
     "TLS with an encrypted ClientHello is refused, because its destination cannot be checked"
 )
 
@@ -34,14 +34,16 @@ async def tunnel(relay: Relay, target: Target, timeouts: Timeouts) -> None:
     Only TLS is allowed to port 443. To other ports, a ClientHello at the start is checked too.
     """
 
-    async def up() -> None:
-        if target.port == TLS_PORT or await relay.from_program.peek() == _HANDSHAKE:
-            await relay.up(await timeouts.for_head(read_client_hello(relay.from_program, target)))
-        while data := await relay.from_program.read(PIECE_BYTES):
-            await relay.up(data)
-        relay.finish_up()
+    async def relay_to_server() -> None:
+        if target.port == TLS_PORT or await relay.program_reader.peek() == _HANDSHAKE:
+            await relay.send_to_server(
+                await timeouts.wait_for_head(read_client_hello(relay.program_reader, target))
+            )
+        while data := await relay.program_reader.read(PIECE_BYTES):
+            await relay.send_to_server(data)
+        relay.send_end_to_server()
 
-    await relay.run(up, relay.rest_down)
+    await relay.run(relay_to_server, relay.relay_rest_to_program)
 
 
 async def read_client_hello(reader: BufferedReader, target: Target) -> bytes:
@@ -53,14 +55,14 @@ async def read_client_hello(reader: BufferedReader, target: Target) -> bytes:
         header = await reader.read_exactly(5)
         length = int.from_bytes(header[3:], "big")
         if header[0] != _HANDSHAKE or header[1] != 3 or not 0 < length <= _MAX_RECORD_BYTES:
-            raise _malformed()
+            raise _malformed_error()
         fragment = await reader.read_exactly(length)
         records += header + fragment
         message += fragment
         if message[0] != _CLIENT_HELLO or len(records) > _MAX_HELLO_BYTES:
-            raise _malformed()
+            raise _malformed_error()
     if len(message) > _message_end(message):
-        raise _malformed()
+        raise _malformed_error()
     _check_name(server_name(message[4:]), target)
     return records
 
@@ -75,25 +77,25 @@ def server_name(hello: bytes) -> str | None:
     extensions = dict[int, bytes]()
     for kind, content in _extensions(fields):
         if kind in extensions:
-            raise _malformed()
+            raise _malformed_error()
         extensions[kind] = content
     if _ENCRYPTED_HELLO & extensions.keys():
-        raise HelloError(_ENCRYPTED)
+        raise HelloError(_ENCRYPTED_ERROR)
     if _SERVER_NAME not in extensions:
         return None
     names = _Fields(_Fields(extensions[_SERVER_NAME]).only_vector(2))
     if names.take(1)[0] != _HOST_NAME:
-        raise _malformed()
+        raise _malformed_error()
     try:
         return names.only_vector(2).decode("ascii")
     except UnicodeDecodeError as error:
-        raise _malformed() from error
+        raise _malformed_error() from error
 
 
 def _check_name(name: str | None, target: Target) -> None:
     if name is None:
         if target.address is None:
-            raise HelloError(_UNNAMED)
+            raise HelloError(_UNNAMED_ERROR)
         return  # an address has no name that TLS could carry
     try:
         host = parse_host(name)
@@ -108,9 +110,9 @@ def _message_end(message: bytes) -> int:
 
 
 def _extensions(fields: "_Fields") -> Iterator[tuple[int, bytes]]:
-    if fields.left:
+    if fields.remaining:
         extensions = _Fields(fields.only_vector(2))
-        while extensions.left:
+        while extensions.remaining:
             yield int.from_bytes(extensions.take(2), "big"), extensions.vector(2)
 
 
@@ -118,12 +120,12 @@ class _Fields:
     """Reads the fields of a TLS structure in order. Raises HelloError if a field is too short."""
 
     def __init__(self, data: bytes) -> None:
-        self.left = data
+        self.remaining = data
 
     def take(self, count: int) -> bytes:
-        if len(self.left) < count:
-            raise _malformed()
-        taken, self.left = self.left[:count], self.left[count:]
+        if len(self.remaining) < count:
+            raise _malformed_error()
+        taken, self.remaining = self.remaining[:count], self.remaining[count:]
         return taken
 
     def vector(self, length_bytes: int) -> bytes:
@@ -131,10 +133,10 @@ class _Fields:
 
     def only_vector(self, length_bytes: int) -> bytes:
         content = self.vector(length_bytes)
-        if self.left:
-            raise _malformed()
+        if self.remaining:
+            raise _malformed_error()
         return content
 
 
-def _malformed() -> HelloError:
+def _malformed_error() -> HelloError:
     return HelloError("malformed TLS ClientHello", 400)

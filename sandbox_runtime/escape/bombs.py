@@ -5,7 +5,13 @@ from dataclasses import replace
 
 from policies.isolation import Isolation
 from sandbox_runtime.errors import SandboxLostError
-from sandbox_runtime.escape.context import Attack, DisturbedError, EscapeContext, python, running
+from sandbox_runtime.escape.context import (
+    Attack,
+    DisturbedError,
+    EscapeContext,
+    run_python,
+    running_python,
+)
 
 _PIDS, _MEMORY_MIB, _DISK_MIB, _OPEN_FILES, _DISK_MIB_PER_S = 64, 256, 64, 256, 8
 """Limits of the attacking sandbox."""
@@ -183,9 +189,9 @@ print({_MANY_FILES})
 
 def _bomb(
     name: str,
-    tries: str,
+    description: str,
     program: str,
-    much: int,
+    min_amount: int,
     unit: str,
     *,
     disk_mib_per_s: int | None = None,
@@ -194,28 +200,28 @@ def _bomb(
     """Return an attack that runs `program` in a sandbox with small limits.
 
     The last word of the program's output is the amount that it used, in `unit`; the attack succeeds
-    if that is at least `much`. Without `disk_mib_per_s` the speed of the disk is not limited.
+    if that is at least `min_amount`. Without `disk_mib_per_s` the speed of the disk is not limited.
     """
 
     async def make(context: EscapeContext) -> str | None:
         await context.neighbour()
-        isolation = replace(_small(context.isolation), disk_mib_per_s=disk_mib_per_s)
+        isolation = replace(_with_small_limits(context.isolation), disk_mib_per_s=disk_mib_per_s)
         async with context.victim(isolation) as sandbox:
             try:
-                result = await python(sandbox, f"STAY_S = {context.watch_s}\n{program}")
+                result = await run_python(sandbox, f"STAY_S = {context.watch_s}\n{program}")
                 printed = result.stdout.split()
             except SandboxLostError:
                 printed = []  # the program ended with its sandbox
-            if disturbed := await context.disturbed():
-                raise DisturbedError(disturbed)
-        if printed and printed[-1].isdigit() and int(printed[-1]) >= much:
+            if disturbance := await context.disturbance():
+                raise DisturbedError(disturbance)
+        if printed and printed[-1].isdigit() and int(printed[-1]) >= min_amount:
             return f"it took {printed[-1]} {unit}"
         return None
 
-    return Attack(name, "bombs", tries, make, own_kernel_holds)
+    return Attack(name, "bombs", description, make, own_kernel_holds)
 
 
-def _small(isolation: Isolation) -> Isolation:
+def _with_small_limits(isolation: Isolation) -> Isolation:
     return replace(
         isolation,
         pids=_PIDS,
@@ -227,9 +233,9 @@ def _small(isolation: Isolation) -> Isolation:
 
 async def _use_inotify(context: EscapeContext) -> str | None:
     neighbour = await context.neighbour()
-    before = (await python(neighbour, _ONE_INOTIFY)).stdout
-    async with context.victim() as sandbox, running(sandbox, _INOTIFY):
-        after = (await python(neighbour, _ONE_INOTIFY)).stdout
+    before = (await run_python(neighbour, _ONE_INOTIFY)).stdout
+    async with context.victim() as sandbox, running_python(sandbox, _INOTIFY):
+        after = (await run_python(neighbour, _ONE_INOTIFY)).stdout
     return "the neighbour sandbox cannot watch files any more" if before != after else None
 
 

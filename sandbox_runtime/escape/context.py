@@ -92,7 +92,7 @@ class Probe:
 
     name: str
     boundary: Boundary
-    tries: str
+    description: str
     """The attempt in one sentence."""
     own_kernel_holds: bool
     """True if a kernel of the sandbox's own (gVisor) makes the attempt harmless."""
@@ -104,7 +104,7 @@ class Attack:
 
     name: str
     boundary: Boundary
-    tries: str
+    description: str
     make: Callable[["EscapeContext"], Awaitable[str | None]]
     """Makes the attempt; returns what was found open, or None if the boundary held.
 
@@ -157,7 +157,7 @@ class EscapeContext:
     async def neighbour(self) -> EscapeSandbox:
         """Return the neighbour sandbox; replace it if an attack has disturbed it. Raises
         SandboxStartError."""
-        if self._neighbour and await self.disturbed():
+        if self._neighbour and await self.disturbance():
             await self.aclose()
         self._neighbour = self._neighbour or await self._start(self.isolation)
         return self._neighbour
@@ -171,7 +171,7 @@ class EscapeContext:
         finally:
             await sandbox.close()
 
-    async def disturbed(self) -> str | None:
+    async def disturbance(self) -> str | None:
         """Return how the neighbour sandbox is disturbed, or None if it works."""
         neighbour = self._neighbour
         if neighbour is None:
@@ -191,7 +191,7 @@ class EscapeContext:
             self._neighbour = None
 
 
-async def python(sandbox: Sandbox, program: str, *, timeout_s: float = 20.0) -> ExecResult:
+async def run_python(sandbox: Sandbox, program: str, *, timeout_s: float = 20.0) -> ExecResult:
     """Run a Python program inside. Raises SandboxLostError and NotTriedError."""
     result = await sandbox.exec(
         PYTHON, timeout_s=timeout_s, stdin=program.encode(), shell_state="none"
@@ -203,7 +203,9 @@ async def python(sandbox: Sandbox, program: str, *, timeout_s: float = 20.0) -> 
 
 
 @asynccontextmanager
-async def running(sandbox: Sandbox, program: str, *, timeout_s: float = 30.0) -> AsyncIterator[str]:
+async def running_python(
+    sandbox: Sandbox, program: str, *, timeout_s: float = 30.0
+) -> AsyncIterator[str]:
     """Run a Python program inside until the block ends; yield its first output.
 
     Raises SandboxLostError and NotTriedError.

@@ -13,8 +13,8 @@ from sandbox_runtime.escape.context import (
     DisturbedError,
     EscapeContext,
     EscapeSandbox,
-    python,
-    running,
+    run_python,
+    running_python,
 )
 from sandbox_runtime.escape.inside.attempt import NUMBERS
 
@@ -100,22 +100,22 @@ call(IO_DESTROY, context)
 """
 
 
-async def _with_a_terminal(sandbox: EscapeSandbox) -> str:
+async def _use_terminal(sandbox: EscapeSandbox) -> str:
     command = "test -t 0 && echo well"
     result = await sandbox.exec(command, timeout_s=_ANSWER_S, stdin=None, shell_state="none")
     return result.stdout
 
 
-def _command(text: str) -> Callable[[EscapeSandbox], Awaitable[str]]:
+def _command_runner(text: str) -> Callable[[EscapeSandbox], Awaitable[str]]:
     async def run(sandbox: EscapeSandbox) -> str:
         return (await sandbox.exec(text, timeout_s=_ANSWER_S, shell_state="none")).stdout
 
     return run
 
 
-def _program(text: str) -> Callable[[EscapeSandbox], Awaitable[str]]:
+def _program_runner(text: str) -> Callable[[EscapeSandbox], Awaitable[str]]:
     async def run(sandbox: EscapeSandbox) -> str:
-        return (await python(sandbox, text)).stdout
+        return (await run_python(sandbox, text)).stdout
 
     return run
 
@@ -127,7 +127,7 @@ class _Bomb:
     name: str
     resource: str
     program: str
-    much: int
+    min_amount: int
     """The minimum amount with which the attack succeeds."""
     use_one: Callable[[EscapeSandbox], Awaitable[str]]
     """Uses the resource once, in the neighbour sandbox, and returns the output."""
@@ -151,42 +151,50 @@ class _Bomb:
         return self._attack(make)
 
     def _attack(self, make: Callable[[EscapeContext], Awaitable[str | None]]) -> Attack:
-        tries = f"Takes {self.resource} and keeps them."
+        description = f"Takes {self.resource} and keeps them."
         # A sandbox's own kernel has its own counters.
-        return Attack(self.name, "bombs", tries, make, own_kernel_holds=True)
+        return Attack(self.name, "bombs", description, make, own_kernel_holds=True)
 
     async def _run(self, sandbox: EscapeSandbox, neighbour: EscapeSandbox) -> str | None:
         before = await self.use_one(neighbour)
-        async with running(sandbox, self.program) as printed:
+        async with running_python(sandbox, self.program) as printed:
             after = await self.use_one(neighbour)
         if after != before:
             none = f"the neighbour sandbox gets no {self.resource} any more"
             raise DisturbedError(f"{none}: {after!r}, before {before!r}")
-        return f"it took {printed.strip()} {self.resource}" if int(printed) >= self.much else None
+        return (
+            f"it took {printed.strip()} {self.resource}"
+            if int(printed) >= self.min_amount
+            else None
+        )
 
 
 _PER_HOST = (
-    _Bomb("terminal_bomb", "pseudo-terminals", _TERMINALS, _MANY_TERMINALS, _with_a_terminal),
-    _Bomb("timer_bomb", "timers", _TIMERS, _MANY_TIMERS, _command("timeout 9 echo well")),
+    _Bomb("terminal_bomb", "pseudo-terminals", _TERMINALS, _MANY_TERMINALS, _use_terminal),
+    _Bomb("timer_bomb", "timers", _TIMERS, _MANY_TIMERS, _command_runner("timeout 9 echo well")),
     _Bomb(
         "signal_bomb",
         "queued signals",
         _SIGNALS,
         _MANY_TIMERS,
-        _command("trap 'echo well' RTMIN; kill -RTMIN $$"),
+        _command_runner("trap 'echo well' RTMIN; kill -RTMIN $$"),
     ),
-    _Bomb("message_queue_bomb", "message queues", _QUEUES, _MANY_QUEUES, _program(_ONE_QUEUE)),
-    _Bomb("aio_bomb", "contexts of I/O", _CONTEXTS, _MANY_CONTEXTS, _program(_ONE_CONTEXT)),
+    _Bomb(
+        "message_queue_bomb", "message queues", _QUEUES, _MANY_QUEUES, _program_runner(_ONE_QUEUE)
+    ),
+    _Bomb("aio_bomb", "contexts of I/O", _CONTEXTS, _MANY_CONTEXTS, _program_runner(_ONE_CONTEXT)),
 )
 _PER_USER = (
-    _Bomb("strict_timer_bomb", "timers", _TIMERS, _MANY_TIMERS, _program(_ONE_TIMER)),
-    _Bomb("strict_signal_bomb", "queued signals", _SIGNALS, _MANY_TIMERS, _program(_ONE_SIGNAL)),
+    _Bomb("strict_timer_bomb", "timers", _TIMERS, _MANY_TIMERS, _program_runner(_ONE_TIMER)),
+    _Bomb(
+        "strict_signal_bomb", "queued signals", _SIGNALS, _MANY_TIMERS, _program_runner(_ONE_SIGNAL)
+    ),
     _Bomb(
         "strict_in_flight_bomb",
         "files in flight",
         _IN_FLIGHT,
         _MANY_IN_FLIGHT,
-        _program(_ONE_IN_FLIGHT),
+        _program_runner(_ONE_IN_FLIGHT),
     ),
 )
 ATTACKS = (

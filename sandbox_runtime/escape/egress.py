@@ -16,7 +16,7 @@ from sandbox_runtime.escape.context import (
     EscapeContext,
     EscapeSandbox,
     NotTriedError,
-    python,
+    run_python,
 )
 from sandbox_runtime.escape.internet import (
     ALLOWED,
@@ -33,8 +33,8 @@ from sandbox_runtime.guest.agent import EGRESS_PORT
 
 _OPEN = Egress(mode="open")
 _LISTED = Egress(mode="allowlist", allowed_hosts=(ALLOWED,))
-_FEW = 4
-_FEW_CONNECTIONS = Egress(mode="open", max_connections=_FEW)
+_MAX_CONNECTIONS = 4
+_FEW_CONNECTIONS = Egress(mode="open", max_connections=_MAX_CONNECTIONS)
 _MAX_MIB = 1
 _TIMEOUTS = Timeouts(head_s=1.0, connect_s=1.0, idle_s=1.0, linger_s=0.2)
 
@@ -118,13 +118,13 @@ async def _send_each(
     """Send each of `requests` on a connection of its own; return the fake internet afterwards."""
     internet = FakeInternet(names)
     async with _with_gateway(context, egress, internet, forbidden) as sandbox:
-        await _run(sandbox, _SEND.format(requests=list(requests)))
+        await _run_program(sandbox, _SEND.format(requests=list(requests)))
     return internet
 
 
-async def _run(sandbox: EscapeSandbox, program: str) -> str:
+async def _run_program(sandbox: EscapeSandbox, program: str) -> str:
     """Run a program inside and return its output. Raises NotTriedError if it failed."""
-    result = await python(sandbox, program)
+    result = await run_python(sandbox, program)
     if result.exit_code != 0:
         raise NotTriedError(f"the requests could not be sent: {result.stderr[-100:]!r}")
     return result.stdout
@@ -132,7 +132,7 @@ async def _run(sandbox: EscapeSandbox, program: str) -> str:
 
 def _must_not_dial(
     name: str,
-    tries: str,
+    description: str,
     *requests: bytes,
     egress: Egress = _OPEN,
     names: Mapping[str, Answers] | None = None,
@@ -144,17 +144,17 @@ def _must_not_dial(
         internet = await _send_each(context, egress, requests, names, forbidden)
         return "{}:{} was dialed".format(*internet.dialed[0]) if internet.dialed else None
 
-    return Attack(name, "egress", tries, make)
+    return Attack(name, "egress", description, make)
 
 
-def _must_not_arrive(name: str, tries: str, secret: bytes, *requests: bytes) -> Attack:
+def _must_not_arrive(name: str, description: str, secret: bytes, *requests: bytes) -> Attack:
     """Return an attack that succeeds if a server receives `secret`."""
 
     async def make(context: EscapeContext) -> str | None:
         internet = await _send_each(context, _LISTED, requests)
         return f"a server has received {secret!r}" if secret in internet.received else None
 
-    return Attack(name, "egress", tries, make)
+    return Attack(name, "egress", description, make)
 
 
 async def _rebinding(context: EscapeContext) -> str | None:
@@ -185,32 +185,36 @@ async def _lookups(context: EscapeContext) -> str | None:
 
 
 async def _slow_requests(context: EscapeContext) -> str | None:
-    hold = _HOLD.format(count=_FEW, words=b"GET http://")
+    hold = _HOLD.format(count=_MAX_CONNECTIONS, words=b"GET http://")
     ask = _ASK_MEANWHILE.format(request=get_request(_ALLOWED_URL, ALLOWED))
     async with _with_gateway(context, _FEW_CONNECTIONS, FakeInternet()) as sandbox:
-        printed = await _run(sandbox, hold + ask)
+        printed = await _run_program(sandbox, hold + ask)
     return None if "reached" in printed else "slow requests block all others"
 
 
 async def _many_connections(context: EscapeContext) -> str | None:
     internet = FakeInternet()
-    hold = _HOLD.format(count=3 * _FEW, words=connect_request(f"{ALLOWED}:8000"))
+    hold = _HOLD.format(count=3 * _MAX_CONNECTIONS, words=connect_request(f"{ALLOWED}:8000"))
     async with _with_gateway(context, _FEW_CONNECTIONS, internet) as sandbox:
-        await _run(sandbox, hold + _READ_ALL)
+        await _run_program(sandbox, hold + _READ_ALL)
     count = len(internet.dialed)
-    return f"{count} connections were made, {_FEW} allowed" if count > _FEW else None
+    return (
+        f"{count} connections were made, {_MAX_CONNECTIONS} allowed"
+        if count > _MAX_CONNECTIONS
+        else None
+    )
 
 
 async def _much_traffic(context: EscapeContext) -> str | None:
     internet = FakeInternet()
     requests = f"[{connect_request(f'{ALLOWED}:8000')!r} + bytes(8 << 20)]"
     async with _with_gateway(context, _OPEN, internet, max_mib=_MAX_MIB) as sandbox:
-        await _run(sandbox, _SEND.format(requests=requests))
+        await _run_program(sandbox, _SEND.format(requests=requests))
     mib = len(internet.received) >> 20
     return f"{mib} MiB went out, {_MAX_MIB} allowed" if mib > _MAX_MIB else None
 
 
-def _to(hosts: Sequence[str], port: int = 8000) -> list[bytes]:
+def _connect_requests(hosts: Sequence[str], port: int = 8000) -> list[bytes]:
     return [connect_request(f"{host}:{port}") for host in hosts]
 
 
@@ -242,7 +246,7 @@ ATTACKS = (
     _must_not_dial(
         "metadata_by_proxy",
         "Asks for a cloud's metadata.",
-        *_to((_METADATA, "[fd00:ec2::254]"), 80),
+        *_connect_requests((_METADATA, "[fd00:ec2::254]"), 80),
         get_request(f"http://{_METADATA}/latest/meta-data/", _METADATA),
         get_request("http://metadata.internal/", "metadata.internal"),
         socks_request(_METADATA, 80),
@@ -251,23 +255,25 @@ ATTACKS = (
     _must_not_dial(
         "loopback_by_proxy",
         "Asks for the host's loopback.",
-        *_to(_LOOPBACK),
+        *_connect_requests(_LOOPBACK),
         names={"localhost": [["127.0.0.1", "::1"]]},
     ),
     _must_not_dial(
-        "disguised_loopback", "Spells the loopback otherwise.", *_to((*_MAPPED, *_ODD_NUMBERS))
+        "disguised_loopback",
+        "Spells the loopback otherwise.",
+        *_connect_requests((*_MAPPED, *_ODD_NUMBERS)),
     ),
     _must_not_dial(
         "private_by_proxy",
         "Asks for private networks, by address and by name.",
-        *_to((*_PRIVATE, *_PRIVATE_NAMES), 443),
+        *_connect_requests((*_PRIVATE, *_PRIVATE_NAMES), 443),
         names=_PRIVATE_NAMES,
     ),
     Attack("dns_rebinding", "egress", "Asks for a name that becomes the loopback.", _rebinding),
     _must_not_dial(
         "host_not_listed",
         "Asks for a host that no rule allows.",
-        *_to((OTHER, PUBLIC), 443),
+        *_connect_requests((OTHER, PUBLIC), 443),
         get_request(f"http://{OTHER}/", OTHER),
         socks_request(OTHER, 443),
         egress=_LISTED,
@@ -275,7 +281,7 @@ ATTACKS = (
     _must_not_dial(
         "lookalike_hosts",
         "Asks for names that resemble an allowed one.",
-        *_to(_LOOKALIKES, 443),
+        *_connect_requests(_LOOKALIKES, 443),
         egress=_LISTED,
         names={host: [[PUBLIC]] for host in _LOOKALIKES},
     ),
@@ -308,7 +314,7 @@ ATTACKS = (
     _must_not_dial(
         "own_address",
         "Asks for the proxy's own public address.",
-        *_to((PUBLIC, ALLOWED), 8080),
+        *_connect_requests((PUBLIC, ALLOWED), 8080),
         forbidden=[(PUBLIC, 8080)],
     ),
     _must_not_dial(

@@ -5,7 +5,13 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from sandbox_runtime.errors import SandboxFileError
-from sandbox_runtime.escape.context import Attack, EscapeContext, EscapeSandbox, python, running
+from sandbox_runtime.escape.context import (
+    Attack,
+    EscapeContext,
+    EscapeSandbox,
+    run_python,
+    running_python,
+)
 
 _ROUNDS = 100
 _PLENTY_S = 30.0
@@ -40,7 +46,7 @@ for number in range(1_000_000):
 
 
 async def _symlink_get(context: EscapeContext) -> str | None:
-    async with context.victim() as sandbox, running(sandbox, _SWAP.format(link="symlink")):
+    async with context.victim() as sandbox, running_python(sandbox, _SWAP.format(link="symlink")):
         for _ in range(_ROUNDS):
             if await _read(sandbox, "/testbed/race/file") == b"secret":
                 return "the target of a link was read in place of the file"
@@ -56,7 +62,7 @@ async def _hard_link_put(context: EscapeContext) -> str | None:
 
 
 async def _put_in_race(context: EscapeContext, link: str) -> str | None:
-    async with context.victim() as sandbox, running(sandbox, _SWAP.format(link=link)):
+    async with context.victim() as sandbox, running_python(sandbox, _SWAP.format(link=link)):
         for _ in range(_ROUNDS):
             await _write(sandbox, "/testbed/race/file", b"written")
             if await _read(sandbox, "/testbed/race/secret") != b"secret":
@@ -108,7 +114,7 @@ async def _growing_file(context: EscapeContext) -> str | None:
 async def _million_files(context: EscapeContext) -> str | None:
     async with context.victim() as sandbox:
         program = _MANY_FILES.format(enough=2 * _MAX_ENTRIES)
-        await python(sandbox, program, timeout_s=_PLENTY_S)
+        await run_python(sandbox, program, timeout_s=_PLENTY_S)
         listing = await sandbox.list("/testbed/many", max_entries=_MAX_ENTRIES)
         count = len(listing.entries)
     if count <= _MAX_ENTRIES and listing.truncated:
@@ -143,8 +149,8 @@ async def _shell(sandbox: EscapeSandbox, command: str) -> None:
 
 
 ATTACKS = tuple(
-    Attack(name, "files", tries, make)
-    for name, tries, make in (
+    Attack(name, "files", description, make)
+    for name, description, make in (
         ("symlink_get", "Swaps a file for a link while it is read.", _symlink_get),
         ("symlink_put", "Swaps a file for a link while it is written.", _symlink_put),
         (

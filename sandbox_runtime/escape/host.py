@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from sandbox_runtime.escape.context import Attack, EscapeContext, python
+from sandbox_runtime.escape.context import Attack, EscapeContext, run_python
 
 _DIVIDED = ("ipc", "mnt", "net", "pid", "uts")
 """The namespaces that a sandbox must not share with the proxy. The user namespace is not among
@@ -43,7 +43,7 @@ socket only looks up a route."""
 
 
 async def _namespaces(context: EscapeContext) -> str | None:
-    result = await python(await context.neighbour(), _NAMESPACES)
+    result = await run_python(await context.neighbour(), _NAMESPACES)
     if result.exit_code != 0:
         return None  # the sandbox's own kernel has no namespaces
     inside = json.loads(result.stdout)
@@ -53,25 +53,29 @@ async def _namespaces(context: EscapeContext) -> str | None:
 
 
 async def _loopback(context: EscapeContext) -> str | None:
-    visitors = _Visitors()
-    server = await asyncio.start_server(visitors.greet, "127.0.0.1", 0)
+    counter = _ConnectionCounter()
+    server = await asyncio.start_server(counter.accept, "127.0.0.1", 0)
     async with server:
         address = server.sockets[0].getsockname()
-        await python(await context.neighbour(), _CONNECT.format(family="AF_INET", address=address))
-    return f"a service at {address[0]} of the host is reached" if visitors.count else None
+        await run_python(
+            await context.neighbour(), _CONNECT.format(family="AF_INET", address=address)
+        )
+    return f"a service at {address[0]} of the host is reached" if counter.count else None
 
 
 async def _abstract_socket(context: EscapeContext) -> str | None:
-    visitors = _Visitors()
+    counter = _ConnectionCounter()
     address = f"\0sandbox-{secrets.token_hex(8)}"
-    async with await asyncio.start_unix_server(visitors.greet, address):
-        await python(await context.neighbour(), _CONNECT.format(family="AF_UNIX", address=address))
-    return "an abstract socket of the host is reached" if visitors.count else None
+    async with await asyncio.start_unix_server(counter.accept, address):
+        await run_python(
+            await context.neighbour(), _CONNECT.format(family="AF_UNIX", address=address)
+        )
+    return "an abstract socket of the host is reached" if counter.count else None
 
 
 async def _addresses(context: EscapeContext) -> str | None:
-    program = _ROUTES.format(addresses=list(_own_addresses()))
-    routes = (await python(await context.neighbour(), program)).stdout.split()
+    program = _ROUTES.format(addresses=list(_host_addresses()))
+    routes = (await run_python(await context.neighbour(), program)).stdout.split()
     return f"there is a route to the host's address {routes[0]}" if routes else None
 
 
@@ -86,19 +90,19 @@ async def _files(context: EscapeContext) -> str | None:
     return f"a file of the host is at {found[0]}" if found else None
 
 
-class _Visitors:
+class _ConnectionCounter:
     """Counts the connections to a service on the host."""
 
     def __init__(self) -> None:
         self.count = 0
 
-    async def greet(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accept(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.count += 1
         writer.write(b"!")
         writer.close()
 
 
-def _own_addresses() -> Iterator[str]:
+def _host_addresses() -> Iterator[str]:
     """Yield the addresses of the host, except loopback and link-local ones."""
     lines = Path("/proc/net/fib_trie").read_text(encoding="ascii").splitlines()
     for address, kind in itertools.pairwise(lines):

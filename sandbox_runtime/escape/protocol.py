@@ -10,7 +10,7 @@ from sandbox_runtime.escape.context import (
     Attack,
     EscapeContext,
     NotTriedError,
-    python,
+    run_python,
 )
 from sandbox_runtime.protocol import DATA, END, frame, json_frame
 from sandbox_runtime.sandbox import ExecResult, OutputCap
@@ -52,38 +52,40 @@ print(os.read(0, 10).decode())
 _FLOOD_BYTES = 64 << 20
 _FLOOD_CAP = OutputCap(max_bytes=64 << 10, max_lines=1000)
 _FLOOD = f"head -c {_FLOOD_BYTES} /dev/zero | tee /dev/stderr"
-_HOST_BYTES = 64 << 20
+_MAX_GROWN_BYTES = 64 << 20
 """Maximum growth of the proxy's memory during the flood."""
 
 
 async def _forged_frames(context: EscapeContext) -> str | None:
     async with context.victim() as sandbox:
         try:
-            result = await python(sandbox, _FORGE)
+            result = await run_python(sandbox, _FORGE)
         except SandboxLostError:
             return None  # the host noticed
-        return _differs(result, "true\n", 7)
+        return _difference(result, "true\n", 7)
 
 
 async def _frames_as_output(context: EscapeContext) -> str | None:
     async with context.victim() as sandbox:
-        result = await python(sandbox, _SAY)
-        return _differs(result, _FORGED.decode(errors="replace"), 7)
+        result = await run_python(sandbox, _SAY)
+        return _difference(result, _FORGED.decode(errors="replace"), 7)
 
 
 async def _agent_killed(context: EscapeContext) -> str | None:
-    return await _signalled(context, "kill -KILL 1 $PPID")
+    return await _signal_agent(context, "kill -KILL 1 $PPID")
 
 
 async def _agent_stopped(context: EscapeContext) -> str | None:
-    return await _signalled(context, "kill -STOP 1 $PPID", timeout_s=3)
+    return await _signal_agent(context, "kill -STOP 1 $PPID", timeout_s=3)
 
 
 async def _agent_signalled(context: EscapeContext) -> str | None:
-    return await _signalled(context, f"for signal in {_SIGNALS}; do kill -$signal 1 $PPID; done")
+    return await _signal_agent(context, f"for signal in {_SIGNALS}; do kill -$signal 1 $PPID; done")
 
 
-async def _signalled(context: EscapeContext, command: str, *, timeout_s: float = 10) -> str | None:
+async def _signal_agent(
+    context: EscapeContext, command: str, *, timeout_s: float = 10
+) -> str | None:
     """Run a command that signals the agent. Return what went wrong; return None if the agent
     survives or the host reports the loss of the sandbox, and the neighbour works."""
     await context.neighbour()
@@ -91,15 +93,15 @@ async def _signalled(context: EscapeContext, command: str, *, timeout_s: float =
         try:
             for line in (f"{command} 2>/dev/null; echo alive; exit 7", "echo alive; exit 7"):
                 result = await sandbox.exec(line, timeout_s=timeout_s, shell_state="none")
-                if found := _differs(result, *_ALIVE):
+                if found := _difference(result, *_ALIVE):
                     return found
         except SandboxLostError:
             pass
-    return await context.disturbed()
+    return await context.disturbance()
 
 
 async def _everything_killed(context: EscapeContext) -> str | None:
-    return await _signalled(context, "kill -KILL -1")
+    return await _signal_agent(context, "kill -KILL -1")
 
 
 async def _terminal(context: EscapeContext) -> str | None:
@@ -114,22 +116,22 @@ async def _terminal(context: EscapeContext) -> str | None:
 
 async def _endless_output(context: EscapeContext) -> str | None:
     async with context.victim() as sandbox:
-        before = _own_memory()
+        before = _proxy_memory_bytes()
         result = await sandbox.exec(_FLOOD, timeout_s=40, cap=_FLOOD_CAP, shell_state="none")
-        grown = _own_memory() - before
-    if grown > _HOST_BYTES:
+        grown = _proxy_memory_bytes() - before
+    if grown > _MAX_GROWN_BYTES:
         return f"the proxy's memory grew by {grown >> 20} MiB"
     longest = max(len(result.stdout), len(result.stderr))
     return f"{longest} characters were returned" if longest > 2 * _FLOOD_CAP.max_bytes else None
 
 
-def _differs(result: ExecResult, stdout: str, exit_code: int) -> str | None:
+def _difference(result: ExecResult, stdout: str, exit_code: int) -> str | None:
     if (result.stdout, result.exit_code) == (stdout, exit_code):
         return None
     return f"a command exited with {result.exit_code} and printed {result.stdout[:60]!r}"
 
 
-def _own_memory() -> int:
+def _proxy_memory_bytes() -> int:
     pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
@@ -137,8 +139,8 @@ def _own_memory() -> int:
 ATTACKS = tuple(
     # On gVisor root can open the agent's descriptors. Forged frames affect only that sandbox, whose
     # commands could have produced the same output themselves.
-    Attack(name, "protocol", tries, make, own_kernel_holds=name == "forged_frames")
-    for name, tries, make in (
+    Attack(name, "protocol", description, make, own_kernel_holds=name == "forged_frames")
+    for name, description, make in (
         ("forged_frames", "Writes frames to the output of other processes.", _forged_frames),
         ("frames_as_output", "Prints frames.", _frames_as_output),
         ("agent_killed", "Kills the agent.", _agent_killed),

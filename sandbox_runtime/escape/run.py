@@ -41,7 +41,7 @@ from sandbox_runtime.sandbox import ExecResult, Sandbox
 
 _BATCH_TIMEOUT_S = 60.0
 _MAX_DETAIL_CHARS = 200
-_VERDICTS: dict[str, Verdict] = {"held": "held", "open": "open", "not tried": "not tried"}
+_KNOWN_VERDICTS: dict[str, Verdict] = {"held": "held", "open": "open", "not tried": "not tried"}
 _INSIDE = "sandbox_runtime.escape.inside"
 _LOADER = """
 import sys, types, json
@@ -110,7 +110,7 @@ async def run_probes(start: Start, isolation: Isolation) -> list[EscapeFinding]:
 
 async def run_batch(sandbox: Sandbox) -> list[EscapeFinding]:
     """Run the probes in a running sandbox. Raises SandboxLostError."""
-    result = await _run(sandbox, [module.__name__ for module, _, _ in _MODULES])
+    result = await _run_attempts(sandbox, [module.__name__ for module, _, _ in _MODULES])
     lines = _parse_lines(result)
     by_name = {line.get("probe", ""): line for line in lines}
     missing = {"verdict": "not tried", "detail": _why_missing(result)}
@@ -156,16 +156,16 @@ def refusal(findings: Sequence[EscapeFinding]) -> str | None:
     """Return why a server must not use this backend, or None.
 
     A probe that could not be tried is a reason too, unless no probe could be tried: then the image
-    may lack python3, which does not weaken the isolation. `untried` reports that case.
+    may lack python3, which does not weaken the isolation. `why_untried` reports that case.
     """
     bad = [finding for finding in findings if finding.verdict != "held"]
-    if untried(findings) or not bad:
+    if why_untried(findings) or not bad:
         return None
     reasons = "; ".join(f"{bad.probe} ({bad.verdict}: {bad.detail})" for bad in bad)
     return f"the isolation does not hold: {reasons}"
 
 
-def untried(findings: Sequence[EscapeFinding]) -> str | None:
+def why_untried(findings: Sequence[EscapeFinding]) -> str | None:
     """Return why no probe could be tried, or None if at least one was tried."""
     if findings and all(finding.verdict == "not tried" for finding in findings):
         return f"the isolation could not be tested: {findings[0].detail}"
@@ -173,20 +173,20 @@ def untried(findings: Sequence[EscapeFinding]) -> str | None:
 
 
 async def _has_own_kernel_inside(context: EscapeContext) -> bool:
-    return _has_own_kernel(_parse_lines(await _run(await context.neighbour(), [])))
+    return _has_own_kernel(_parse_lines(await _run_attempts(await context.neighbour(), [])))
 
 
-async def _run(sandbox: Sandbox, names: list[str]) -> ExecResult:
+async def _run_attempts(sandbox: Sandbox, names: list[str]) -> ExecResult:
     """Run the attempts of these modules inside; the first line of output names the kernel."""
     return await sandbox.exec(
         PYTHON,
         timeout_s=_BATCH_TIMEOUT_S,
-        stdin=_program(names),
+        stdin=_batch_program(names),
         shell_state="none",
     )
 
 
-def _program(names: Sequence[str]) -> bytes:
+def _batch_program(names: Sequence[str]) -> bytes:
     """Return one Python program with these modules and the batch that runs their attempts."""
     package = resources.files("sandbox_runtime.escape.inside")
     modules = []
@@ -224,7 +224,7 @@ def _why_missing(result: ExecResult) -> str:
 
 
 def _finding(probe: Probe, line: dict[str, str], own_kernel: bool) -> EscapeFinding:
-    verdict = _VERDICTS.get(line.get("verdict", ""), "not tried")
+    verdict = _KNOWN_VERDICTS.get(line.get("verdict", ""), "not tried")
     detail = _printable(line.get("detail", ""))
     if verdict == "open" and own_kernel and probe.own_kernel_holds:
         verdict, detail = "held", f"{detail}, in the sandbox's own kernel"

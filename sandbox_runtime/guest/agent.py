@@ -65,7 +65,7 @@ def agent_program(machine: str) -> Path:
 
     Raises SandboxStartError if no program was built for the machine.
     """
-    path = _programs() / f"agent-{machine}"
+    path = _program_directory() / f"agent-{machine}"
     if not path.is_file():
         raise SandboxStartError(
             f"there is no guest agent for the machine {machine!r} in {path.parent}: `make install`"
@@ -75,7 +75,7 @@ def agent_program(machine: str) -> Path:
 
 
 @cache
-def _programs() -> Path:
+def _program_directory() -> Path:
     return Path(str(resources.files("sandbox_runtime"))) / "guest" / "bin"
 
 

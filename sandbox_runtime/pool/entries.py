@@ -35,7 +35,7 @@ class PoolEntry:
         """The backend's fingerprint of the image that the sandbox is started from."""
         self.ready_at = 0.0
         """Time on the pool's clock when the start succeeded."""
-        self.counted_as = isolation
+        self.counted_isolation = isolation
         """The isolation whose memory limit counts towards the pool's budget. During a lease it is
         the lease's isolation."""
         self.leased_since: float | None = None
@@ -43,7 +43,7 @@ class PoolEntry:
         self.is_unused = True
         """True until a lease takes the sandbox or changes its limits. Only an unused sandbox may go
         to another lease."""
-        self.at_end = AsyncExitStack()
+        self.end_callbacks = AsyncExitStack()
         """Callbacks that end the sandbox and its gateway, run in reverse order."""
         self._sandbox: GuestSandbox | None = None
 
@@ -56,12 +56,12 @@ class PoolEntry:
     def attach(self, sandbox: GuestSandbox, ready_at: float) -> None:
         """Record the started sandbox, which is closed when the entry ends."""
         self._sandbox, self.ready_at = sandbox, ready_at
-        self.at_end.push_async_callback(sandbox.close)
+        self.end_callbacks.push_async_callback(sandbox.close)
 
     @property
     def load(self) -> Load:
         """The entry's share of the pool's limits."""
-        return Load(1, self.counted_as.memory_mib)
+        return Load(1, self.counted_isolation.memory_mib)
 
 
 class PoolRegistry:
@@ -74,15 +74,15 @@ class PoolRegistry:
         """Totals since the pool began, by field of `PoolStats`."""
         self._entries: dict[EntryState, dict[PoolEntry, None]] = {state: {} for state in EntryState}
         self._states: dict[PoolEntry, EntryState] = {}
-        self._is_empty = asyncio.Event()
-        self._is_empty.set()
+        self._empty_event = asyncio.Event()
+        self._empty_event.set()
 
     def add(self, entry: PoolEntry) -> None:
         """Add an entry in the state STARTING."""
         self._states[entry] = EntryState.STARTING
         self._entries[EntryState.STARTING][entry] = None
         self.load += entry.load
-        self._is_empty.clear()
+        self._empty_event.clear()
 
     def move(self, entry: PoolEntry, state: EntryState) -> None:
         """Record that the entry has reached `state`."""
@@ -93,7 +93,7 @@ class PoolRegistry:
     def recount(self, entry: PoolEntry, isolation: Isolation) -> None:
         """Count the memory limit of `isolation` for the entry from now on."""
         self.load -= entry.load
-        entry.counted_as = isolation
+        entry.counted_isolation = isolation
         self.load += entry.load
 
     def remove(self, entry: PoolEntry) -> None:
@@ -101,7 +101,7 @@ class PoolRegistry:
         del self._entries[self._states.pop(entry)][entry]
         self.load -= entry.load
         if not self._states:
-            self._is_empty.set()
+            self._empty_event.set()
 
     def state_of(self, entry: PoolEntry) -> EntryState | None:
         """Return the entry's state, or None after it was removed."""
@@ -115,13 +115,13 @@ class PoolRegistry:
         """Iterate over the entries in `state` that have this pool key."""
         return (entry for entry in self._entries[state] if entry.pool_key == pool_key)
 
-    def number(self, state: EntryState) -> int:
+    def count_in(self, state: EntryState) -> int:
         """Return how many entries are in `state`."""
         return len(self._entries[state])
 
     async def wait_empty(self) -> None:
         """Return once the registry has no entry."""
-        await self._is_empty.wait()
+        await self._empty_event.wait()
 
 
 class Waiter:
@@ -132,24 +132,24 @@ class Waiter:
         self.pool_key = pool_key(isolation)
         self.entry: PoolEntry | None = None
         """The entry that the waiter was given."""
-        self.has_start = False
+        self.has_pending_start = False
         """True if a sandbox that the waiter can use is being started."""
         self._error: BaseException | None = None
-        self._is_settled = asyncio.Event()
+        self._settled_event = asyncio.Event()
 
     def give(self, entry: PoolEntry) -> None:
         """Give the waiter an entry."""
         self.entry = entry
-        self._is_settled.set()
+        self._settled_event.set()
 
     def fail(self, error: BaseException) -> None:
         """Have `wait` raise the error."""
         self._error = error
-        self._is_settled.set()
+        self._settled_event.set()
 
     async def wait(self) -> PoolEntry:
         """Wait for `give` or `fail`; return the entry or raise the error."""
-        await self._is_settled.wait()
+        await self._settled_event.wait()
         if self._error:
             raise self._error
         assert self.entry
@@ -158,4 +158,4 @@ class Waiter:
     def reset(self, pool_key: PoolKey) -> None:
         """Discard an unusable entry, and request another one with this pool key."""
         self.entry, self.pool_key = None, pool_key
-        self._is_settled.clear()
+        self._settled_event.clear()

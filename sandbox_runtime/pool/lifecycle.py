@@ -44,7 +44,7 @@ class SandboxLifecycle:
         *,
         ttl_s: float,
         idle_ping_timeout_s: float,
-        replaced_at_once: int,
+        max_replacements: int,
     ) -> None:
         self._backend = backend
         self._registry = registry
@@ -52,17 +52,17 @@ class SandboxLifecycle:
         self._on_change = on_change
         self._ttl_s = ttl_s
         self._idle_ping_timeout_s = idle_ping_timeout_s
-        self._replaced_at_once = replaced_at_once
+        self._max_replacements = max_replacements
         self._fingerprint: str | None = None
         """The backend's newest known fingerprint."""
-        self._starts: dict[PoolEntry, asyncio.Task[GuestSandbox]] = {}
-        self._failures = 0
+        self._start_tasks: dict[PoolEntry, asyncio.Task[GuestSandbox]] = {}
+        self._failure_count = 0
         """Failed starts since the last one that succeeded."""
-        self._backing_off: asyncio.Task[None] | None = None
-        self._monitoring: asyncio.Task[None] | None = None
-        self._refreshing: asyncio.Task[None] | None = None
-        self._pings: dict[PoolEntry, asyncio.Task[None]] = {}
-        self._detached = set[asyncio.Task[None]]()
+        self._backoff_task: asyncio.Task[None] | None = None
+        self._monitor_task: asyncio.Task[None] | None = None
+        self._refresh_task: asyncio.Task[None] | None = None
+        self._ping_tasks: dict[PoolEntry, asyncio.Task[None]] = {}
+        self._detached_tasks = set[asyncio.Task[None]]()
         self.is_closed = False
         self.start_s = INITIAL_START_S
         """Moving average of the duration of a start."""
@@ -75,14 +75,14 @@ class SandboxLifecycle:
     def is_backing_off(self) -> bool:
         """True while no sandbox should be started in advance: after a failed start, and after a
         start that took CPU time from running commands."""
-        return self._backing_off is not None
+        return self._backoff_task is not None
 
     def start(self, isolation: Isolation, pool_key: PoolKey) -> None:
         """Begin to start a sandbox. Its entry is in the registry before the backend is called."""
         entry = PoolEntry(without_lease_fields(isolation), pool_key)
         self._registry.add(entry)
         self.monitor()
-        starting = self._starts[entry] = asyncio.create_task(self._start(entry))
+        starting = self._start_tasks[entry] = asyncio.create_task(self._start(entry))
         starting.add_done_callback(partial(self._on_start_done, entry, self._clock.time()))
 
     async def _start(self, entry: PoolEntry) -> GuestSandbox:
@@ -92,16 +92,16 @@ class SandboxLifecycle:
         return await start_sandbox(self._backend, entry.isolation)
 
     def _on_start_done(
-        self, entry: PoolEntry, began: float, starting: asyncio.Task[GuestSandbox]
+        self, entry: PoolEntry, began_at: float, start_task: asyncio.Task[GuestSandbox]
     ) -> None:
-        del self._starts[entry]
+        del self._start_tasks[entry]
         cancelled = SandboxStartError("its start was cancelled")
-        if error := cancelled if starting.cancelled() else starting.exception():
+        if error := cancelled if start_task.cancelled() else start_task.exception():
             self._on_start_failed(entry, error)
         else:
-            entry.attach(starting.result(), self._clock.time())
+            entry.attach(start_task.result(), self._clock.time())
             self._registry.counts["started"] += 1
-            self._on_start_succeeded(entry.ready_at - began)
+            self._on_start_succeeded(entry.ready_at - began_at)
             self.make_idle(entry)
         self._on_change()
 
@@ -109,25 +109,27 @@ class SandboxLifecycle:
         self._registry.remove(entry)
         self._registry.counts["failed"] += 1
         self.failed_starts.append((entry, error))
-        if self._backing_off is None:
-            self._failures += 1
-            self._backing_off = asyncio.create_task(self._back_off(start_backoff_s(self._failures)))
+        if self._backoff_task is None:
+            self._failure_count += 1
+            self._backoff_task = asyncio.create_task(
+                self._back_off(start_backoff_s(self._failure_count))
+            )
 
-    def _on_start_succeeded(self, took_s: float) -> None:
+    def _on_start_succeeded(self, duration_s: float) -> None:
         """Update the average duration of a start, and end the backoff after failures. If a sandbox
         is leased, back off for as long as the start took, so that starts take CPU time from running
         commands at most half of the time."""
-        self.start_s = moving_mean(self.start_s, took_s)
-        self._failures = 0
-        if self._backing_off:
-            self._backing_off.cancel()
-            self._backing_off = None
-        if took_s and self._registry.number(EntryState.LEASED):
-            self._backing_off = asyncio.create_task(self._back_off(took_s))
+        self.start_s = moving_mean(self.start_s, duration_s)
+        self._failure_count = 0
+        if self._backoff_task:
+            self._backoff_task.cancel()
+            self._backoff_task = None
+        if duration_s and self._registry.count_in(EntryState.LEASED):
+            self._backoff_task = asyncio.create_task(self._back_off(duration_s))
 
     async def _back_off(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
-        self._backing_off = None
+        self._backoff_task = None
         self._on_change()
 
     def make_idle(self, entry: PoolEntry) -> None:
@@ -143,7 +145,7 @@ class SandboxLifecycle:
 
     def monitor(self) -> None:
         """Start the monitor unless it runs already."""
-        self._monitoring = self._monitoring or asyncio.create_task(self._monitor())
+        self._monitor_task = self._monitor_task or asyncio.create_task(self._monitor())
 
     async def _monitor(self) -> None:
         # The loop never waits for a sandbox or the backend, so that every ping is sent in time.
@@ -151,14 +153,14 @@ class SandboxLifecycle:
             await self._clock.sleep(PING_INTERVAL_S)
             self._ping_all(EntryState.IDLE, self._idle_ping_timeout_s)
             self._ping_all(EntryState.LEASED, LEASED_PING_TIMEOUT_S)
-            self.replace(self._too_old())
-            if self._refreshing is None or self._refreshing.done():
-                self._refreshing = asyncio.create_task(self._replace_outdated())
+            self.replace(self._expired_entries())
+            if self._refresh_task is None or self._refresh_task.done():
+                self._refresh_task = asyncio.create_task(self._replace_outdated())
 
     def _ping_all(self, state: EntryState, timeout_s: float) -> None:
         for entry in self._registry.entries(state):
-            if entry not in self._pings:
-                self._pings[entry] = asyncio.create_task(self._ping(entry, timeout_s))
+            if entry not in self._ping_tasks:
+                self._ping_tasks[entry] = asyncio.create_task(self._ping(entry, timeout_s))
 
     async def _ping(self, entry: PoolEntry, timeout_s: float) -> None:
         try:
@@ -168,14 +170,14 @@ class SandboxLifecycle:
             if self._registry.state_of(entry) is EntryState.IDLE:
                 self.replace([entry])
         finally:
-            del self._pings[entry]
+            del self._ping_tasks[entry]
 
-    def _too_old(self) -> Sequence[PoolEntry]:
+    def _expired_entries(self) -> Sequence[PoolEntry]:
         """Return idle entries that are older than the TTL, at most as many as may be replaced at
         once."""
         limit = self._clock.time() - self._ttl_s
         old = [entry for entry in self._registry.entries(EntryState.IDLE) if entry.ready_at < limit]
-        return old[: self._replaced_at_once]
+        return old[: self._max_replacements]
 
     async def _replace_outdated(self) -> None:
         """Replace idle sandboxes that were started from an older image."""
@@ -201,7 +203,7 @@ class SandboxLifecycle:
 
     async def _end(self, entry: PoolEntry) -> None:
         try:
-            await entry.at_end.aclose()
+            await entry.end_callbacks.aclose()
         finally:
             self._registry.remove(entry)
             self._on_change()
@@ -209,27 +211,27 @@ class SandboxLifecycle:
     def run_detached(self, coroutine: Coroutine[None, None, None]) -> None:
         """Run a coroutine in its own task, which no caller can cancel; `aclose` waits for it."""
         task = asyncio.create_task(coroutine)
-        self._detached.add(task)
-        task.add_done_callback(self._detached.discard)
+        self._detached_tasks.add(task)
+        task.add_done_callback(self._detached_tasks.discard)
 
     async def aclose(self) -> None:
         """End idle sandboxes, cancel all starts, and wait until leased sandboxes have ended."""
         self.is_closed = True
         for entry in self._registry.entries(EntryState.IDLE):
             self.end(entry)
-        starts = list(self._starts.values())
+        starts = list(self._start_tasks.values())
         for starting in starts:
             starting.cancel()
         if starts:
             await asyncio.wait(starts)
-        if self._backing_off:
-            self._backing_off.cancel()
-            await asyncio.wait([self._backing_off])
+        if self._backoff_task:
+            self._backoff_task.cancel()
+            await asyncio.wait([self._backoff_task])
         await self._registry.wait_empty()
-        while self._detached:
-            await asyncio.wait(self._detached)
+        while self._detached_tasks:
+            await asyncio.wait(self._detached_tasks)
         # Last, because the guest agents of leased sandboxes need pings until then.
-        monitoring = (self._monitoring, self._refreshing, *self._pings.values())
+        monitoring = (self._monitor_task, self._refresh_task, *self._ping_tasks.values())
         tasks = [task for task in monitoring if task]
         for task in tasks:
             task.cancel()

@@ -20,9 +20,9 @@ from policies.pool import (
     Load,
     PoolKey,
     PoolSettings,
+    eviction_count,
     exact_pool_key,
     fits,
-    idle_to_evict,
     max_background_starts,
     max_parallel_starts,
     moving_mean,
@@ -87,7 +87,7 @@ class Allocation:
     """One sandbox of a lease, or the lease's place in the queue."""
 
     waiter: Waiter
-    acquiring: asyncio.Task[GuestSandbox]
+    acquire_task: asyncio.Task[GuestSandbox]
     is_taken: bool = False
     """True once the lease has taken the sandbox; see `Pool.take`."""
 
@@ -112,7 +112,7 @@ class Pool:
         cores: int | None = None,
     ) -> None:
         self._settings = settings
-        self._kept = {
+        self._kept_isolations = {
             pool_key(isolation): without_lease_fields(isolation) for isolation in isolations
         }
         self._gateways = gateways
@@ -121,7 +121,7 @@ class Pool:
         self._idle_ping_timeout_s = idle_ping_timeout_s
         self._cores = cores or len(os.sched_getaffinity(0))
         self._queue = deque[Waiter]()
-        self._lease_s = INITIAL_LEASE_S
+        self._mean_lease_s = INITIAL_LEASE_S
         """Moving average of the duration of a lease."""
         self._registry = PoolRegistry()
         self._lifecycle = SandboxLifecycle(
@@ -131,7 +131,7 @@ class Pool:
             self._on_change,
             ttl_s=settings.ttl_s,
             idle_ping_timeout_s=idle_ping_timeout_s,
-            replaced_at_once=max_background_starts(self._cores),
+            max_replacements=max_background_starts(self._cores),
         )
         self._on_acquired: OnAcquired | None = None
 
@@ -140,13 +140,13 @@ class Pool:
         self._lifecycle.monitor()
         self._schedule()
 
-    def when_full(self, give_back: OnFull) -> None:
-        """Call `give_back` when the pool is full and a lease waits, to free a session's sandbox."""
-        self._on_full = give_back
+    def when_full(self, on_full: OnFull) -> None:
+        """Call `on_full` when the pool is full and a lease waits, to free a session's sandbox."""
+        self._on_full = on_full
 
-    def when_acquired(self, observe: OnAcquired) -> None:
-        """Call `observe` for each lease when its sandbox can be used."""
-        self._on_acquired = observe
+    def when_acquired(self, on_acquired: OnAcquired) -> None:
+        """Call `on_acquired` for each lease when its sandbox can be used."""
+        self._on_acquired = on_acquired
 
     @asynccontextmanager
     async def lease(
@@ -167,7 +167,7 @@ class Pool:
 
     def stats(self) -> PoolStats:
         """Return the current numbers."""
-        counts, number = self._registry.counts, self._registry.number
+        counts, number = self._registry.counts, self._registry.count_in
         return PoolStats(
             starting=number(EntryState.STARTING),
             idle=number(EntryState.IDLE),
@@ -186,7 +186,7 @@ class Pool:
         """Refuse all waiters, end idle sandboxes, and wait until leased ones have ended."""
         waiters, self._queue = self._queue, deque()
         for waiter in waiters:
-            waiter.fail(self._refusal("the pool is closed"))
+            waiter.fail(self._refusal_error("the pool is closed"))
         await self._lifecycle.aclose()
 
     # Called by leases
@@ -202,7 +202,7 @@ class Pool:
         self._queue.append(waiter)
         self._schedule()
         self._registry.counts["hits" if waiter.entry else "misses"] += 1
-        if refusal := self._refused(waiter):
+        if refusal := self._refuse_wait(waiter):
             raise refusal
         return Allocation(waiter, asyncio.create_task(self._acquire(waiter, self._clock.time())))
 
@@ -218,9 +218,9 @@ class Pool:
             gateway = self._gateways.create(waiter.isolation.network, on_decision, confirm_target)
             entry.sandbox.set_connection_handler(gateway.serve)
             entry.sandbox.traffic = gateway.traffic
-            entry.at_end.push_async_callback(gateway.aclose)
+            entry.end_callbacks.push_async_callback(gateway.aclose)
             # Runs first at the end: the gateway gets no connection while it closes.
-            entry.at_end.callback(entry.sandbox.set_connection_handler, None)
+            entry.end_callbacks.callback(entry.sandbox.set_connection_handler, None)
         self._schedule()
 
     def give_back(self, allocation: Allocation) -> None:
@@ -229,11 +229,11 @@ class Pool:
         self._lifecycle.run_detached(self._give_back(allocation))
 
     async def _give_back(self, allocation: Allocation) -> None:
-        acquiring = allocation.acquiring
-        acquiring.cancel()
-        await asyncio.wait([acquiring])
+        acquire_task = allocation.acquire_task
+        acquire_task.cancel()
+        await asyncio.wait([acquire_task])
         self._release(allocation.waiter)
-        error = None if acquiring.cancelled() else acquiring.exception()
+        error = None if acquire_task.cancelled() else acquire_task.exception()
         if error and not isinstance(error, SandboxError):
             logger.error("a sandbox could not be leased", exc_info=error)
 
@@ -242,7 +242,9 @@ class Pool:
         if entry and entry.is_unused:
             self._lifecycle.make_idle(entry)
         elif entry and entry.leased_since is not None:
-            self._lease_s = moving_mean(self._lease_s, self._clock.time() - entry.leased_since)
+            self._mean_lease_s = moving_mean(
+                self._mean_lease_s, self._clock.time() - entry.leased_since
+            )
             self._lifecycle.end(entry)
         if waiter in self._queue:
             self._queue.remove(waiter)
@@ -250,7 +252,7 @@ class Pool:
 
     # Acquiring
 
-    async def _acquire(self, waiter: Waiter, began: float) -> GuestSandbox:
+    async def _acquire(self, waiter: Waiter, began_at: float) -> GuestSandbox:
         wait_s = self._settings.queue_timeout_s
         is_prepared = False
         try:
@@ -261,9 +263,9 @@ class Pool:
                     is_prepared = await self._prepare(waiter, entry)
         except TimeoutError:
             self._release(waiter)
-            raise self._refusal(f"no sandbox came free in {wait_s:g} s") from None
+            raise self._refusal_error(f"no sandbox came free in {wait_s:g} s") from None
         if self._on_acquired:
-            self._on_acquired(assigned - began, self._clock.time() - began)
+            self._on_acquired(assigned - began_at, self._clock.time() - began_at)
         return entry.sandbox
 
     async def _prepare(self, waiter: Waiter, entry: PoolEntry) -> bool:
@@ -286,37 +288,37 @@ class Pool:
         self._lifecycle.replace([entry])
         self._queue.appendleft(waiter)
         self._schedule()
-        if refusal := self._refused(waiter):
+        if refusal := self._refuse_wait(waiter):
             waiter.fail(refusal)
         return False
 
-    def _refused(self, waiter: Waiter) -> NoFreeSandboxError | None:
+    def _refuse_wait(self, waiter: Waiter) -> NoFreeSandboxError | None:
         """If the waiter may not wait, remove it from the queue and return the error to raise; else
         return None."""
         why = None if waiter.entry else self._why_not_wait(waiter)
         if why is None:
             return None
         self._queue.remove(waiter)
-        return self._refusal(why)
+        return self._refusal_error(why)
 
     def _why_not_wait(self, waiter: Waiter) -> str | None:
         if self._lifecycle.is_closed:
             return "the pool is closed"
         if self._settings.on_miss == "fail":
             return "no sandbox is ready"
-        queue = [queued for queued in self._queue if not queued.has_start]
+        queue = [queued for queued in self._queue if not queued.has_pending_start]
         if waiter in queue and len(queue) > self._settings.queue_size:
             return f"{len(queue) - 1} requests wait for a sandbox already"
         return None
 
-    def _refusal(self, why: str) -> NoFreeSandboxError:
+    def _refusal_error(self, why: str) -> NoFreeSandboxError:
         self._registry.counts["refused"] += 1
         after_s = retry_after_s(
             has_room=fits(self._settings, self._registry.load + Load(1)),
-            ahead=len(self._queue),
-            leased=self._registry.number(EntryState.LEASED),
+            waiting_ahead=len(self._queue),
+            leased_count=self._registry.count_in(EntryState.LEASED),
             start_s=self._lifecycle.start_s,
-            lease_s=self._lease_s,
+            lease_s=self._mean_lease_s,
         )
         return NoFreeSandboxError(why, retry_after_s=after_s)
 
@@ -349,10 +351,10 @@ class Pool:
         unclaimed = Counter(entry.pool_key for entry in self._registry.entries(EntryState.STARTING))
         lacks_room = False
         for waiter in tuple(self._queue):
-            waiter.has_start = False
+            waiter.has_pending_start = False
             lacks_room = lacks_room or not self._assign(waiter, unclaimed)
-        if lacks_room and self._on_full and self._is_short():
-            self._on_full(self._is_short)
+        if lacks_room and self._on_full and self._lacks_sandboxes():
+            self._on_full(self._lacks_sandboxes)
         self._trim()
         # A start takes CPU time, so sandboxes that are being prepared for a lease go first.
         is_preparing = any(
@@ -361,11 +363,11 @@ class Pool:
         if not (lacks_room or is_preparing or self._lifecycle.is_backing_off):
             self._refill(unclaimed)
 
-    def _is_short(self) -> bool:
+    def _lacks_sandboxes(self) -> bool:
         """Return True if the waiters for which no sandbox is starting outnumber the ending
         sandboxes."""
-        ending = self._registry.number(EntryState.ENDING)
-        return sum(not waiter.has_start for waiter in self._queue) > ending
+        ending = self._registry.count_in(EntryState.ENDING)
+        return sum(not waiter.has_pending_start for waiter in self._queue) > ending
 
     def _assign(self, waiter: Waiter, unclaimed: Counter[PoolKey]) -> bool:
         """Assign an idle sandbox to the waiter or start one; return False if the pool is full.
@@ -375,7 +377,7 @@ class Pool:
         if idle := next(self._registry.matching(EntryState.IDLE, waiter.pool_key), None):
             return self._lease_out(idle, waiter)
         if not unclaimed[waiter.pool_key]:
-            starting = self._registry.number(EntryState.STARTING)
+            starting = self._registry.count_in(EntryState.STARTING)
             if starting >= max_parallel_starts(self._settings, self._cores):
                 return True
             if not self._make_room(Load(1, waiter.isolation.memory_mib)):
@@ -383,12 +385,12 @@ class Pool:
             self._lifecycle.start(waiter.isolation, waiter.pool_key)
             unclaimed[waiter.pool_key] += 1
         unclaimed[waiter.pool_key] -= 1
-        waiter.has_start = True
+        waiter.has_pending_start = True
         return True
 
     def _lease_out(self, entry: PoolEntry, waiter: Waiter) -> bool:
-        more_mib = waiter.isolation.memory_mib - entry.counted_as.memory_mib
-        if not self._make_room(Load(0, more_mib), besides=entry):
+        more_mib = waiter.isolation.memory_mib - entry.counted_isolation.memory_mib
+        if not self._make_room(Load(0, more_mib), excluded=entry):
             return False
         self._queue.remove(waiter)
         self._registry.move(entry, EntryState.LEASED)
@@ -398,14 +400,14 @@ class Pool:
         waiter.give(entry)
         return True
 
-    def _make_room(self, needed: Load, besides: PoolEntry | None = None) -> bool:
+    def _make_room(self, needed: Load, excluded: PoolEntry | None = None) -> bool:
         """Return True if the load fits. Otherwise end as many idle sandboxes as are needed for it,
         or none if all of them are not enough, and return False."""
         if fits(self._settings, self._registry.load + needed):
             return True
         ending = sum((entry.load for entry in self._registry.entries(EntryState.ENDING)), Load())
-        idle = [entry for entry in self._registry.entries(EntryState.IDLE) if entry is not besides]
-        number = idle_to_evict(
+        idle = [entry for entry in self._registry.entries(EntryState.IDLE) if entry is not excluded]
+        number = eviction_count(
             self._settings, self._registry.load - ending + needed, [entry.load for entry in idle]
         )
         for entry in idle[: number or 0]:
@@ -415,9 +417,12 @@ class Pool:
     def _trim(self) -> None:
         """End idle sandboxes of isolations for which the pool keeps none ready, and the oldest of
         the idle sandboxes beyond `min_ready`."""
-        missing = Counter(dict.fromkeys(self._kept, self._settings.min_ready))
+        missing = Counter(dict.fromkeys(self._kept_isolations, self._settings.min_ready))
         for entry in reversed(self._registry.entries(EntryState.IDLE)):
-            if entry.isolation == self._kept.get(entry.pool_key) and missing[entry.pool_key]:
+            if (
+                entry.isolation == self._kept_isolations.get(entry.pool_key)
+                and missing[entry.pool_key]
+            ):
                 missing[entry.pool_key] -= 1
             else:
                 self._lifecycle.end(entry)
@@ -430,10 +435,10 @@ class Pool:
             *self._registry.entries(EntryState.LEASED),
         )
         unused = Counter(entry.pool_key for entry in entries if entry.is_unused)
-        for key, isolation in self._kept.items():
+        for key, isolation in self._kept_isolations.items():
             load = Load(1, isolation.memory_mib)
             for _ in range(self._settings.min_ready - unused[key] - unclaimed[key]):
-                few = self._registry.number(EntryState.STARTING) < max_background_starts(
+                few = self._registry.count_in(EntryState.STARTING) < max_background_starts(
                     self._cores
                 )
                 if few and fits(self._settings, self._registry.load + load):
@@ -459,17 +464,17 @@ class PoolLease:
 
     async def sandbox(self) -> GuestSandbox:
         allocation = self._allocation
-        sandbox = await self._taken(allocation)
+        sandbox = await self._take_when_ready(allocation)
         if sandbox.lost is None or self._is_over:
             return sandbox
         if allocation is self._allocation:  # no concurrent call has replaced it
             self._pool.give_back(allocation)
             self._allocation = self._pool.allocate(self._isolation)
-        return await self._taken(self._allocation)
+        return await self._take_when_ready(self._allocation)
 
-    async def _taken(self, allocation: Allocation) -> GuestSandbox:
+    async def _take_when_ready(self, allocation: Allocation) -> GuestSandbox:
         # Shielded: if one caller is cancelled, other callers of the lease still get the sandbox.
-        sandbox = await asyncio.shield(allocation.acquiring)
+        sandbox = await asyncio.shield(allocation.acquire_task)
         if not allocation.is_taken:
             if self._is_over:
                 raise SandboxLostError("the lease is over")

@@ -79,7 +79,7 @@ def parse_arguments(schema: ToolSchema, arguments: object) -> dict[str, Any]:
     properties = schema["function"]["parameters"]["properties"]
     fields = {} if arguments is None else arguments
     if not isinstance(fields, Mapping):
-        raise ToolInputError(_complaint(schema, [f"they are {_kind(fields)}, not an object"]))
+        raise ToolInputError(_complaint(schema, [f"they are {_json_type(fields)}, not an object"]))
     present = {name: value for name, value in fields.items() if value is not None}
     required = schema["function"]["parameters"].get("required", [])
     problems = [f"{str(name)[:80]!r} is unknown" for name in present if name not in properties]
@@ -88,7 +88,7 @@ def parse_arguments(schema: ToolSchema, arguments: object) -> dict[str, Any]:
     for name in properties:
         if name in present:
             try:
-                fitted[name] = _fitted(properties[name], present[name])
+                fitted[name] = _convert(properties[name], present[name])
             except ValueError as error:
                 problems.append(f"{name!r} {error}")
     if problems:
@@ -129,29 +129,29 @@ def _complaint(schema: ToolSchema, problems: list[str]) -> str:
     )
 
 
-def _type_words(declared: Mapping[str, Any]) -> str:
-    if "enum" in declared:
-        return " | ".join(declared["enum"])
-    if declared["type"] == "array":
-        return f"array of {declared['items']['type']}s"
-    return str(declared["type"])
+def _type_words(property_schema: Mapping[str, Any]) -> str:
+    if "enum" in property_schema:
+        return " | ".join(property_schema["enum"])
+    if property_schema["type"] == "array":
+        return f"array of {property_schema['items']['type']}s"
+    return str(property_schema["type"])
 
 
-def _fitted(declared: Mapping[str, Any], value: object) -> object:
+def _convert(property_schema: Mapping[str, Any], value: object) -> object:
     """Convert a value to the declared type. Raises ValueError, whose text continues a sentence that
     begins with the argument's name."""
-    if declared["type"] == "integer":
-        return _integer(value)
-    if declared["type"] == "array":
-        return _integers(value)
-    return _string(declared, value)
+    if property_schema["type"] == "integer":
+        return _to_integer(value)
+    if property_schema["type"] == "array":
+        return _to_integers(value)
+    return _to_string(property_schema, value)
 
 
-def _string(declared: Mapping[str, Any], value: object) -> str:
+def _to_string(property_schema: Mapping[str, Any], value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"must be a string, not {_kind(value)}")
-    if "enum" in declared and value not in declared["enum"]:
-        raise ValueError(f"must be one of {', '.join(declared['enum'])}, not {value[:80]!r}")
+        raise ValueError(f"must be a string, not {_json_type(value)}")
+    if "enum" in property_schema and value not in property_schema["enum"]:
+        raise ValueError(f"must be one of {', '.join(property_schema['enum'])}, not {value[:80]!r}")
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -159,28 +159,28 @@ def _string(declared: Mapping[str, Any], value: object) -> str:
     return value
 
 
-def _integer(value: object) -> int:
+def _to_integer(value: object) -> int:
     if isinstance(value, str) and _DIGITS.fullmatch(value):
         return int(value)
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"must be an integer, not {_kind(value)}")
+        raise ValueError(f"must be an integer, not {_json_type(value)}")
     return value
 
 
-def _integers(value: object) -> list[int]:
+def _to_integers(value: object) -> list[int]:
     if isinstance(value, str):
         try:
             value = json.loads(value[:_MAX_ARRAY_CHARS])
         except ValueError:
             raise ValueError("must be an array of integers, not a string") from None
     if not isinstance(value, list):
-        raise ValueError(f"must be an array of integers, not {_kind(value)}")
-    return [_integer(item) for item in value]
+        raise ValueError(f"must be an array of integers, not {_json_type(value)}")
+    return [_to_integer(item) for item in value]
 
 
-def _kind(value: object) -> str:
+def _json_type(value: object) -> str:
     """Return the name of a value's type in JSON."""
     names = {bool: "a boolean", str: "a string", list: "an array", dict: "an object"}
     if value is None:

@@ -56,8 +56,8 @@ class ExecuteBash:
     name = "execute_bash"
     schema = SCHEMA
 
-    def __init__(self, shown: ObservationLimits, limits: Limits) -> None:
-        self._shown = shown
+    def __init__(self, observation_limits: ObservationLimits, limits: Limits) -> None:
+        self._observation_limits = observation_limits
         self._limits = limits
 
     async def run(
@@ -81,7 +81,7 @@ class ExecuteBash:
                 # A command that times out before it would become a job is awaited to its end.
                 wait_s = job_after_s if job_after_s < timeout_s else timeout_s + _GRACE_S
                 sandbox = await lease.sandbox()
-                cap = output_cap(self._shown)
+                cap = output_cap(self._observation_limits)
                 result = await sandbox.exec(
                     fields["command"],
                     timeout_s=timeout_s,
@@ -92,7 +92,9 @@ class ExecuteBash:
                 )
         except ToolInputError as error:
             return Observation(str(error))
-        return _observation(bash_observation(_outcome(result, timeout_s), self._shown), result)
+        return _observation(
+            bash_observation(_command_outcome(result, timeout_s), self._observation_limits), result
+        )
 
 
 def _parse(arguments: object) -> dict[str, Any]:
@@ -119,16 +121,16 @@ async def _continue_job(
     """Type into a job, end its input or interrupt it, then wait for it; return its new output.
     Raises ToolInputError if there is no such job."""
     job_id, text = fields["job_id"], fields["command"]
-    typed = b""
+    typed_bytes = b""
     try:
         if text == _INTERRUPT:
             await sandbox.stop(job_id)
         elif text and text != _END_OF_INPUT:
-            typed = text.removesuffix("\n").encode() + b"\n"
+            typed_bytes = text.removesuffix("\n").encode() + b"\n"
         return await sandbox.wait(
             job_id,
             wait_s=wait_s,
-            typed=typed,
+            typed_bytes=typed_bytes,
             end_of_input=text == _END_OF_INPUT,
             on_output=on_output,
         )
@@ -141,7 +143,7 @@ _QUIET_PIP = {
     "PIP_ROOT_USER_ACTION": "ignore",
     "PIP_NO_WARN_SCRIPT_LOCATION": "1",
 }
-_UNSET = "unset PIP_RETRIES UV_HTTP_RETRIES"
+_UNSET_RETRIES = "unset PIP_RETRIES UV_HTTP_RETRIES"
 """A shell command that restores the number of retries that pip and uv have by default."""
 _MAX_ARGUMENT_BYTES = (128 << 10) - 1
 """The longest argument of a program on Linux."""
@@ -173,9 +175,11 @@ class ReferenceBash:
 
     name = "execute_bash"
 
-    def __init__(self, shown: ObservationLimits, schema: ToolSchema = _REFERENCE_SCHEMA) -> None:
+    def __init__(
+        self, observation_limits: ObservationLimits, schema: ToolSchema = _REFERENCE_SCHEMA
+    ) -> None:
         self.schema = schema
-        self._shown = shown
+        self._observation_limits = observation_limits
 
     async def run(
         self,
@@ -195,25 +199,28 @@ class ReferenceBash:
             return Observation(NO_COMMAND)
         sandbox = await lease.sandbox()
         result = await sandbox.exec(
-            _in_a_shell(command),
+            _wrap_in_shell(command),
             timeout_s=timeout_s,
             cwd=WORKING_DIR,
             env=_QUIET_PIP,
-            cap=OutputCap(max_bytes=self._shown.max_chars),
+            cap=OutputCap(max_bytes=self._observation_limits.max_chars),
             shell_state="none",
             on_output=on_output,
         )
-        return _observation(command_observation(_outcome(result, timeout_s), self._shown), result)
+        return _observation(
+            command_observation(_command_outcome(result, timeout_s), self._observation_limits),
+            result,
+        )
 
 
-def _in_a_shell(command: str) -> str:
+def _wrap_in_shell(command: str) -> str:
     """Wrap a command in `bash -c`, whose error messages differ from those of `eval`."""
     if len(command.encode()) > _MAX_ARGUMENT_BYTES:
-        return f"{_UNSET}; {command}"
-    return f"{_UNSET}; exec bash -c {shlex.quote(command)}"
+        return f"{_UNSET_RETRIES}; {command}"
+    return f"{_UNSET_RETRIES}; exec bash -c {shlex.quote(command)}"
 
 
-def _outcome(result: ExecResult, timeout_s: float) -> CommandOutcome:
+def _command_outcome(result: ExecResult, timeout_s: float) -> CommandOutcome:
     return CommandOutcome(
         exit_code=result.exit_code,
         stdout=result.stdout,

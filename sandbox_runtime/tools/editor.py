@@ -39,7 +39,7 @@ _MAX_HISTORY_BYTES = 8 << 20
 _MAX_COMPARED_CHARS = 64
 _MAX_COMPARED_NAMES = 200
 _COMMANDS = ["view", "create", "str_replace", "insert", "undo_edit"]
-_NEEDED = {
+_NEEDED_ARGUMENTS = {
     "create": ("file_text",),
     "str_replace": ("old_str",),
     "insert": ("insert_line", "new_str"),
@@ -111,7 +111,7 @@ class _EditHistory:
         while sum(known.bytes for known in self._versions) > _MAX_HISTORY_BYTES:
             del self._versions[0]
 
-    def last(self, path: str) -> _Version | None:
+    def last_version(self, path: str) -> _Version | None:
         """Return the version that the next undo of `path` restores, or None."""
         return next((known for known in reversed(self._versions) if known.path == path), None)
 
@@ -201,7 +201,7 @@ class StrReplaceEditor:
             try:
                 listing = await sandbox.list(path, max_depth=2)
             except NotARegularFileError as error:
-                raise ToolInputError(_link_or_special(path)) from error
+                raise ToolInputError(_not_regular_message(path)) from error
             return view_directory(path, listing, self._limits)
         return view_file(path, data, view_range, self._limits)
 
@@ -228,7 +228,7 @@ class StrReplaceEditor:
         return f"Edited {printable(path)}. {view_edit(edit, self._limits)}"
 
     async def _undo(self, sandbox: Sandbox, path: str, timeout_s: float) -> str:
-        version = self._history.last(path)
+        version = self._history.last_version(path)
         if version is None:
             raise ToolInputError(
                 f"Nothing was undone: no edit of {printable(path)} by this tool is remembered."
@@ -257,7 +257,7 @@ def _parse(arguments: object) -> dict[str, Any]:
     ToolInputError."""
     fields = parse_arguments(SCHEMA, arguments)
     command, path = fields["command"], fields["path"]
-    missing = [name for name in _NEEDED.get(command, ()) if name not in fields]
+    missing = [name for name in _NEEDED_ARGUMENTS.get(command, ()) if name not in fields]
     if missing:
         raise ToolInputError(f"Nothing was done: {command} also needs {' and '.join(missing)}.")
     if not path or "\0" in path:
@@ -271,7 +271,7 @@ async def _read(sandbox: Sandbox, path: str) -> bytes:
     try:
         return await read_file(sandbox, path)
     except FileMissingError as error:
-        raise ToolInputError(await _missing(sandbox, path)) from error
+        raise ToolInputError(await _missing_message(sandbox, path)) from error
     except FileSizeLimitError as error:
         raise ToolInputError(
             f"{printable(path)} is larger than this tool's {MAX_FILE_BYTES} bytes. Use bash, for"
@@ -286,11 +286,11 @@ async def _read_to_edit(sandbox: Sandbox, path: str) -> bytes:
         try:
             await sandbox.list(path, max_entries=1, max_depth=1)
         except SandboxFileError:
-            raise ToolInputError(_link_or_special(path)) from error
+            raise ToolInputError(_not_regular_message(path)) from error
         raise ToolInputError(f"Nothing was changed: {printable(path)} is a directory.") from error
 
 
-async def _missing(sandbox: Sandbox, path: str) -> str:
+async def _missing_message(sandbox: Sandbox, path: str) -> str:
     """Return the message that a path does not exist, with similar names in its directory."""
     parent, name = posixpath.split(path)
     try:
@@ -313,7 +313,7 @@ async def _remove(sandbox: Sandbox, path: str, timeout_s: float) -> None:
         raise ToolInputError(f"Nothing was undone: {printable(result.stderr.strip())}")
 
 
-def _link_or_special(path: str) -> str:
+def _not_regular_message(path: str) -> str:
     return (
         f"{printable(path)} is a link or a special file, which this tool does not follow. If it is"
         f" a link, use its target's path: readlink -f {printable(shlex.quote(path))}"

@@ -21,7 +21,7 @@ from sandbox_runtime.tools.base import (
 from sandbox_runtime.tools.editor import MAX_FILE_BYTES, read_file, run_edit, write_file
 
 _COMMANDS = ["view", "create", "str_replace", "insert"]
-_MAX_NAMES = 100
+_MAX_LISTED_NAMES = 100
 SCHEMA: ToolSchema = {
     "type": "function",
     "function": {
@@ -137,18 +137,18 @@ class _Edit:
     async def _view(self, sandbox: Sandbox) -> str:
         target = await self._resolve(sandbox)
         if target.kind == "none":
-            return reference_style.not_found(self._path)
+            return reference_style.not_found_observation(self._path)
         if target.kind == "dir":
             found = await self._shell(
                 sandbox,
                 f"find {self._quoted_path} -maxdepth 2 -not -path '*/.*'"
-                f" \\( -type d -o -name '*.py' -o -name '*.rst' \\) | head -{_MAX_NAMES}",
+                f" \\( -type d -o -name '*.py' -o -name '*.rst' \\) | head -{_MAX_LISTED_NAMES}",
             )
             return reference_style.list_directory(self._path, found.stdout + found.stderr)
         if not self._path.endswith((".py", ".rst")):
-            return reference_style.not_viewable(self._path)
-        content = await _content(sandbox, target)
-        return _shown(
+            return reference_style.not_viewable_observation(self._path)
+        content = await _read_content(sandbox, target)
+        return _replace_surrogates(
             reference_style.view_file(self._path, content, self._arguments.get("view_range"))
         )
 
@@ -168,7 +168,7 @@ class _Edit:
 
     async def _edit(self, sandbox: Sandbox, command: str) -> str:
         target = await self._resolve(sandbox)
-        content = await _content(sandbox, target) if target.kind == "file" else None
+        content = await _read_content(sandbox, target) if target.kind == "file" else None
         new = self._arguments.get("new_str", "")
         if command == "insert":
             line = self._arguments.get("insert_line", 0)
@@ -205,7 +205,7 @@ def _parse(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return fitted
 
 
-async def _content(sandbox: Sandbox, target: _ResolvedPath) -> str:
+async def _read_content(sandbox: Sandbox, target: _ResolvedPath) -> str:
     """Return a file's text. Bytes that are not UTF-8 are surrogate escapes."""
     data = await read_file(sandbox, target.path)
     return data.decode(errors="surrogateescape")
@@ -220,8 +220,8 @@ async def _write(
             f"Nothing was written: it is more than {MAX_FILE_BYTES} bytes; use bash."
         )
     await write_file(sandbox, target.path, data)
-    return _shown(edited.observation)
+    return _replace_surrogates(edited.observation)
 
 
-def _shown(text: str) -> str:
+def _replace_surrogates(text: str) -> str:
     return text.encode(errors="surrogateescape").decode(errors="replace")

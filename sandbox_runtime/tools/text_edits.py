@@ -11,7 +11,7 @@ from policies.observation import ObservationLimits, printable
 from sandbox_runtime.sandbox import DirectoryEntry, Listing
 from sandbox_runtime.tools.base import ToolInputError
 
-_MAX_LISTED = 20
+_MAX_LISTED_LINES = 20
 _MAX_COMPARED_BYTES = 20_000
 _CONTEXT_LINES = 4
 _MAGIC_BYTES = 16
@@ -44,13 +44,16 @@ def replace_once(data: bytes, old: bytes, new: bytes) -> Edit:
         raise ToolInputError("Nothing was changed: old_str and new_str are the same.")
     start = data.find(old)
     if start < 0:
-        raise ToolInputError(f"Nothing was changed: old_str is not in the file. {_hint(data, old)}")
+        raise ToolInputError(
+            f"Nothing was changed: old_str is not in the file. {_not_found_hint(data, old)}"
+        )
     if data.find(old, start + 1) >= 0:
         raise ToolInputError(
-            f"Nothing was changed: old_str occurs more than once, at lines {_places(data, old)}."
-            " Take in enough of the lines around it to make it unique."
+            "Nothing was changed: old_str occurs more than once, at lines"
+            f" {_occurrence_lines(data, old)}. Take in enough of the lines around it to make it"
+            " unique."
         )
-    first = _line_at(data, start)
+    first = _line_number_at(data, start)
     edited = data[:start] + new + data[start + len(old) :]
     return Edit(edited, first, first + new.count(b"\n"))
 
@@ -80,20 +83,20 @@ def insert_after(data: bytes, line: int, text: bytes) -> Edit:
     return Edit(before + text + after, line + 1, line + len(lines_of(text)))
 
 
-def _line_at(data: bytes, offset: int) -> int:
+def _line_number_at(data: bytes, offset: int) -> int:
     return data.count(b"\n", 0, offset) + 1
 
 
-def _places(data: bytes, old: bytes) -> str:
+def _occurrence_lines(data: bytes, old: bytes) -> str:
     places: list[int] = []
     start = data.find(old)
-    while start >= 0 and len(places) < _MAX_LISTED:
-        places.append(_line_at(data, start))
+    while start >= 0 and len(places) < _MAX_LISTED_LINES:
+        places.append(_line_number_at(data, start))
         start = data.find(old, start + 1)
     return ", ".join(map(str, places)) + (" and more" if start >= 0 else "")
 
 
-def _hint(data: bytes, old: bytes) -> str:
+def _not_found_hint(data: bytes, old: bytes) -> str:
     """Guess why `old` was not found."""
     for hint in (_line_endings_hint, _numbering_hint, _whitespace_hint, _first_line_hint):
         if words := hint(data, old):
@@ -128,8 +131,8 @@ def _whitespace_hint(data: bytes, old: bytes) -> str | None:
         return None
     word = next(itertools.islice(re.finditer(rb"\S+", data), before.count(b" "), None))
     return (
-        f"It differs only in whitespace from the text at line {_line_at(data, word.start())}:"
-        " compare spaces, tabs and line breaks."
+        "It differs only in whitespace from the text at line"
+        f" {_line_number_at(data, word.start())}: compare spaces, tabs and line breaks."
     )
 
 
@@ -138,7 +141,9 @@ def _first_line_hint(data: bytes, old: bytes) -> str | None:
     start = data.find(first) if first else -1
     if start < 0 or b"\n" not in old.strip():
         return None
-    return f"Its first line is at line {_line_at(data, start)}, but what follows there differs."
+    return (
+        f"Its first line is at line {_line_number_at(data, start)}, but what follows there differs."
+    )
 
 
 def view_file(
@@ -151,9 +156,9 @@ def view_file(
     lines = lines_of(data)
     if not lines:
         return f"{printable(path)} is empty."
-    first, last = _bounds(view_range, len(lines))
-    text, shown_to = _numbered(lines, first, last, limits)
-    notes = _notes(data)
+    first, last = _line_range(view_range, len(lines))
+    text, shown_to = _number_lines(lines, first, last, limits)
+    notes = _encoding_notes(data)
     if shown_to < last:
         notes.append(
             f"[lines {first}-{shown_to} of {len(lines)} shown; go on with view_range"
@@ -171,7 +176,7 @@ def view_edit(edit: Edit, limits: ObservationLimits) -> str:
     last = min(len(lines), edit.last_line + _CONTEXT_LINES)
     if first > last:
         return "The file is now empty."
-    text, shown_to = _numbered(lines, first, last, limits)
+    text, shown_to = _number_lines(lines, first, last, limits)
     more = f"\n[the snippet goes on to line {last}]" if shown_to < last else ""
     return f"Lines {first}-{shown_to} are now:\n{text}{more}"
 
@@ -182,7 +187,7 @@ def view_directory(path: str, listing: Listing, limits: ObservationLimits) -> st
     entries.sort(key=lambda entry: entry.path.split("/"))
     shown, chars = [], 0
     for entry in entries[: limits.max_entries]:
-        line = _described(entry)
+        line = _describe(entry)
         chars += len(line) + 1
         if chars > limits.max_chars:
             break
@@ -199,7 +204,7 @@ def _is_hidden(entry: DirectoryEntry) -> bool:
     return any(part.startswith(".") for part in entry.path.split("/"))
 
 
-def _described(entry: DirectoryEntry) -> str:
+def _describe(entry: DirectoryEntry) -> str:
     name = printable(entry.path).replace("\n", "\\n")
     if entry.kind == "directory":
         return name + "/"
@@ -217,7 +222,7 @@ def _view_binary(path: str, data: bytes) -> str:
     )
 
 
-def _bounds(view_range: list[int] | None, count: int) -> tuple[int, int]:
+def _line_range(view_range: list[int] | None, count: int) -> tuple[int, int]:
     if view_range is None:
         return 1, count
     if len(view_range) != 2:
@@ -236,7 +241,7 @@ def _bounds(view_range: list[int] | None, count: int) -> tuple[int, int]:
     return first, min(last, count)
 
 
-def _numbered(
+def _number_lines(
     lines: list[bytes], first: int, last: int, limits: ObservationLimits
 ) -> tuple[str, int]:
     """Return the numbered lines `first` to `last`, at least one and no more than the limits allow,
@@ -244,7 +249,7 @@ def _numbered(
     shown: list[str] = []
     chars = 0
     for number in range(first, min(last, first + limits.max_lines - 1) + 1):
-        line = f"{number:6}\t{_line(lines[number - 1], limits)}"
+        line = f"{number:6}\t{_shown_line(lines[number - 1], limits)}"
         chars += len(line) + 1
         if shown and chars > limits.max_chars:
             break
@@ -252,7 +257,7 @@ def _numbered(
     return "\n".join(shown), first + len(shown) - 1
 
 
-def _line(line: bytes, limits: ObservationLimits) -> str:
+def _shown_line(line: bytes, limits: ObservationLimits) -> str:
     text = printable(line.removesuffix(b"\r").decode(errors="replace"))
     left_out = len(text) - limits.max_line_chars
     if left_out <= 0:
@@ -260,7 +265,7 @@ def _line(line: bytes, limits: ObservationLimits) -> str:
     return f"{text[: limits.max_line_chars]} [... {left_out} characters of this line left out]"
 
 
-def _notes(data: bytes) -> list[str]:
+def _encoding_notes(data: bytes) -> list[str]:
     notes = []
     crlf = data.count(b"\r\n")
     if crlf:

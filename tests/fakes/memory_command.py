@@ -54,13 +54,13 @@ class RunningCommand:
             self._reading.take(name, data)
             self.process.stir()
 
-    def begin_reading(self, typed: bytes, *, end_of_input: bool) -> None:
+    def begin_reading(self, typed_bytes: bytes, *, end_of_input: bool) -> None:
         """Start the next reading, because the previous one was received. Write input if there is a
         terminal.
         """
         self._last_reading = None
-        if self._terminal and typed:
-            self._terminal.type(typed)
+        if self._terminal and typed_bytes:
+            self._terminal.type(typed_bytes)
         if self._terminal and end_of_input:
             self._terminal.type_end()
 

@@ -137,11 +137,11 @@ class MemorySandbox:
         job_id: str,
         *,
         wait_s: float,
-        typed: bytes = b"",
+        typed_bytes: bytes = b"",
         end_of_input: bool = False,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        self._job(job_id).begin_reading(typed, end_of_input=end_of_input)
+        self._job(job_id).begin_reading(typed_bytes, end_of_input=end_of_input)
         return await self._deliver_reading(job_id, wait_s, on_output)
 
     async def stop(self, job_id: str) -> None:

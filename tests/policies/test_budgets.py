@@ -12,7 +12,7 @@ from policies.budgets import (
     DailyBudget,
     Expense,
     day_number,
-    exhausted,
+    exhausted_kind,
     limits_by_kind,
     seconds_until_midnight,
 )
@@ -27,25 +27,25 @@ RUN = Expense(runs=1)
 
 def test_budget_without_limits_is_never_exhausted() -> None:
     assert not DailyBudget().is_set
-    assert exhausted(DailyBudget(), Expense(9, 9, 9, 9, 9, 9, 9), RUN) is None
+    assert exhausted_kind(DailyBudget(), Expense(9, 9, 9, 9, 9, 9, 9), RUN) is None
 
 
 @pytest.mark.parametrize("kind", [kind for kind in EXPENSE_KINDS if kind != "runs"])
 def test_budget_is_exhausted_when_the_limit_of_a_kind_is_reached(kind: str) -> None:
-    assert exhausted(BUDGET, JUST_LESS, Expense(commands=1)) is None
+    assert exhausted_kind(BUDGET, JUST_LESS, Expense(commands=1)) is None
     limit = limits_by_kind(BUDGET)[kind]
-    assert exhausted(BUDGET, replace(JUST_LESS, **{kind: limit}), Expense()) == kind
+    assert exhausted_kind(BUDGET, replace(JUST_LESS, **{kind: limit}), Expense()) == kind
 
 
 def test_limit_of_runs_applies_only_to_new_runs() -> None:
-    assert exhausted(BUDGET, Expense(runs=1), RUN) is None
-    assert exhausted(BUDGET, Expense(runs=1), Expense(runs=2)) == "runs"
-    assert exhausted(BUDGET, Expense(runs=2), RUN) == "runs"
-    assert exhausted(BUDGET, Expense(runs=2), Expense(tokens=7)) is None
+    assert exhausted_kind(BUDGET, Expense(runs=1), RUN) is None
+    assert exhausted_kind(BUDGET, Expense(runs=1), Expense(runs=2)) == "runs"
+    assert exhausted_kind(BUDGET, Expense(runs=2), RUN) == "runs"
+    assert exhausted_kind(BUDGET, Expense(runs=2), Expense(tokens=7)) is None
 
 
 def test_egress_limit_of_zero_does_not_end_a_run() -> None:
-    assert exhausted(DailyBudget(egress_mib=0), Expense(), RUN) is None
+    assert exhausted_kind(DailyBudget(egress_mib=0), Expense(), RUN) is None
 
 
 def test_requests_without_a_sandbox_have_only_token_and_cost_limits() -> None:

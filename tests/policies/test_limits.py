@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.limits import Limits, Spent, StopReason, exceeded, exceeded_command_limit
+from policies.limits import Limits, Spent, StopReason, exceeded_command_limit, exceeded_limit
 
 LIMITS = Limits(
     max_turns=3,
@@ -31,8 +31,8 @@ JUST_LESS = Spent(
 
 
 def test_run_below_every_limit_continues() -> None:
-    assert exceeded(LIMITS, Spent()) is None
-    assert exceeded(LIMITS, JUST_LESS) is None
+    assert exceeded_limit(LIMITS, Spent()) is None
+    assert exceeded_limit(LIMITS, JUST_LESS) is None
 
 
 @pytest.mark.parametrize(
@@ -51,18 +51,18 @@ def test_run_below_every_limit_continues() -> None:
     ],
 )
 def test_stop_reason_names_the_reached_limit(spent: Spent, stop: StopReason) -> None:
-    assert exceeded(LIMITS, spent) is stop
+    assert exceeded_limit(LIMITS, spent) is stop
 
 
 def test_limit_of_zero_turns_is_reached_at_the_start() -> None:
-    assert exceeded(Limits(max_turns=0), Spent()) is StopReason.MAX_TURNS
+    assert exceeded_limit(Limits(max_turns=0), Spent()) is StopReason.MAX_TURNS
 
 
 def test_next_prompt_counts_toward_the_token_and_cost_limits() -> None:
     spent = Spent(tokens=50, next_tokens=50, cost_usd=0.3, next_cost_usd=0.2)
-    assert exceeded(LIMITS, spent) is None
-    assert exceeded(LIMITS, replace(spent, next_tokens=51)) is StopReason.TOKEN_BUDGET
-    assert exceeded(LIMITS, replace(spent, next_cost_usd=0.21)) is StopReason.COST_BUDGET
+    assert exceeded_limit(LIMITS, spent) is None
+    assert exceeded_limit(LIMITS, replace(spent, next_tokens=51)) is StopReason.TOKEN_BUDGET
+    assert exceeded_limit(LIMITS, replace(spent, next_cost_usd=0.21)) is StopReason.COST_BUDGET
 
 
 def test_turn_and_token_limits_do_not_skip_commands_of_a_turn() -> None:
@@ -71,4 +71,4 @@ def test_turn_and_token_limits_do_not_skip_commands_of_a_turn() -> None:
 
 
 def test_egress_limit_of_zero_does_not_end_a_run() -> None:
-    assert exceeded(Limits(max_egress_mib=0), Spent()) is None
+    assert exceeded_limit(Limits(max_egress_mib=0), Spent()) is None

@@ -10,9 +10,9 @@ from policies.isolation import Isolation
 from policies.pool import (
     Load,
     PoolSettings,
+    eviction_count,
     exact_pool_key,
     fits,
-    idle_to_evict,
     pool_key,
     retry_after_s,
     start_backoff_s,
@@ -88,10 +88,10 @@ def test_load_is_bounded_by_sandbox_count_and_memory_budget() -> None:
 def test_only_as_many_idle_sandboxes_are_evicted_as_needed() -> None:
     settings = PoolSettings(min_ready=0, max_sandboxes=3, memory_budget_mib=100)
     idle = [Load(1, 10), Load(1, 10), Load(1, 10)]
-    assert idle_to_evict(settings, Load(3, 100), idle) == 0
-    assert idle_to_evict(settings, Load(4, 100), idle) == 1
-    assert idle_to_evict(settings, Load(4, 120), idle) == 2
-    assert idle_to_evict(settings, Load(4, 131), idle) is None
+    assert eviction_count(settings, Load(3, 100), idle) == 0
+    assert eviction_count(settings, Load(4, 100), idle) == 1
+    assert eviction_count(settings, Load(4, 120), idle) == 2
+    assert eviction_count(settings, Load(4, 131), idle) is None
 
 
 def test_start_backoff_doubles_up_to_thirty_seconds() -> None:
@@ -107,8 +107,10 @@ def test_start_backoff_doubles_up_to_thirty_seconds() -> None:
 
 def test_retry_delay_is_the_start_time_or_the_expected_queue_time() -> None:
     times = {"start_s": 2.5, "lease_s": 20.0}
-    assert retry_after_s(has_room=True, ahead=9, leased=4, **times) == 2.5
-    assert retry_after_s(has_room=False, ahead=9, leased=4, **times) == 50
-    assert retry_after_s(has_room=False, ahead=0, leased=0, **times) == 20
-    assert retry_after_s(has_room=True, ahead=0, leased=0, start_s=0.1, lease_s=20) == 1
-    assert retry_after_s(has_room=False, ahead=999, leased=1, **times) == 300
+    assert retry_after_s(has_room=True, waiting_ahead=9, leased_count=4, **times) == 2.5
+    assert retry_after_s(has_room=False, waiting_ahead=9, leased_count=4, **times) == 50
+    assert retry_after_s(has_room=False, waiting_ahead=0, leased_count=0, **times) == 20
+    assert (
+        retry_after_s(has_room=True, waiting_ahead=0, leased_count=0, start_s=0.1, lease_s=20) == 1
+    )
+    assert retry_after_s(has_room=False, waiting_ahead=999, leased_count=1, **times) == 300

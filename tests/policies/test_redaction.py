@@ -99,7 +99,7 @@ def test_endless_key_is_redacted_in_bounded_memory(end: str, shown: str) -> None
     redacted = stream.feed("see -----BEGIN RSA PRIVATE KEY-----\n")
     for _ in range(40):
         redacted += stream.feed("MIIEowIBAAKCAQEA7bq\n" * 300)
-        assert len(stream._held) <= MAX_HELD_CHARS
+        assert len(stream._held_text) <= MAX_HELD_CHARS
     redacted += stream.feed(end) + stream.finish()
     assert redacted == f"see [redacted private_key]{shown}"
 

@@ -93,8 +93,8 @@ class HostileGuest(RuleBasedStateMachine):
                 assert isinstance(error, SandboxError), repr(error)
         self.operations.clear()
         assert not self.sandbox._channel._streams
-        assert not self.sandbox._channel._connections.tasks()
-        assert not self.sandbox._channel._connections._waiting
+        assert not self.sandbox._channel._connection_queue.tasks()
+        assert not self.sandbox._channel._connection_queue._waiting
         assert not len(self.sandbox._channel._reset_streams)
 
     async def _relay(self, connection: ProgramConnection) -> None:
@@ -155,7 +155,7 @@ class HostileGuest(RuleBasedStateMachine):
         channel = self.sandbox._channel
         open_now = sorted(channel._streams, reverse=True)[:4]
         cancelled = list(channel._reset_streams._streams)[-2:]
-        others = [0, 1, 2, channel._next, channel._last_connection + 2]
+        others = [0, 1, 2, channel._next_number, channel._last_connection + 2]
         choices = [numbers for numbers in (open_now, open_now, cancelled, others) if numbers]
         return data.draw(st.sampled_from(data.draw(st.sampled_from(choices))))
 
@@ -214,11 +214,11 @@ class HostileGuest(RuleBasedStateMachine):
         channel = self.sandbox._channel
         assert len(channel._reset_streams) <= MAX_RESET_STREAMS + 1
         assert len(channel._open_connections) <= MAX_CONNECTIONS
-        assert len(channel._connections._handlers) <= MAX_HANDLERS
-        assert len(channel._connections._waiting) <= MAX_CONNECTIONS
+        assert len(channel._connection_queue._handlers) <= MAX_HANDLERS
+        assert len(channel._connection_queue._waiting) <= MAX_CONNECTIONS
         assert len(channel._streams) <= MAX_HANDLERS + len(self.operations)
-        assert len(channel._wide) <= MAX_WIDE_STREAMS
-        wide = len(channel._wide) * (WINDOW_BYTES - FIRST_WINDOW_BYTES)
+        assert len(channel._wide_streams) <= MAX_WIDE_STREAMS
+        wide = len(channel._wide_streams) * (WINDOW_BYTES - FIRST_WINDOW_BYTES)
         unread = sum(map(_unread, channel._streams.values()))
         assert unread <= len(channel._streams) * FIRST_WINDOW_BYTES + wide
         for stream in channel._streams.values():

@@ -138,9 +138,9 @@ async def test_a_job_is_waiting_until_a_whole_line_is_typed() -> None:
     sandbox = MemorySandbox()
     command = "read -r one rest; echo $rest, $one"
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=PLENTY_S, stdin=None)
-    half = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed=b"one  two ")
+    half = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed_bytes=b"one  two ")
     assert (job.running, job.waiting, half.running, half.waiting) == (True, True, True, True)
-    end = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed=b"three\n")
+    end = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed_bytes=b"three\n")
     assert (end.running, end.waiting, end.stdout) == (False, False, "two three, one\n")
 
 
@@ -148,7 +148,7 @@ async def test_job_is_waiting_only_after_all_its_input_was_processed() -> None:
     sandbox = MemorySandbox()
     command = "cat | tr a b | cat"
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=PLENTY_S, stdin=None)
-    more = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed=b"a\na\n")
+    more = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed_bytes=b"a\na\n")
     assert (more.waiting, more.stdout) == (True, "b\nb\n")
 
 

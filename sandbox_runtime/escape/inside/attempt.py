@@ -79,10 +79,10 @@ def call(name: str, *arguments: object, reached: tuple[int, ...] = ()) -> int:
     """Make a system call and return its result. Errors in `reached` count as success (0): the
     kernel raises them for the harmless arguments after it has permitted the call. Raises
     OSError."""
-    return call_number(number(name), *arguments, reached=reached)
+    return call_by_number(syscall_number(name), *arguments, reached=reached)
 
 
-def call_number(value: int, *arguments: object, reached: tuple[int, ...] = ()) -> int:
+def call_by_number(value: int, *arguments: object, reached: tuple[int, ...] = ()) -> int:
     """Make a system call by its number, as `call` does by its name."""
     # As full registers: ctypes passes a plain int as 32 bits.
     registers = [ctypes.c_long(part) if isinstance(part, int) else part for part in arguments]
@@ -96,7 +96,7 @@ def call_number(value: int, *arguments: object, reached: tuple[int, ...] = ()) -
     raise OSError(error, os.strerror(error))
 
 
-def number(name: str) -> int:
+def syscall_number(name: str) -> int:
     """Return the number of a system call on this machine. Raises NotApplicableError on an unknown
     machine, and OSError if the machine has no such call."""
     column = _COLUMN.get(platform.machine())
@@ -117,7 +117,7 @@ def opens(path: Path, flags: int = os.O_WRONLY) -> bool:
     return True
 
 
-def writable_below(top: Path, excluded: tuple[str, ...] = ()) -> Iterator[Path]:
+def writable_files_below(top: Path, excluded: tuple[str, ...] = ()) -> Iterator[Path]:
     """Yield regular files below `top` that open for writing, except those whose path begins with
     one of the `excluded` prefixes."""
     try:
@@ -132,7 +132,7 @@ def writable_below(top: Path, excluded: tuple[str, ...] = ()) -> Iterator[Path]:
         except OSError:
             continue
         if stat.S_ISDIR(mode):
-            yield from writable_below(entry, excluded)
+            yield from writable_files_below(entry, excluded)
         elif stat.S_ISREG(mode) and opens(entry):
             yield entry
 

@@ -43,10 +43,10 @@ def main(modules: list[str]) -> None:
     _print({"kernel": _kernel()})
     waiting = deque(attempt for module in modules for attempt in attempts(sys.modules[module]))
     while waiting:
-        _run_some(waiting)
+        _run_next_attempts(waiting)
 
 
-def _run_some(waiting: deque[FunctionType]) -> None:
+def _run_next_attempts(waiting: deque[FunctionType]) -> None:
     """Make at least one attempt in a new process, and remove the made attempts from `waiting`."""
     read, write = os.pipe()
     child = os.fork()
@@ -75,7 +75,7 @@ def _run_some(waiting: deque[FunctionType]) -> None:
 def _make_attempts(waiting: Iterable[FunctionType], write: int) -> NoReturn:
     try:
         for attempt in waiting:
-            result = _make(attempt)
+            result = _make_attempt(attempt)
             os.write(write, json.dumps({"probe": attempt.__name__, **result}).encode() + b"\n")
             if result["verdict"] == "open":
                 break
@@ -84,7 +84,7 @@ def _make_attempts(waiting: Iterable[FunctionType], write: int) -> NoReturn:
         os._exit(1)
 
 
-def _make(attempt: FunctionType) -> dict[str, str]:
+def _make_attempt(attempt: FunctionType) -> dict[str, str]:
     try:
         found = attempt()
     except OSError as error:

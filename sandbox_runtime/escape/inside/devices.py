@@ -22,12 +22,12 @@ _FIRST_DISK = os.makedev(8, 0)
 
 def memory_device() -> str | None:
     """Makes the device of the machine's memory."""
-    return _make(stat.S_IFCHR, _MEMORY, "the machine's memory")
+    return _make_device(stat.S_IFCHR, _MEMORY, "the machine's memory")
 
 
 def disk_device() -> str | None:
     """Makes the device of the first disk."""
-    return _make(stat.S_IFBLK, _FIRST_DISK, "a disk")
+    return _make_device(stat.S_IFBLK, _FIRST_DISK, "a disk")
 
 
 def root_disk() -> str | None:
@@ -56,7 +56,7 @@ def device_nodes() -> str | None:
 
 def typing_into_a_terminal() -> str | None:
     """Writes a character to the input of its own terminal, as a user's keyboard does."""
-    return "input can be written to terminals" if survives(_type) else None
+    return "input can be written to terminals" if survives(_type_character) else None
 
 
 def foreign_terminal() -> str | None:
@@ -65,14 +65,14 @@ def foreign_terminal() -> str | None:
     return "there is a controlling terminal"
 
 
-def _type() -> None:
+def _type_character() -> None:
     _, slave = os.openpty()
     os.setsid()
     fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
     fcntl.ioctl(slave, _TYPE_A_CHARACTER, b"x")
 
 
-def _make(kind: int, device: int, what: str) -> str:
+def _make_device(kind: int, device: int, what: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         os.mknod(Path(folder, "device"), 0o600 | kind, device)
     return f"the device of {what} can be made"

@@ -24,8 +24,8 @@ def agent_descriptors() -> str | None:
     """Opens the descriptors of other processes, where a write would forge frames of the
     protocol."""
     found = []
-    for process in _others():
-        for link in _listed(process / "fd"):
+    for process in _foreign_processes():
+        for link in _list_folder(process / "fd"):
             if _opens(link):
                 found.append(link)
     return summarize("open", found)
@@ -33,13 +33,15 @@ def agent_descriptors() -> str | None:
 
 def agent_memory() -> str | None:
     """Opens the memory of other processes."""
-    return summarize("open", (process / "mem" for process in _others() if _opens(process / "mem")))
+    return summarize(
+        "open", (process / "mem" for process in _foreign_processes() if _opens(process / "mem"))
+    )
 
 
 def agent_environment() -> str | None:
     """Reads the environment of other processes, which may contain an engine's secrets."""
     found = []
-    for process in _others():
+    for process in _foreign_processes():
         try:
             content = (process / "environ").read_bytes()
         except OSError:
@@ -52,7 +54,7 @@ def agent_environment() -> str | None:
 def agent_traced() -> str | None:
     """Attaches to other processes as a debugger does, without stopping them."""
     found = []
-    for process in _others():
+    for process in _foreign_processes():
         try:
             call("ptrace", _SEIZE, int(process.name), 0, 0)
         except OSError:
@@ -66,7 +68,7 @@ def agent_memory_read() -> str | None:
     byte = ctypes.create_string_buffer(1)
     local, remote = struct.pack("=2Q", ctypes.addressof(byte), 1), struct.pack("=2Q", 0, 1)
     found = []
-    for process in _others():
+    for process in _foreign_processes():
         try:
             call(
                 "process_vm_readv",
@@ -87,7 +89,7 @@ def agent_memory_read() -> str | None:
 def agent_descriptor_stolen() -> str | None:
     """Duplicates the standard output of other processes."""
     found = []
-    for process in _others():
+    for process in _foreign_processes():
         try:
             descriptor = call("pidfd_open", int(process.name), 0)
             os.close(call("pidfd_getfd", descriptor, 1, 0))
@@ -106,7 +108,7 @@ def inherited_descriptors() -> str | None:
     return summarize("descriptors", sorted(extra)) if len(extra) > 1 else None
 
 
-def _others() -> Iterator[Path]:
+def _foreign_processes() -> Iterator[Path]:
     """Return the processes outside this command's session."""
     own = os.getsid(0)
     return (process for process in _processes() if _session(process) != own)
@@ -124,7 +126,7 @@ def _session(process: Path) -> int:
         return os.getsid(0)  # it has ended, or nothing of it may be read
 
 
-def _listed(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError:

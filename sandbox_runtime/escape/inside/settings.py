@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sandbox_runtime.escape.inside.attempt import opens, summarize, writable_below
+from sandbox_runtime.escape.inside.attempt import opens, summarize, writable_files_below
 
 _SYSCTL = Path("/proc/sys")
 _OWN_SYSCTLS = (
@@ -28,39 +28,39 @@ _SECRETS = (
 
 def core_pattern() -> str | None:
     """Opens the setting that names the program which the host runs as root for a crash."""
-    return _open("/proc/sys/kernel/core_pattern")
+    return _open_setting("/proc/sys/kernel/core_pattern")
 
 
 def modprobe() -> str | None:
     """Opens the setting that names the program which the host runs as root to load modules."""
-    return _open("/proc/sys/kernel/modprobe")
+    return _open_setting("/proc/sys/kernel/modprobe")
 
 
 def uevent_helper() -> str | None:
     """Opens the setting that names the program which the host runs as root for a new device."""
-    return _open("/sys/kernel/uevent_helper")
+    return _open_setting("/sys/kernel/uevent_helper")
 
 
 def sysrq() -> str | None:
     """Opens the switch that reboots or halts the machine."""
-    return _open("/proc/sysrq-trigger")
+    return _open_setting("/proc/sysrq-trigger")
 
 
 def binfmt_misc() -> str | None:
     """Opens the register of interpreters that the host starts programs with."""
-    return _open("/proc/sys/fs/binfmt_misc/register")
+    return _open_setting("/proc/sys/fs/binfmt_misc/register")
 
 
 def kernel_settings() -> str | None:
     """Opens each other setting of the kernel that is not in a namespace."""
-    return summarize("open", writable_below(_SYSCTL, _OWN_SYSCTLS + _TRIED_ALONE))
+    return summarize("open", writable_files_below(_SYSCTL, _OWN_SYSCTLS + _TRIED_ALONE))
 
 
 def other_switches() -> str | None:
     """Opens the other settings in /proc: interrupts, devices, file systems, memory types."""
     found = [Path("/proc/mtrr")] if opens(Path("/proc/mtrr")) else []
     for name in ("irq", "bus", "fs", "acpi", "scsi", "driver"):
-        found += writable_below(Path("/proc", name))
+        found += writable_files_below(Path("/proc", name))
     return summarize("open", found)
 
 
@@ -79,7 +79,7 @@ def device_settings() -> str | None:
     )
     found: list[Path] = []
     for top in tops:
-        found += writable_below(Path("/sys", top), excluded[: 3 if "devices" in top else 4])
+        found += writable_files_below(Path("/sys", top), excluded[: 3 if "devices" in top else 4])
     return summarize("open", found)
 
 
@@ -91,12 +91,16 @@ def debug_files() -> str | None:
 
 def release_agent() -> str | None:
     """Opens the setting that names the program which the host runs as root for an empty cgroup."""
-    return summarize("open", (p for p in writable_below(_CGROUPS) if p.name == "release_agent"))
+    return summarize(
+        "open", (p for p in writable_files_below(_CGROUPS) if p.name == "release_agent")
+    )
 
 
 def own_limits() -> str | None:
     """Opens its control groups, in which its limits are set."""
-    return summarize("open", (p for p in writable_below(_CGROUPS) if p.name != "release_agent"))
+    return summarize(
+        "open", (p for p in writable_files_below(_CGROUPS) if p.name != "release_agent")
+    )
 
 
 def kernel_secrets() -> str | None:
@@ -113,5 +117,5 @@ def kernel_addresses() -> str | None:
     return f"the first is at {address:#x}" if address else None
 
 
-def _open(path: str) -> str | None:
+def _open_setting(path: str) -> str | None:
     return f"{path} opens for writing" if opens(Path(path)) else None

@@ -13,7 +13,7 @@ import platform
 import struct
 from pathlib import Path
 
-from sandbox_runtime.escape.inside.attempt import call, call_number, number, survives
+from sandbox_runtime.escape.inside.attempt import call, call_by_number, survives, syscall_number
 
 _BAD = (errno.EFAULT, errno.EINVAL)
 _NEW_USER_NAMESPACE = 0x1000_0000
@@ -216,8 +216,8 @@ def filtered() -> str | None:
 def x32_calls() -> str | None:
     """Makes a forbidden system call by its x32 number, which filters often forget."""
     _require_x86_64("x32")
-    forbidden = _X32 | number("unshare")
-    through = survives(lambda: call_number(forbidden, _NEW_USER_NAMESPACE))
+    forbidden = _X32 | syscall_number("unshare")
+    through = survives(lambda: call_by_number(forbidden, _NEW_USER_NAMESPACE))
     return "x32 system calls are not filtered" if through else None
 
 
@@ -229,8 +229,8 @@ def i386_calls() -> str | None:
 
 
 def _require_x86_64(kind: str) -> None:
-    """Raise OSError on a machine without this kind of system calls, as `number` does. A server
-    would refuse the backend for a NotApplicableError."""
+    """Raise OSError on a machine without this kind of system calls, as `syscall_number` does. A
+    server would refuse the backend for a NotApplicableError."""
     if platform.machine() != "x86_64":
         raise OSError(errno.ENOSYS, f"{kind} system calls do not exist on {platform.machine()}")
 

@@ -36,7 +36,7 @@ def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
 async def test_expense_counts_as_expected_until_it_is_settled(store: Store) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     reservation = await account.take(Expense(tokens=60))
-    assert (reservation.exhausted, reservation.spent) == (None, Expense(tokens=60))
+    assert (reservation.exhausted_kind, reservation.spent) == (None, Expense(tokens=60))
     assert await store.spending.spent(OWNER) == Expense(tokens=60)
     await account.settle(reservation, Expense(tokens=20, cost_usd=0.5))
     assert await store.spending.spent(OWNER) == Expense(tokens=20, cost_usd=0.5)
@@ -69,7 +69,7 @@ async def test_refused_reservation_names_the_exhausted_budget(store: Store) -> N
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     await account.take(Expense(tokens=100))
     refused = await account.take(Expense(tokens=1))
-    assert (refused.exhausted, refused.spent.tokens) == ("tokens", 100)
+    assert (refused.exhausted_kind, refused.spent.tokens) == ("tokens", 100)
     assert await store.spending.spent(OWNER) == Expense(tokens=100)
 
 
@@ -77,12 +77,12 @@ async def test_overdrawn_expense_counts_even_beyond_the_budget(store: Store) -> 
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     for _ in range(2):
         reservation = await account.overdraw(Expense(tokens=70))
-    assert (reservation.exhausted, reservation.spent.tokens) == (None, 140)
+    assert (reservation.exhausted_kind, reservation.spent.tokens) == (None, 140)
 
 
 async def test_each_key_has_its_own_budget(store: Store) -> None:
     await store.spending.account(OWNER, FIVE).overdraw(Expense(commands=9))
-    assert (await store.spending.account("another", FIVE).take(ONE)).exhausted is None
+    assert (await store.spending.account("another", FIVE).take(ONE)).exhausted_kind is None
 
 
 async def test_concurrent_processes_never_exceed_the_budget(
@@ -94,7 +94,7 @@ async def test_concurrent_processes_never_exceed_the_budget(
         async def take(each: Store) -> None:
             nonlocal refused
             reservation = await each.spending.account(OWNER, FIVE).take(ONE)
-            refused += reservation.exhausted is not None
+            refused += reservation.exhausted_kind is not None
 
         with anyio.fail_after(30):
             async with anyio.create_task_group() as tasks:
@@ -108,14 +108,14 @@ async def test_spending_survives_a_restart(tmp_path: Path, clock: ManualClock) -
     with closing(Store(tmp_path, now=clock.time)) as before:
         await before.spending.account(OWNER, FIVE).overdraw(Expense(commands=5))
     with closing(Store(tmp_path, now=clock.time)) as after:
-        assert (await after.spending.account(OWNER, FIVE).take(ONE)).exhausted == "commands"
+        assert (await after.spending.account(OWNER, FIVE).take(ONE)).exhausted_kind == "commands"
 
 
 async def test_budgets_are_reset_at_midnight(store: Store, clock: ManualClock) -> None:
     account = store.spending.account(OWNER, FIVE)
     await account.overdraw(Expense(commands=5))
     clock.advance(store.spending.seconds_until_midnight() - 1)
-    assert (await account.take(ONE)).exhausted == "commands"
+    assert (await account.take(ONE)).exhausted_kind == "commands"
     clock.advance(1)
     assert (await account.take(ONE)).spent == ONE
 

@@ -22,7 +22,7 @@ from sandbox_runtime.backends.base import Check
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.backends.cgroups import find_cgroups
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.escape.context import running
+from sandbox_runtime.escape.context import running_python
 from sandbox_runtime.guest.agent import GuestConfig
 from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
 from sandbox_runtime.sandbox import Sandbox
@@ -115,7 +115,7 @@ async def test_file_descriptors_in_flight_are_counted_per_sandbox() -> None:
     async with (
         new_sandbox() as neighbour,
         new_sandbox() as sandbox,
-        running(sandbox, IN_FLIGHT % SMALL.open_files) as sent,
+        running_python(sandbox, IN_FLIGHT % SMALL.open_files) as sent,
     ):
         assert int(sent) > 0
         assert await python(neighbour, SEND_ONE) == "1"

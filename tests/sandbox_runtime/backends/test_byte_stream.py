@@ -168,8 +168,8 @@ async def test_pause_delays_received_and_later_bytes() -> None:
         await until(lambda: bool(taken) and not byte_stream._transport.is_reading())
         assert sum(map(len, taken)) <= _TURN_BYTES
         assert not flood.done()
-        assert byte_stream._pause
-        byte_stream._pause.cancel()
+        assert byte_stream._pause_timer
+        byte_stream._pause_timer.cancel()
         byte_stream._resume()
         await flood
         peer.close()
@@ -247,7 +247,7 @@ async def test_small_frames_of_the_engine_pause_their_container(number: int) -> 
     async with attached() as (stream, peer):
         listening = asyncio.create_task(stream.listen(take))
         flooding = asyncio.create_task(asyncio.get_running_loop().sock_sendall(peer, flood))
-        await until(lambda: bool(stream._pause))
+        await until(lambda: bool(stream._pause_timer))
         await flooding
         peer.close()
         await listening
@@ -258,7 +258,9 @@ async def test_large_frames_of_the_engine_never_pause_their_container() -> None:
     frames = (FRAME_HEADER.pack(1, 1 << 15) + bytes(1 << 15)) * 1024
     pauses = []
     async with attached() as (stream, peer):
-        listening = asyncio.create_task(stream.listen(lambda data: pauses.append(stream._pause)))
+        listening = asyncio.create_task(
+            stream.listen(lambda data: pauses.append(stream._pause_timer))
+        )
         await asyncio.get_running_loop().sock_sendall(peer, frames)
         peer.close()
         await listening

@@ -23,14 +23,14 @@ class FakeDisk:
         self.looks = 0
         self.measured: Counter[str] = Counter()
 
-    def filled(self) -> DiskUsage:
+    def total_written(self) -> DiskUsage:
         self.looks += 1
         all_of_them = (*self.usages.values(), self.by_others)
         return DiskUsage(
             sum(each.bytes for each in all_of_them), sum(each.files for each in all_of_them)
         )
 
-    async def used(self, name: str, limit: DiskUsage) -> DiskUsage | None:
+    async def usage(self, name: str, limit: DiskUsage) -> DiskUsage | None:
         self.measured[name] += 1
         return self.usages.get(name)
 

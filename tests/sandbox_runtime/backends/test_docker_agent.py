@@ -13,7 +13,7 @@ import pytest
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.docker import DockerBackend
-from sandbox_runtime.backends.docker_agent import AgentVolumes, _root_uid, _tar
+from sandbox_runtime.backends.docker_agent import AgentVolumes, _root_uid, _tar_archive
 from sandbox_runtime.backends.docker_container import ContainerSpec, ImageMetadata
 from sandbox_runtime.backends.docker_engine import DockerEngine
 from tests.sandbox_runtime.backends.engine import docker_backend, imported
@@ -112,7 +112,7 @@ class SlowEngine(DockerEngine):
     async def put(self, container: str, directory: str, tar: bytes) -> None:
         SlowEngine.writers += 1
         SlowEngine.most_writers = max(SlowEngine.writers, SlowEngine.most_writers)
-        await super().put(container, directory, _tar(b"#"))
+        await super().put(container, directory, _tar_archive(b"#"))
         await super().put(container, directory, tar)
         SlowEngine.writers -= 1
 

@@ -100,7 +100,7 @@ def devices_of(directory: Path, top: Path, *, partition: bool) -> dict[str, Path
     files.mkdir()
     (numbers / f"{os.major(number)}:{os.minor(number)}").symlink_to(found)
     (files / "sda").touch()
-    return {"numbers": numbers, "devices": files}
+    return {"numbers_dir": numbers, "devices_dir": files}
 
 
 @pytest.mark.parametrize("partition", [False, True])
@@ -110,22 +110,22 @@ def test_block_device_of_the_engine_is_a_disk_and_not_a_partition(
     devices = devices_of(tmp_path, tmp_path, partition=partition)
     engine = engine_at(tmp_path)
     found = block_device(engine, **devices)
-    assert found == BlockDevice(str(devices["devices"] / "sda"))
-    (devices["devices"] / "sda").unlink()
-    assert block_device(engine, **devices).why_not.endswith("/sda is missing")
+    assert found == BlockDevice(str(devices["devices_dir"] / "sda"))
+    (devices["devices_dir"] / "sda").unlink()
+    assert block_device(engine, **devices).why_unlimited.endswith("/sda is missing")
 
 
 def test_check_reports_why_block_io_cannot_be_limited(tmp_path: Path) -> None:
     devices = devices_of(tmp_path, tmp_path, partition=False)
     unable = {"Warnings": ["WARNING: No blkio throttle.read_bps_device support"]}
     for answer, directory, numbers, why in (
-        ({}, None, devices["numbers"], "cannot be seen"),
-        (unable, tmp_path, devices["numbers"], "cannot limit"),
+        ({}, None, devices["numbers_dir"], "cannot be seen"),
+        (unable, tmp_path, devices["numbers_dir"], "cannot limit"),
         ({}, tmp_path, tmp_path, "names no block device"),
     ):
         engine = engine_at(directory, **answer)
-        found = block_device(engine, numbers=numbers, devices=devices["devices"])
-        assert (found.path, why in found.why_not) == (None, True)
+        found = block_device(engine, numbers_dir=numbers, devices_dir=devices["devices_dir"])
+        assert (found.path, why in found.why_unlimited) == (None, True)
 
 
 @pytest.mark.parametrize(

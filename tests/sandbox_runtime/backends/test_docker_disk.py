@@ -110,11 +110,11 @@ async def test_disk_usage_on_a_remote_engine_is_read_from_its_api(
     await output(sandbox, "head -c 5M /dev/zero > file")
     engine = RemoteEngine()
     disk = DockerDisk(engine, None)
-    used = await disk.used(sandbox.id, DiskUsage())
+    used = await disk.usage(sandbox.id, DiskUsage())
     assert used is not None
     assert 5 << 20 <= used.bytes < 6 << 20
     assert disk.free_bytes() is None
-    assert disk.filled() != DiskUsage()  # for all that one can know
+    assert disk.total_written() != DiskUsage()  # for all that one can know
     await sandbox.close()
-    assert await disk.used(sandbox.id, DiskUsage()) is None
+    assert await disk.usage(sandbox.id, DiskUsage()) is None
     await engine.aclose()

@@ -16,7 +16,7 @@ from policies.isolation import Isolation
 from sandbox_runtime.backends.docker import DockerBackend
 from sandbox_runtime.backends.limits import PENDING_SIGNALS, has_uid_range
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.escape.context import running
+from sandbox_runtime.escape.context import running_python
 from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
 from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.backends import probes
@@ -154,7 +154,7 @@ async def test_timers_of_a_sandbox_leave_timers_for_the_hosts_root_user(
     most, _ = resource.getrlimit(resource.RLIMIT_SIGPENDING)
     async with (
         new_sandbox(backend, Isolation()) as sandbox,
-        running(sandbox, ALL_TIMERS % most) as made,
+        running_python(sandbox, ALL_TIMERS % most) as made,
     ):
         assert 0 < int(made) <= PENDING_SIGNALS
         timer = ctypes.c_void_p()

@@ -121,7 +121,7 @@ async def test_command_that_waits_for_input_becomes_a_job_that_accepts_input(
     command = "echo question; read answer; echo heard $answer"
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=3.0, stdin=None)
     assert (job.running, job.stdout) == (True, "question\n")
-    end = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed=b"yes\n")
+    end = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed_bytes=b"yes\n")
     assert (end.running, end.stdout) == (False, "heard yes\n")
 
 
@@ -131,7 +131,7 @@ async def test_end_of_input_reaches_a_terminal(
     if "runsc" in request.node.name:
         pytest.skip("the terminals of Debian's gVisor know no end of input")
     job = await sandbox.exec("cat; echo end", timeout_s=PLENTY_S, wait_s=3.0, stdin=None)
-    end = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed=b"text\n", end_of_input=True)
+    end = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed_bytes=b"text\n", end_of_input=True)
     assert (end.running, end.stdout) == (False, "text\nend\n")
 
 

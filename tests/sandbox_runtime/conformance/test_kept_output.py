@@ -68,7 +68,7 @@ async def test_each_reading_of_a_job_has_an_output_file_of_its_own(sandbox: Sand
     command = "seq 1 3000; read line; seq 1 2000"
     first = await sandbox.exec(command, timeout_s=PLENTY_S, cap=CAP, stdin=None, wait_s=3.0)
     assert first.running
-    second = await sandbox.wait(first.job_id, wait_s=PLENTY_S, typed=b"\n")
+    second = await sandbox.wait(first.job_id, wait_s=PLENTY_S, typed_bytes=b"\n")
     assert (second.running, second.exit_code) == (False, 0)
     assert await read(sandbox, first.stdout_file) == WHOLE
     assert (await read(sandbox, second.stdout_file)).endswith(b"\n2000\n")
@@ -80,7 +80,7 @@ async def test_output_files_of_a_job_share_the_limit_of_one_command(sandbox: San
     readings = [await sandbox.exec(command, timeout_s=PLENTY_S, cap=cap, stdin=None, wait_s=3.0)]
     while readings[-1].running:
         job_id = readings[-1].job_id
-        readings.append(await sandbox.wait(job_id, wait_s=3.0, typed=b"\n"))
+        readings.append(await sandbox.wait(job_id, wait_s=3.0, typed_bytes=b"\n"))
     first, second, third = readings
     assert await read(sandbox, first.stdout_file) == WHOLE
     assert await read(sandbox, second.stdout_file) == WHOLE[: 15_000 - len(WHOLE)]

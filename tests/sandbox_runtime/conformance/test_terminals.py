@@ -43,14 +43,14 @@ async def test_command_without_a_free_terminal_gets_a_pipe_and_a_message(sandbox
     command = "test -t 0 || echo question; read answer; echo heard $answer"
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=PLENTY_S, stdin=None)
     assert (job.running, job.stdout, job.stderr) == (True, "question\n", NOTICE)
-    end = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed=b"yes\n")
+    end = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed_bytes=b"yes\n")
     assert (end.running, end.stdout, end.stderr) == (False, "heard yes\n", "")
 
 
 async def test_end_of_input_closes_the_pipe(sandbox: Sandbox) -> None:
     job = await sandbox.exec("cat; echo end", timeout_s=PLENTY_S, wait_s=PLENTY_S, stdin=None)
     text = b"text\n" * 20_000  # more than a pipe holds
-    end = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed=text, end_of_input=True)
+    end = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed_bytes=text, end_of_input=True)
     assert not end.running
     assert end.stdout_bytes == len(text) + len("end\n")
     assert end.stdout.endswith("text\nend\n")
@@ -61,7 +61,7 @@ async def test_unread_pipe_input_does_not_disturb_the_command(sandbox: Sandbox) 
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=WAIT_S, stdin=None)
     assert job.running
     typing = b"x" * (1 << 18)
-    await sandbox.wait(job.job_id, wait_s=0.1, typed=typing)
+    await sandbox.wait(job.job_id, wait_s=0.1, typed_bytes=typing)
     await output(sandbox, "echo through > gate")
     end = await sandbox.wait(job.job_id, wait_s=PLENTY_S)
     assert (end.running, end.stdout) == (False, "through\n")

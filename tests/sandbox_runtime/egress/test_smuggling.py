@@ -201,7 +201,7 @@ def test_other_http_parsers_agree_with_every_accepted_request() -> None:
             continue
         passed += 1
         other = h11.Connection(h11.SERVER)
-        other.receive_data(parsed.rewritten(target, ()))
+        other.receive_data(parsed.rewritten_head(target, ()))
         event = other.next_event()
         assert isinstance(event, h11.Request)
         hosts = [value for name, value in event.headers if name == b"host"]

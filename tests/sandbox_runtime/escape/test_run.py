@@ -21,7 +21,7 @@ from sandbox_runtime.escape.context import (
     EscapeFinding,
     Verdict,
 )
-from sandbox_runtime.escape.run import PROBES, refusal, run_attack, run_batch, untried
+from sandbox_runtime.escape.run import PROBES, refusal, run_attack, run_batch, why_untried
 from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.streams import OnConnection
 from tests.fakes.memory_sandbox import MemorySandbox
@@ -119,7 +119,7 @@ def test_attempts_are_independent_of_each_other() -> None:
 async def test_escape_attempts_without_python_count_as_not_tried() -> None:
     findings = await run_batch(MemorySandbox())
     assert {each.verdict for each in findings} == {"not tried"}
-    assert untried(findings) == "the isolation could not be tested: there is no python3 inside"
+    assert why_untried(findings) == "the isolation could not be tested: there is no python3 inside"
 
 
 @pytest.mark.docker
@@ -181,9 +181,9 @@ async def test_an_attack_that_could_not_be_made_counts_as_not_tried() -> None:
 async def test_lost_neighbour_is_reported_and_replaced_for_the_next_attack() -> None:
     context = EscapeContext(memory_sandbox, Isolation())
     neighbour = await context.neighbour()
-    assert await context.disturbed() is None
+    assert await context.disturbance() is None
     await neighbour.close()
-    assert "the neighbour sandbox is lost" in str(await context.disturbed())
+    assert "the neighbour sandbox is lost" in str(await context.disturbance())
     assert await context.neighbour() is not neighbour
-    assert await context.disturbed() is None
+    assert await context.disturbance() is None
     await context.aclose()

@@ -114,7 +114,7 @@ def run_by(kind: str, tmp_path: Path, volumes: set[str]) -> Callable[[bytes], Ba
             assert isinstance(backend, DockerBackend)
             path = tmp_path / "agent"
             path.write_bytes(program)
-            backend._agents = HostileVolumes(backend, path, volumes)
+            backend._agent_volumes = HostileVolumes(backend, path, volumes)
         return backend
 
     return make
