@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from evaluation.paper_suites import LETTER_PLAIN
+from evaluation.paper_suites import PLAIN_LETTER_FORM
 from evaluation.samples import Draft, GraderName, write_suite
 from evaluation.synthetic import ANSWER_LINE
 from training.rows import QaType, Split, TaskError, TaskRow, TaskSet
@@ -104,7 +104,7 @@ def _write_suite(tasks: TaskSet, rows: Sequence[TaskRow], out: Path, placement: 
 
 def _draft(row: TaskRow, placement: Placement) -> Draft:
     problem = prompt_of(row, placement)
-    form = LETTER_PLAIN if row.qa_type == "mcq1" else ANSWER_LINE
+    form = PLAIN_LETTER_FORM if row.qa_type == "mcq1" else ANSWER_LINE
     grader = GRADERS[row.qa_type]
     is_judged = grader == "judge"
     entry = {"question": row.meta.question, "rubric": "long-context"} if is_judged else None

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
-from evaluation.row_sources import HUB, MAX_BYTES, MAX_ROWS, DataSet, Row, read_files, read_hub
+from evaluation.row_sources import (
+    HUB_PREFIX,
+    MAX_BYTES,
+    MAX_ROWS,
+    DataSet,
+    Row,
+    read_files,
+    read_hub,
+)
 from training.contexts import LICENCE as FACTS_LICENCE
 from training.contexts import Context, Document, Question, facts
 from training.rows import QaType, TaskError
@@ -242,8 +250,8 @@ def _choice_question(row: Row, text: str, choices: Any, answer: Any) -> Question
 
 def _rows(source: str) -> DataSet:
     patterns = (("*.jsonl", "*.json", "*.csv", "*.parquet"),)
-    if source.startswith(HUB):
-        return read_hub(source.removeprefix(HUB), patterns)
+    if source.startswith(HUB_PREFIX):
+        return read_hub(source.removeprefix(HUB_PREFIX), patterns)
     return read_files(Path(source), patterns)
 
 
