@@ -98,13 +98,13 @@ def _reward(arguments: argparse.Namespace) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from training.curves import bars
+    from training.curves import bar_chart
     from training.report import chart_values, measure, report
     from training.rows import TaskError
 
     before, after = measure(arguments.before), measure(arguments.after)
     if arguments.chart:
-        picture = bars(
+        picture = bar_chart(
             chart_values(before, after), ("before", "after"), "Before and after training"
         )
         try:
