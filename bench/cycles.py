@@ -4,33 +4,33 @@ import signal
 from dataclasses import asdict
 
 from bench.backends import BenchBackend, working_backends
-from bench.lenders import Stock, lender
+from bench.lenders import LenderPool, lender
 from bench.plan import Plan, progress
 from bench.table import Row, TablePart
 
 CYCLES = 120
-IDLE = 2
-GROWTH_MIB = 1.0
-TARGETS = {"rss_mib": GROWTH_MIB}
+IDLE_COUNT = 2
+MAX_GROWTH_MIB = 1.0
+TARGETS = {"rss_mib": MAX_GROWTH_MIB}
 
 
 async def measure(plan: Plan) -> list[TablePart]:
     """Measure each backend in turn."""
     cycles = plan.rounds or CYCLES
     async with working_backends(plan.image) as found:
-        parts = [await _part(plan, backend, cycles) for backend in found.working]
+        parts = [await _measure_backend(plan, backend, cycles) for backend in found.working]
     return [*parts, TablePart("cycles: left out", found.missing)] if found.missing else parts
 
 
-async def _part(plan: Plan, backend: BenchBackend, cycles: int) -> TablePart:
+async def _measure_backend(plan: Plan, backend: BenchBackend, cycles: int) -> TablePart:
     progress(f"cycles: {backend.name}")
-    async with lender(plan.image, [Stock(backend.kind, IDLE)]) as host:
+    async with lender(plan.image, [LenderPool(backend.kind, IDLE_COUNT)]) as host:
         await host.order("cycle", kind=backend.kind, count=cycles // 2)
         # After the first cycles, the process has allocated the memory that a cycle needs.
-        before = asdict(host.belongings())
+        before = asdict(host.resources())
         took_s = await host.order("cycle", kind=backend.kind, count=cycles)
-        after = asdict(host.belongings())
-        left = (await host.end(signal.SIGTERM)).left + host.cgroups()
+        after = asdict(host.resources())
+        left = (await host.end(signal.SIGTERM)).remaining_count + host.cgroup_count()
     rows = [
         Row(
             f"{what.replace('_', ' ')} more than before",
@@ -41,7 +41,7 @@ async def _part(plan: Plan, backend: BenchBackend, cycles: int) -> TablePart:
         )
         for what in before
     ]
-    idle = f"{IDLE} idle ones are there before and after"
+    idle = f"{IDLE_COUNT} idle ones are there before and after"
     return TablePart(
         f"cycles: {backend.name}: {cycles} times lent, used, given back ({idle})",
         [
