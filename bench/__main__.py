@@ -59,13 +59,13 @@ def main() -> int:
     arguments = _parser().parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
         _parser().error(f"no such part: {', '.join(sorted(unknown))}")
-    docker_at_once, bubblewrap_at_once = arguments.density
+    docker_sandboxes, bubblewrap_sandboxes = arguments.density
     plan = Plan(
         image=arguments.image,
         rounds=arguments.rounds,
         allows_peers=not arguments.no_peers,
-        docker_at_once=docker_at_once,
-        bubblewrap_at_once=bubblewrap_at_once,
+        docker_sandboxes=docker_sandboxes,
+        bubblewrap_sandboxes=bubblewrap_sandboxes,
     )
     # SIGTERM raises KeyboardInterrupt too, or peers' containers would remain.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -58,9 +58,9 @@ async def measure(plan: Plan) -> list[TablePart]:
             peers, _measure_peer
         )
         if "docker" in found.kinds:
-            plain = PlainDocker(plan.image)
-            opened.callback(plain.close)
-            measurements[PLAIN] = partial(_measure_plain, plain)
+            plain_docker = PlainDocker(plan.image)
+            opened.callback(plain_docker.close)
+            measurements[PLAIN] = partial(_measure_plain, plain_docker)
         measured = await interleave(plan.rounds or ROUNDS, measurements)
     return [
         comparison_part(
@@ -68,7 +68,7 @@ async def measure(plan: Plan) -> list[TablePart]:
             measured,
             {backend.name: targets[backend.kind] for backend in found.working},
             {backend.name: PEERS[backend.kind] for backend in found.working},
-            missing=[*found.missing, *left_out_rows(peers)] if quantity == COLD else (),
+            missing_rows=[*found.missing_rows, *left_out_rows(peers)] if quantity == COLD else (),
         )
         for quantity, targets in TARGETS_MS.items()
     ]
@@ -109,14 +109,14 @@ async def _measure_start(backend: BenchBackend) -> Mapping[str, float]:
     return {sample_key(backend.name, COLD): ready_ms, sample_key(backend.name, REMOVAL): removal_ms}
 
 
-async def _measure_plain(plain: PlainDocker) -> Mapping[str, float]:
+async def _measure_plain(plain_docker: PlainDocker) -> Mapping[str, float]:
     started = time.perf_counter()
-    container = await plain.run()
+    container = await plain_docker.run()
     try:
-        await plain.exec_by_sdk(container)
+        await plain_docker.exec_by_sdk(container)
         ready_ms = (time.perf_counter() - started) * 1000
     finally:
-        removal_ms = await measure_ms(plain.remove(container))
+        removal_ms = await measure_ms(plain_docker.remove(container))
     return {sample_key(PLAIN, COLD): ready_ms, sample_key(PLAIN, REMOVAL): removal_ms}
 
 

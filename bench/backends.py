@@ -37,7 +37,7 @@ class BenchBackends:
     """The working backends, and the reasons why the others do not work."""
 
     working: list[BenchBackend]
-    missing: list[Row]
+    missing_rows: list[Row]
 
     @property
     def kinds(self) -> list[Kind]:
@@ -78,7 +78,7 @@ async def _add_backend(backends: BenchBackends, kind: Kind, image: str, state_di
                 raise SandboxStartError("; ".join(broken))
             await (await start_sandbox(backend, Isolation())).close()
         except SandboxStartError as error:
-            backends.missing.append(Row(kind, note=str(error)))
+            backends.missing_rows.append(Row(kind, note=str(error)))
         else:
             backends.working.append(BenchBackend(kind, backend))
             undo.pop_all()

@@ -65,11 +65,11 @@ async def measure(plan: Plan) -> list[TablePart]:
                 BY_CLI: partial(_measure_command_line, *plain),
             }
         measured = await interleave(plan.rounds or ROUNDS, measurements)
-        missing = [*found.missing, *left_out_rows(peers)]
+        missing = [*found.missing_rows, *left_out_rows(peers)]
         targets = {backend.name: TARGET_MS for backend in found.working}
         rivals = {backend.name: PEERS[backend.kind] for backend in found.working}
         return [
-            comparison_part(TRUE, measured, targets, rivals, missing=missing),
+            comparison_part(TRUE, measured, targets, rivals, missing_rows=missing),
             comparison_part(ECHO, measured, targets, rivals),
             await _throughput_part(plan, found.working),
         ]
@@ -89,12 +89,16 @@ async def _measure_peer(runtime: PeerRuntime) -> Mapping[str, float]:
     }
 
 
-async def _measure_sdk(plain: PlainDocker, container: Container) -> Mapping[str, float]:
-    return {sample_key(BY_SDK, TRUE): await measure_ms(plain.exec_by_sdk(container))}
+async def _measure_sdk(plain_docker: PlainDocker, container: Container) -> Mapping[str, float]:
+    return {sample_key(BY_SDK, TRUE): await measure_ms(plain_docker.exec_by_sdk(container))}
 
 
-async def _measure_command_line(plain: PlainDocker, container: Container) -> Mapping[str, float]:
-    return {sample_key(BY_CLI, TRUE): await measure_ms(plain.exec_by_command_line(container))}
+async def _measure_command_line(
+    plain_docker: PlainDocker, container: Container
+) -> Mapping[str, float]:
+    return {
+        sample_key(BY_CLI, TRUE): await measure_ms(plain_docker.exec_by_command_line(container))
+    }
 
 
 async def _measure_host() -> Mapping[str, float]:
@@ -142,13 +146,13 @@ async def _measure_burst(
 
 
 async def _measure_plain_burst(
-    plain: Sequence[tuple[PlainDocker, Container]],
+    containers: Sequence[tuple[PlainDocker, Container]],
 ) -> Mapping[str, float]:
     async def work(docker: PlainDocker, container: Container) -> None:
         for _ in range(COMMANDS_PER_CONTAINER):
             await docker.exec_by_sdk(container)
 
     started = time.perf_counter()
-    await asyncio.gather(*(work(*each) for each in plain))
+    await asyncio.gather(*(work(*each) for each in containers))
     took_s = time.perf_counter() - started
-    return {sample_key(BY_SDK, THROUGHPUT): COMMANDS_PER_CONTAINER * len(plain) / took_s}
+    return {sample_key(BY_SDK, THROUGHPUT): COMMANDS_PER_CONTAINER * len(containers) / took_s}

@@ -19,18 +19,21 @@ async def measure(plan: Plan) -> list[TablePart]:
     cycles = plan.rounds or CYCLES
     async with working_backends(plan.image) as found:
         parts = [await _measure_backend(plan, backend, cycles) for backend in found.working]
-    return [*parts, TablePart("cycles: left out", found.missing)] if found.missing else parts
+    return (
+        [*parts, TablePart("cycles: left out", found.missing_rows)] if found.missing_rows else parts
+    )
 
 
 async def _measure_backend(plan: Plan, backend: BenchBackend, cycles: int) -> TablePart:
     progress(f"cycles: {backend.name}")
-    async with lender(plan.image, [LenderPool(backend.kind, IDLE_COUNT)]) as host:
-        await host.order("cycle", kind=backend.kind, count=cycles // 2)
+    async with lender(plan.image, [LenderPool(backend.kind, IDLE_COUNT)]) as lender_process:
+        await lender_process.order("cycle", kind=backend.kind, count=cycles // 2)
         # After the first cycles, the process has allocated the memory that a cycle needs.
-        before = asdict(host.resources())
-        took_s = await host.order("cycle", kind=backend.kind, count=cycles)
-        after = asdict(host.resources())
-        left = (await host.end(signal.SIGTERM)).remaining_count + host.cgroup_count()
+        before = asdict(lender_process.resources())
+        took_s = await lender_process.order("cycle", kind=backend.kind, count=cycles)
+        after = asdict(lender_process.resources())
+        ending = await lender_process.end(signal.SIGTERM)
+        left = ending.remaining_count + lender_process.cgroup_count()
     rows = [
         Row(
             f"{what.replace('_', ' ')} more than before",

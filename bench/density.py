@@ -16,26 +16,28 @@ async def measure(plan: Plan) -> list[TablePart]:
     """Measure all kinds of sandboxes together, in one lender process."""
     async with working_backends(plan.image) as found:
         wanted: dict[Kind, int] = {
-            "docker": plan.docker_at_once,
-            "bubblewrap": plan.bubblewrap_at_once,
+            "docker": plan.docker_sandboxes,
+            "bubblewrap": plan.bubblewrap_sandboxes,
         }
         counts = {kind: wanted[kind] for kind in found.kinds if wanted[kind]}
     if not counts:
-        return [TablePart("density: nowhere", found.missing)]
+        return [TablePart("density: nowhere", found.missing_rows)]
     lender_pools = [LenderPool(kind, max_sandboxes=count) for kind, count in counts.items()]
-    async with lender(plan.image, lender_pools) as host:
+    async with lender(plan.image, lender_pools) as lender_process:
         rows = [
-            row for kind, count in counts.items() for row in await _measure_start(host, kind, count)
+            row
+            for kind, count in counts.items()
+            for row in await _measure_start(lender_process, kind, count)
         ]
-        rows += await _measure_removal(host, sum(counts.values()))
+        rows += await _measure_removal(lender_process, sum(counts.values()))
     title = " and ".join(f"{count} on {kind}" for kind, count in counts.items())
-    return [TablePart(f"density: {title}, together", [*rows, *found.missing])]
+    return [TablePart(f"density: {title}, together", [*rows, *found.missing_rows])]
 
 
-async def _measure_start(host: Lender, kind: Kind, count: int) -> list[Row]:
+async def _measure_start(lender_process: Lender, kind: Kind, count: int) -> list[Row]:
     progress(f"density: {count} on {kind}")
     before_mib = available_mib()
-    took_s = await host.order("hold", kind=kind, count=count, command=COMMAND)
+    took_s = await lender_process.order("hold", kind=kind, count=count, command=COMMAND)
     each_mib = (before_mib - available_mib()) / count
     return [
         Row(f"{kind}: all up, and each has run a command", [took_s], "s"),
@@ -43,10 +45,10 @@ async def _measure_start(host: Lender, kind: Kind, count: int) -> list[Row]:
     ]
 
 
-async def _measure_removal(host: Lender, count: int) -> list[Row]:
+async def _measure_removal(lender_process: Lender, count: int) -> list[Row]:
     progress("density: SIGTERM")
-    sandboxes = host.sandbox_processes()
-    ending = await host.end(signal.SIGTERM)
+    sandboxes = lender_process.sandbox_processes()
+    ending = await lender_process.end(signal.SIGTERM)
     up = f"{len(sandboxes)} of {count} were up, {sum(map(len, sandboxes))} processes"
     return [
         Row(
@@ -58,5 +60,5 @@ async def _measure_removal(host: Lender, count: int) -> list[Row]:
         ),
         Row("processes left", [ending.remaining_processes], "", 0),
         Row("containers left", [ending.remaining_containers], "", 0),
-        Row("cgroups left", [host.cgroup_count()], "", 0),
+        Row("cgroups left", [lender_process.cgroup_count()], "", 0),
     ]

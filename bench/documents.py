@@ -86,7 +86,7 @@ async def measure(plan: Plan) -> list[TablePart]:
                 rows.append(Row(":plain", [plain], "tokens"))
             rows += _rows(kind, await _count_tokens(reader, server, MODEL), plain)
     name = f"documents: tokens the backend gets for one question, by {COUNTER_MODEL}'s tokenizer"
-    return [TablePart(name, [*rows, *found.missing])]
+    return [TablePart(name, [*rows, *found.missing_rows])]
 
 
 def _rows(kind: Kind, tokens: int, plain: int) -> list[Row]:

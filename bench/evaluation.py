@@ -51,7 +51,7 @@ async def measure(plan: Plan) -> list[TablePart]:
                         await _evaluate(server, count) for _ in range(plan.rounds or ROUNDS)
                     ]
                     rows += _rows(f"{kind}, {count} problems", count, measured)
-    return [TablePart(title, [*rows, *found.missing])]
+    return [TablePart(title, [*rows, *found.missing_rows])]
 
 
 def _rows(name: str, count: int, measured: Sequence[Mapping[str, float]]) -> list[Row]:

@@ -90,7 +90,7 @@ async def measure(plan: Plan) -> list[TablePart]:
                 )
     names = [backend.name for backend in found.working]
     rates = {key: [LARGE_MB / (ms / 1000) for ms in took] for key, took in measured.items()}
-    missing = [*found.missing, *left_out_rows(peers)]
+    missing = [*found.missing_rows, *left_out_rows(peers)]
     rivals = {backend.name: PEERS[backend.kind] for backend in found.working}
     smallest, fastest = dict.fromkeys(names, MAX_SMALL_MS), dict.fromkeys(names, MIN_LARGE_MB_PER_S)
     return [
@@ -144,11 +144,11 @@ async def _docker_transfers(
 
 
 async def _transfer_by_docker(
-    plain: PlainDocker, container: Container, load: TransferLoad
+    plain_docker: PlainDocker, container: Container, load: TransferLoad
 ) -> Mapping[str, float]:
     path = f"/tmp/{load.source.name}"  # a directory that every image has
-    in_ms = await measure_ms(plain.put(container, load.source, path))
-    out_ms = await measure_ms(plain.get(container, path, load.source.parent / "out"))
+    in_ms = await measure_ms(plain_docker.put(container, load.source, path))
+    out_ms = await measure_ms(plain_docker.get(container, path, load.source.parent / "out"))
     return load.figures(PLAIN, in_ms, out_ms)
 
 

@@ -64,7 +64,7 @@ async def measure(plan: Plan) -> list[TablePart]:
         measured = await interleave(plan.rounds or ROUNDS, measurements)
     rows = [row for api in APIS for row in _rows(api, found.kinds, measured)]
     name = f"typing: until the first token of prose shows, the model writing one in {TOKEN_S} s"
-    return [TablePart(name, [*rows, *found.missing])]
+    return [TablePart(name, [*rows, *found.missing_rows])]
 
 
 def _plain_row_name(api: Api) -> str:

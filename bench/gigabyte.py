@@ -23,12 +23,12 @@ async def measure_gigabyte(plan: Plan, backends: list[BenchBackend]) -> TablePar
 
 
 async def _rows(plan: Plan, backend: BenchBackend) -> list[Row]:
-    async with lender(plan.image, [LenderPool(backend.kind)]) as host:
-        await host.order("hold", kind=backend.kind, count=1, command="true")
-        pids = {"host": host.pid, "agent": host.guest_agents()[0].pid}
+    async with lender(plan.image, [LenderPool(backend.kind)]) as lender_process:
+        await lender_process.order("hold", kind=backend.kind, count=1, command="true")
+        pids = {"host": lender_process.pid, "agent": lender_process.guest_agents()[0].pid}
         before = {who: rss_mib(pid) for who, pid in pids.items()}
-        in_s = await host.order("put", kind=backend.kind, size=MB_PER_GB * 10**6)
-        out_s = await host.order("get", kind=backend.kind, size=MB_PER_GB * 10**6)
+        in_s = await lender_process.order("put", kind=backend.kind, size=MB_PER_GB * 10**6)
+        out_s = await lender_process.order("get", kind=backend.kind, size=MB_PER_GB * 10**6)
         most = {who: peak_rss_mib(pid) for who, pid in pids.items()}
     return [
         Row(f"{backend.name}: in", [MB_PER_GB / in_s], "MB/s", TARGET_MB_PER_S),

@@ -63,7 +63,7 @@ async def measure(plan: Plan) -> list[TablePart]:
             Row(cpu, measured[cpu], "s", 1.0),
             Row(rss, measured[rss], "MiB", 90),
         ]
-    return [TablePart("imports: what starting costs", [*rows, *found.missing])]
+    return [TablePart("imports: what starting costs", [*rows, *found.missing_rows])]
 
 
 def _row_names(backend: str) -> tuple[str, str, str]:

@@ -31,7 +31,7 @@ LARGE_FILE = "/testbed/large"
 CHUNK = bytes(1 << 20)
 
 
-class SandboxServer:
+class SandboxLender:
     """Pools of several backends, and their leased sandboxes."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
@@ -118,7 +118,7 @@ async def _run(sandbox: Sandbox, command: str) -> None:
         raise RuntimeError(f"{command!r}: exit {done.exit_code}: {done.stderr}")
 
 
-async def _follow_orders(lender: SandboxServer) -> None:
+async def _follow_orders(lender: SandboxLender) -> None:
     orders = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
@@ -132,7 +132,7 @@ async def _follow_orders(lender: SandboxServer) -> None:
 async def _main(setup: dict[str, Any]) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a sandbox takes up to three files
-    lender = SandboxServer(setup)
+    lender = SandboxLender(setup)
     work = asyncio.create_task(_follow_orders(lender))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
     try:

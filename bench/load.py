@@ -54,13 +54,13 @@ async def get_body(port: int, path: str) -> bytes:
 
 
 async def burst(
-    port: int, request: bytes, *, count: int, at_once: int, expected_bytes: bytes = b""
+    port: int, request: bytes, *, count: int, concurrency: int, expected_bytes: bytes = b""
 ) -> Burst:
-    """Send `count` requests, at most `at_once` concurrently.
+    """Send `count` requests, at most `concurrency` at a time.
 
     Raise RuntimeError for an error status, and for an answer without `expected_bytes`.
     """
-    connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(at_once)]
+    connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(concurrency)]
     left = iter(range(count))
     latencies: list[float] = []
 

@@ -77,7 +77,7 @@ async def measure(plan: Plan) -> list[TablePart]:
             measurements[f"{backend.kind}, nothing"] = partial(_measure_lifecycle_cpu, backend)
         measured = await interleave(plan.rounds or ROUNDS, measurements)
     rows = [row for kind in found.kinds for row in _rows(kind, measured)]
-    return [TablePart(f"loop: {TURNS} turns, one run at a time", [*rows, *found.missing])]
+    return [TablePart(f"loop: {TURNS} turns, one run at a time", [*rows, *found.missing_rows])]
 
 
 def _rows(kind: Kind, measured: Mapping[str, list[float]]) -> list[Row]:
@@ -118,14 +118,16 @@ def _lifecycle_cpu_row_name(kind: Kind) -> str:
 
 
 async def _measure_model(model: BenchServer) -> Mapping[str, float]:
-    sent = await burst(model.port, REQUEST, count=RUNS, at_once=1)
+    sent = await burst(model.port, REQUEST, count=RUNS, concurrency=1)
     return {MODEL: median(sent.latencies_ms)}
 
 
 async def _measure_runs(kind: Kind, server: BenchServer) -> Mapping[str, float]:
     took_ms = []
     for _ in range(RUNS):
-        sent = await burst(server.port, REQUEST, count=1, at_once=1, expected_bytes=EXPECTED_BYTES)
+        sent = await burst(
+            server.port, REQUEST, count=1, concurrency=1, expected_bytes=EXPECTED_BYTES
+        )
         took_ms += sent.latencies_ms
         await asyncio.sleep(SETTLE_S)
     return {_run_row_name(kind): median(took_ms) / 1000}
@@ -133,7 +135,7 @@ async def _measure_runs(kind: Kind, server: BenchServer) -> Mapping[str, float]:
 
 async def _measure_cpu(row_name: str, server: BenchServer) -> Mapping[str, float]:
     before_s = server.cpu_s()
-    await burst(server.port, REQUEST, count=CPU_RUNS, at_once=1, expected_bytes=EXPECTED_BYTES)
+    await burst(server.port, REQUEST, count=CPU_RUNS, concurrency=1, expected_bytes=EXPECTED_BYTES)
     await asyncio.sleep(SETTLE_S)
     return {row_name: (server.cpu_s() - before_s) * 1000 / CPU_RUNS}
 

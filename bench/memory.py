@@ -21,14 +21,16 @@ async def measure(plan: Plan) -> list[TablePart]:
         rows = [row for backend in found.working for row in await _rows(plan, backend)]
         if "docker" in found.kinds:
             rows.append(await _plain_row(plan))
-    return [TablePart("memory: a sandbox with nothing to do", [*rows, *found.missing])]
+    return [TablePart("memory: a sandbox with nothing to do", [*rows, *found.missing_rows])]
 
 
 async def _rows(plan: Plan, backend: BenchBackend) -> list[Row]:
     progress(f"memory: {backend.name}")
-    async with lender(plan.image, [LenderPool(backend.kind, SANDBOX_COUNT, SANDBOX_COUNT)]) as host:
-        await host.order("fill", kind=backend.kind)
-        sandboxes, agents = host.sandbox_processes(), host.guest_agents()
+    async with lender(
+        plan.image, [LenderPool(backend.kind, SANDBOX_COUNT, SANDBOX_COUNT)]
+    ) as lender_process:
+        await lender_process.order("fill", kind=backend.kind)
+        sandboxes, agents = lender_process.sandbox_processes(), lender_process.guest_agents()
         try:
             whole = [pss_mib(sandbox) for sandbox in sandboxes]
             inside = [pss_mib([agent]) for agent in agents]

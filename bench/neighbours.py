@@ -145,7 +145,7 @@ async def _measure_backend(name: str, server: BenchServer, model: BombModel) -> 
                 Row(bomb, note=f"the sandboxes before it are there after {TIMEOUT_S} s")
             )
             break
-        took = await _measure_beside(server, model, bomb)
+        took = await _measure_during_bomb(server, model, bomb)
         for rows, samples in zip((commands, health), took, strict=True):
             rows.append(Row(bomb, samples, peers=(IDLE,) if rows else ()))
     progress("")
@@ -155,7 +155,7 @@ async def _measure_backend(name: str, server: BenchServer, model: BombModel) -> 
     ]
 
 
-async def _measure_beside(
+async def _measure_during_bomb(
     server: BenchServer, model: BombModel, bomb: str
 ) -> tuple[Sequence[float], list[float]]:
     """Return the durations in ms of the neighbour's commands and of `/health` requests during

@@ -36,17 +36,19 @@ async def measure(plan: Plan) -> list[TablePart]:
             ),
         ]
     title = f"owner: SIGKILLed, until its {SANDBOXES} sandboxes are gone"
-    return [TablePart(title, [*rows, *found.missing])]
+    return [TablePart(title, [*rows, *found.missing_rows])]
 
 
 async def _measure_kill(plan: Plan, backend: BenchBackend) -> Mapping[str, float]:
-    async with lender(plan.image, [LenderPool(backend.kind)]) as host:
-        await host.order("hold", kind=backend.kind, count=SANDBOXES, command=BACKGROUND_COMMAND)
-        ending = await host.end(signal.SIGKILL)
+    async with lender(plan.image, [LenderPool(backend.kind)]) as lender_process:
+        await lender_process.order(
+            "hold", kind=backend.kind, count=SANDBOXES, command=BACKGROUND_COMMAND
+        )
+        ending = await lender_process.end(signal.SIGKILL)
         await backend.backend.sweep()  # as every proxy does at its start
         return {
             backend.name: ending.seconds,
-            _remaining_row_name(backend): ending.remaining_count + host.cgroup_count(),
+            _remaining_row_name(backend): ending.remaining_count + lender_process.cgroup_count(),
         }
 
 

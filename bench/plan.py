@@ -19,9 +19,9 @@ class Plan:
     """Number of measurements of each quantity; None: the default of each part."""
     allows_peers: bool = True
     """True if peers' packages may be installed and run."""
-    docker_at_once: int = 200
+    docker_sandboxes: int = 200
     """Number of concurrent Docker sandboxes in `density`."""
-    bubblewrap_at_once: int = 500
+    bubblewrap_sandboxes: int = 500
     """Number of concurrent bubblewrap sandboxes in `density`."""
 
 

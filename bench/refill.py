@@ -32,7 +32,7 @@ async def measure(plan: Plan) -> list[TablePart]:
     return [
         comparison_part(ALONE, measured, untargeted, {}),
         comparison_part(BESIDE, measured, untargeted, {}),
-        comparison_part(RATIO, measured, targets, {}, unit="x", missing=found.missing),
+        comparison_part(RATIO, measured, targets, {}, unit="x", missing_rows=found.missing_rows),
     ]
 
 

@@ -42,12 +42,12 @@ async def measure(plan: Plan) -> list[TablePart]:
             ),
             BACKEND: model,
         }
-        missing = []
+        missing_rows = []
         if plan.allows_peers:
             try:
                 servers[LITELLM] = await opened.enter_async_context(_run_litellm(model))
             except (PeerMissingError, RuntimeError) as error:
-                missing.append(Row(LITELLM, note=str(error).splitlines()[-1]))
+                missing_rows.append(Row(LITELLM, note=str(error).splitlines()[-1]))
         parts = []
         for shape in REQUEST_COUNTS:
             measurements: dict[str, Measurement] = {
@@ -55,22 +55,24 @@ async def measure(plan: Plan) -> list[TablePart]:
                 for name, server in servers.items()
             }
             measured = await interleave(plan.rounds or ROUNDS, measurements)
-            parts.append(_part(shape, measured, list(servers), missing))
+            parts.append(_part(shape, measured, list(servers), missing_rows))
     return parts
 
 
 async def _measure_burst(
     name: str, server: BenchServer, shape: tuple[str, int]
 ) -> Mapping[str, float]:
-    kind, at_once = shape
+    kind, concurrency = shape
     body: dict[str, Any] = {
         "model": "bench:plain" if name == PROXY else "bench",
         "messages": [{"role": "user", "content": "Tell me something."}],
         "stream": kind == "stream",
     }
-    count = max(REQUEST_COUNTS[shape] // (LITELLM_DIVISOR if name == LITELLM else 1), at_once)
+    count = max(REQUEST_COUNTS[shape] // (LITELLM_DIVISOR if name == LITELLM else 1), concurrency)
     before_s = server.cpu_s()
-    sent = await burst(server.port, post_request(PATH, body, KEY), count=count, at_once=at_once)
+    sent = await burst(
+        server.port, post_request(PATH, body, KEY), count=count, concurrency=concurrency
+    )
     cpu_ms = (server.cpu_s() - before_s) * 1000 / count
     return {
         name: sent.requests_per_s,
@@ -91,12 +93,12 @@ def _part(
     shape: tuple[str, int],
     measured: Mapping[str, list[float]],
     names: list[str],
-    missing: list[Row],
+    missing_rows: list[Row],
 ) -> TablePart:
-    kind, at_once = shape
+    kind, concurrency = shape
     others = tuple(name for name in names if name != PROXY)
     bounds = [MIN_RELAY_SHARE * median(measured[MINIMAL_RELAY])]
-    if at_once > 1 and LITELLM in measured:
+    if concurrency > 1 and LITELLM in measured:
         bounds.append(MIN_TIMES_LITELLM * median(measured[LITELLM]))
     rows = [
         Row(PROXY, measured[PROXY], "req/s", max(bounds), others),
@@ -107,7 +109,7 @@ def _part(
             peers=(_cpu_row_name(MINIMAL_RELAY), _cpu_row_name(LITELLM)),
         ),
     ]
-    if at_once == 1:
+    if concurrency == 1:
         pairs = zip(measured[_p50_row_name(PROXY)], measured[_p50_row_name(BACKEND)], strict=True)
         added = [ours - theirs for ours, theirs in pairs]
         target = MAX_ADDED_MS if kind == "whole" else None
@@ -116,7 +118,7 @@ def _part(
         rows.append(Row(name, measured[name], "req/s"))
         if name != BACKEND:  # too little for the kernel's clock
             rows.append(Row(_cpu_row_name(name), measured[_cpu_row_name(name)], "CPU ms"))
-    return TablePart(f"relay: `:plain`, {kind}, {at_once} at once", [*rows, *missing])
+    return TablePart(f"relay: `:plain`, {kind}, {concurrency} at once", [*rows, *missing_rows])
 
 
 @asynccontextmanager

@@ -42,7 +42,7 @@ async def measure(plan: Plan) -> list[TablePart]:
     async with AsyncExitStack() as opened:
         async with working_backends(plan.image) as found:
             kinds = found.kinds
-        missing = list(found.missing)
+        missing = list(found.missing_rows)
         model = await opened.enter_async_context(model_backend())
         measurements: dict[str, Measurement] = {}
         for kind, (state, idle) in product(kinds, IDLE_COUNTS.items()):

@@ -50,40 +50,43 @@ async def measure(plan: Plan) -> list[TablePart]:
     async with AsyncExitStack() as opened:
         async with working_backends(plan.image) as found:
             kinds = found.kinds
-        missing = list(found.missing)
+        missing_rows = list(found.missing_rows)
         model = await opened.enter_async_context(model_backend())
         measurements: dict[str, Measurement] = {}
         for kind in kinds:
             ours = proxy(model, sandbox=kind, image=plan.image)
             server = await opened.enter_async_context(ours)
             idle_mib = server.rss_mib()
-            for at_once in CONCURRENCIES:
-                measurement = partial(_measure_burst, kind, server, at_once, idle_mib)
-                measurements[_runs_row_name(kind, at_once)] = measurement
+            for concurrency in CONCURRENCIES:
+                measurement = partial(_measure_burst, kind, server, concurrency, idle_mib)
+                measurements[_runs_row_name(kind, concurrency)] = measurement
         if "docker" in kinds:
-            plain = PlainDocker(plan.image)
-            opened.callback(plain.close)
-            measurements[ENGINE] = partial(_measure_engine, plain)
+            plain_docker = PlainDocker(plan.image)
+            opened.callback(plain_docker.close)
+            measurements[ENGINE] = partial(_measure_engine, plain_docker)
         try:
             if "docker" in kinds and plan.allows_peers:
                 peers = await opened.enter_async_context(_reference_processes(model, plan.image))
                 measurements[REFERENCE] = partial(_measure_references, peers)
         except (PeerMissingError, RuntimeError) as error:
-            missing.append(Row(REFERENCE, note=str(error).splitlines()[-1]))
+            missing_rows.append(Row(REFERENCE, note=str(error).splitlines()[-1]))
         measured = await interleave(plan.rounds or ROUNDS, measurements)
-    return [_part(at_once, kinds, measured, missing) for at_once in CONCURRENCIES]
+    return [_part(concurrency, kinds, measured, missing_rows) for concurrency in CONCURRENCIES]
 
 
 def _part(
-    at_once: int, kinds: list[Kind], measured: Mapping[str, list[float]], missing: list[Row]
+    concurrency: int,
+    kinds: list[Kind],
+    measured: Mapping[str, list[float]],
+    missing_rows: list[Row],
 ) -> TablePart:
     rows = []
     for kind in kinds:
-        name = _runs_row_name(kind, at_once)
+        name = _runs_row_name(kind, concurrency)
         target = _target(kind, measured)
         rows.append(Row(name, measured[name], "runs/min", target, (ENGINE, REFERENCE)))
         rows.append(Row(_cpu_row_name(name), measured[_cpu_row_name(name)], "CPU ms"))
-        if at_once == max(CONCURRENCIES):
+        if concurrency == max(CONCURRENCIES):
             worst = [max(measured[_memory_row_name(name)])]
             rows.append(
                 Row(_memory_row_name(name), worst, "MiB", MAX_MIB_PER_RUN, note="the worst round")
@@ -91,7 +94,7 @@ def _part(
     peers = [
         Row(name, measured[name], "runs/min") for name in (ENGINE, REFERENCE) if name in measured
     ]
-    return TablePart(f"runs: five turns, {at_once} at once", [*rows, *peers, *missing])
+    return TablePart(f"runs: five turns, {concurrency} at once", [*rows, *peers, *missing_rows])
 
 
 def _target(kind: Kind, measured: Mapping[str, list[float]]) -> float | None:
@@ -103,8 +106,8 @@ def _target(kind: Kind, measured: Mapping[str, list[float]]) -> float | None:
     return max(bounds, default=None)
 
 
-def _runs_row_name(kind: Kind, at_once: int) -> str:
-    return f"{kind}, {at_once} at once"
+def _runs_row_name(kind: Kind, concurrency: int) -> str:
+    return f"{kind}, {concurrency} at once"
 
 
 def _cpu_row_name(name: str) -> str:
@@ -116,19 +119,21 @@ def _memory_row_name(name: str) -> str:
 
 
 async def _measure_burst(
-    kind: Kind, server: BenchServer, at_once: int, idle_mib: float
+    kind: Kind, server: BenchServer, concurrency: int, idle_mib: float
 ) -> Mapping[str, float]:
-    count, name = RUN_COUNTS[kind, at_once], _runs_row_name(kind, at_once)
+    count, name = RUN_COUNTS[kind, concurrency], _runs_row_name(kind, concurrency)
     await wait_until_settled(server)
     before_s, began, peak_mib = server.cpu_s(), time.perf_counter(), [0.0]
     watching = asyncio.create_task(_poll_memory(server, peak_mib))
-    await burst(server.port, REQUEST, count=count, at_once=at_once, expected_bytes=EXPECTED_BYTES)
+    await burst(
+        server.port, REQUEST, count=count, concurrency=concurrency, expected_bytes=EXPECTED_BYTES
+    )
     watching.cancel()
     await wait_until_settled(server)
     return {
         name: count * 60 / (time.perf_counter() - began),
         _cpu_row_name(name): (server.cpu_s() - before_s) * 1000 / count,
-        _memory_row_name(name): (max(peak_mib) - idle_mib) / at_once,
+        _memory_row_name(name): (max(peak_mib) - idle_mib) / concurrency,
     }
 
 
@@ -149,12 +154,12 @@ async def wait_until_settled(server: BenchServer) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def _measure_engine(plain: PlainDocker) -> Mapping[str, float]:
+async def _measure_engine(plain_docker: PlainDocker) -> Mapping[str, float]:
     left = iter(range(CONTAINER_COUNT))
 
     async def work() -> None:
         for _ in left:
-            await plain.remove(await plain.run())
+            await plain_docker.remove(await plain_docker.run())
 
     began = time.perf_counter()
     await asyncio.gather(*(work() for _ in range(CONTAINERS_AT_ONCE)))

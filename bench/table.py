@@ -66,10 +66,10 @@ def comparison_part(
     peers: Mapping[str, Sequence[str]],
     *,
     unit: Unit = "ms",
-    missing: Iterable[Row] = (),
+    missing_rows: Iterable[Row] = (),
 ) -> TablePart:
     """Return the rows of one quantity: the backends in `targets`, compared with their `peers`, then
-    the peers, then `missing`.
+    the peers, then `missing_rows`.
     """
 
     def samples(name: str) -> Sequence[float]:
@@ -81,7 +81,7 @@ def comparison_part(
     ]
     theirs = dict.fromkeys(name for each in ours for name in each.peers)
     rows = [*ours, *(Row(name, samples(name), unit) for name in theirs)]
-    return TablePart(quantity, [*(row for row in rows if row.samples), *missing])
+    return TablePart(quantity, [*(row for row in rows if row.samples), *missing_rows])
 
 
 def render(parts: Iterable[TablePart]) -> str:

@@ -185,9 +185,9 @@ class _Voting:
     async def collect(self, judged_answers: Sequence[_JudgedAnswer]) -> None:
         """Ask for all votes without a verdict. Equal answers to the same question share votes."""
         votes = {
-            key: (judged, vote)
-            for judged in judged_answers
-            for vote, key in enumerate(judged.keys)
+            key: (judged_answer, vote)
+            for judged_answer in judged_answers
+            for vote, key in enumerate(judged_answer.keys)
             if self._judgements.get(key) is None
         }
         remaining = iter(votes.items())
@@ -203,22 +203,22 @@ class _Voting:
             for _ in range(min(CONCURRENCY, len(votes))):
                 group.create_task(self._collect_votes(client, remaining))
 
-    def grade(self, judged: _JudgedAnswer) -> Grade | GraderError:
+    def grade(self, judged_answer: _JudgedAnswer) -> Grade | GraderError:
         """Return the grade of an answer, or its JudgeError."""
-        verdicts = [self._judgements.get(key) for key in judged.keys]
+        verdicts = [self._judgements.get(key) for key in judged_answer.keys]
         if None in verdicts:
-            return JudgeError(self._failures[judged.keys[verdicts.index(None)]])
+            return JudgeError(self._failures[judged_answer.keys[verdicts.index(None)]])
         return Grade(Fraction(verdicts.count("CORRECT"), len(verdicts)))
 
     async def _collect_votes(
         self, client: openai.AsyncOpenAI, votes: Iterator[tuple[str, tuple[_JudgedAnswer, int]]]
     ) -> None:
-        for key, (judged, vote) in votes:
+        for key, (judged_answer, vote) in votes:
             if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
                 self._failures[key] = f"not asked after {MAX_FAILURES_IN_A_ROW} failures in a row"
                 continue
             try:
-                verdict, reply = await self._ask_judge(client, judged)
+                verdict, reply = await self._ask_judge(client, judged_answer)
             except JudgeError as error:
                 self._failures[key] = error.reason
                 self._failures_in_a_row += 1
@@ -227,7 +227,7 @@ class _Voting:
             judgement = Judgement(
                 key=key,
                 judge=self._judge.model,
-                instructions=judged.instructions.version,
+                instructions=judged_answer.instructions.version,
                 vote=vote,
                 verdict=verdict,
                 reply=reply[-MAX_REPLY_CHARS:],
@@ -235,10 +235,10 @@ class _Voting:
             self._judgements.append(judgement)
 
     async def _ask_judge(
-        self, client: openai.AsyncOpenAI, judged: _JudgedAnswer
+        self, client: openai.AsyncOpenAI, judged_answer: _JudgedAnswer
     ) -> tuple[Verdict, str]:
         """Return a verdict and the reply that it is from. Raises JudgeError."""
-        prompt = judged.instructions.make_prompt(judged.question)
+        prompt = judged_answer.instructions.make_prompt(judged_answer.question)
         for _ in range(MAX_ATTEMPTS):
             try:
                 completion = await client.chat.completions.create(
@@ -251,7 +251,7 @@ class _Voting:
                 reply, is_cut = choice.message.content or "", choice.finish_reason == "length"
             except (openai.OpenAIError, *MALFORMED_ERRORS) as error:
                 raise JudgeError(_error_code(error)) from error
-            if verdict := judged.instructions.parse_verdict(reply, is_cut):
+            if verdict := judged_answer.instructions.parse_verdict(reply, is_cut):
                 return verdict, reply
         raise JudgeError("no verdict in the reply")
 

@@ -244,7 +244,7 @@ def _convert_reference_row(suite: PaperSuite, row: Row) -> Problem:
     documents = {}
     for number, (name, text) in enumerate(files.items(), 1):
         if not isinstance(text, str):
-            raise SuiteError(f"{row.place}: input_files: {name} is not a text")
+            raise SuiteError(f"{row.location}: input_files: {name} is not a text")
         documents[name if _FILE_NAME.fullmatch(name) else f"document_{number}.txt"] = text
     return Problem(statement, truth, kind, key, documents=documents)
 
@@ -268,7 +268,7 @@ def _convert_chembench4k(row: Row) -> Problem:
     options = {letter: row.fields.get(letter) for letter in "ABCD"}
     for letter, option in options.items():
         if not isinstance(option, str):
-            raise SuiteError(f"{row.place}: {letter}: the choice is missing")
+            raise SuiteError(f"{row.location}: {letter}: the choice is missing")
     lines = [f"{letter}. {option}" for letter, option in options.items()]
     statement = "\n".join([f"{row.text('question')}\n", *lines])
     kind = PurePosixPath(row.file).stem.removesuffix("_benchmark")
@@ -282,7 +282,7 @@ def _convert_medxpertqa(row: Row) -> Problem:
     if isinstance(options, list) and all(isinstance(each, dict) for each in options):
         options = {str(each.get("letter")): each.get("content") for each in options}
     if not isinstance(options, dict) or not options:
-        raise SuiteError(f"{row.place}: options: the choices are missing")
+        raise SuiteError(f"{row.location}: options: the choices are missing")
     given = {letter: text for letter, text in options.items() if text is not None}
     statement = row.text("question")
     if "Answer Choices:" not in statement:
@@ -299,7 +299,7 @@ def _convert_aa_lcr(row: Row) -> Problem:
     documents = {f"document_{found[1]}.txt": found[2] for found in _DOCUMENT.finditer(context)}
     if not documents or _DOCUMENT.sub("", context).strip():
         raise SuiteError(
-            f"{row.place}: context: there is text outside of BEGIN DOCUMENT and END DOCUMENT"
+            f"{row.location}: context: there is text outside of BEGIN DOCUMENT and END DOCUMENT"
         )
     return Problem(row.text("question"), row.text("answer"), "documents", documents=documents)
 
@@ -312,10 +312,10 @@ def _ifbench_problem(row: Row, prompt: str, key: str, fields: Mapping[str, Any])
     """Return a problem of IFBench. Raises SuiteError unless each instruction has its arguments."""
     names, arguments = fields.get("instruction_id_list"), fields.get("kwargs")
     if not isinstance(names, list) or not isinstance(arguments, list) or not names:
-        raise SuiteError(f"{row.place}: instruction_id_list and kwargs must be lists")
+        raise SuiteError(f"{row.location}: instruction_id_list and kwargs must be lists")
     if len(names) != len(arguments):
         raise SuiteError(
-            f"{row.place}: {len(names)} instructions, but arguments for {len(arguments)}"
+            f"{row.location}: {len(names)} instructions, but arguments for {len(arguments)}"
         )
     entry = {"key": key, "prompt": prompt, "instruction_id_list": names, "kwargs": arguments}
     return Problem(prompt, "", str(names[0]).partition(":")[0], key, entry)
@@ -328,7 +328,9 @@ def _choice_letter(row: Row, name: str, letters: str) -> str:
     value = row.fields[name]
     letter = str(value[0] if isinstance(value, list) and len(value) == 1 else value).strip()
     if len(letter) != 1 or letter not in letters:
-        raise SuiteError(f"{row.place}: {name}: {letter[:20]!r} is none of the choices {letters}")
+        raise SuiteError(
+            f"{row.location}: {name}: {letter[:20]!r} is none of the choices {letters}"
+        )
     return letter
 
 
@@ -338,9 +340,9 @@ def _object_field(row: Row, name: str) -> dict[str, Any]:
     try:
         value = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
-        raise SuiteError(f"{row.place}: {name}: not JSON: {error}") from error
+        raise SuiteError(f"{row.location}: {name}: not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise SuiteError(f"{row.place}: {name}: not a JSON object")
+        raise SuiteError(f"{row.location}: {name}: not a JSON object")
     return value
 
 

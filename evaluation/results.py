@@ -120,7 +120,7 @@ class Step(_Record):
     """None for a call that did not end."""
 
     @property
-    def chars(self) -> int:
+    def char_count(self) -> int:
         """The length of the observation and of the values of the arguments."""
         return len(self.observation) + sum(map(len, self.arguments.values()))
 

@@ -52,7 +52,7 @@ class Row:
     fields: Mapping[str, Any]
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"{self.file}:{self.number}"
 
     def text(self, *names: str) -> str:
@@ -66,14 +66,14 @@ class Row:
                 return value
             if name in self.fields:
                 raise SuiteError(
-                    f"{self.place}: {name}: text is required (got {_short_repr(value)})"
+                    f"{self.location}: {name}: text is required (got {_short_repr(value)})"
                 )
         raise self.missing_field_error(names[0])
 
     def missing_field_error(self, name: str) -> SuiteError:
         """Return the error for a field that is missing."""
         known = ", ".join(self.fields)
-        return SuiteError(f"{self.place}: the field {name} is missing. The fields are: {known}")
+        return SuiteError(f"{self.location}: the field {name} is missing. The fields are: {known}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def read_hub(name: str, pattern_lists: PatternLists) -> DataSet:
 
 
 def _select_files(
-    place: object, sizes: Mapping[str, int], pattern_lists: PatternLists
+    location: object, sizes: Mapping[str, int], pattern_lists: PatternLists
 ) -> list[str]:
     """Return the sorted paths that match the first list of patterns with a match. Raises SuiteError
     if no path matches, or if the files are too large."""
@@ -159,15 +159,15 @@ def _select_files(
             and any(fnmatch.fnmatchcase(name, pattern) for pattern in alternative)
         )
         if names:
-            _check_size(place, sum(sizes[name] for name in names))
+            _check_size(location, sum(sizes[name] for name in names))
             return names
     wanted = " or ".join(pattern for alternative in pattern_lists for pattern in alternative)
-    raise SuiteError(f"{place}: no file of the form {wanted}.")
+    raise SuiteError(f"{location}: no file of the form {wanted}.")
 
 
-def _check_size(place: object, size: int) -> None:
+def _check_size(location: object, size: int) -> None:
     if size > MAX_BYTES:
-        raise SuiteError(f"{place}: {size} bytes; at most {MAX_BYTES} are supported.")
+        raise SuiteError(f"{location}: {size} bytes; at most {MAX_BYTES} are supported.")
 
 
 def _data_set(origin: str, names: Sequence[str], read_file: Callable[[str], bytes]) -> DataSet:

@@ -171,7 +171,7 @@ def _first_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
     kept: list[Step] = []
     chars = 0
     for step in steps[:MAX_STEPS]:
-        chars += step.chars
+        chars += step.char_count
         if chars > MAX_STEPS_CHARS:
             break
         kept.append(step)

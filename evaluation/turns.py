@@ -102,7 +102,9 @@ def _with_native_turns(trajectory: Trajectory, native_trajectory: Mapping[str, A
                 "other_calls": tuple(_step(each) for each in calls if each["step"] not in steps),
             }
         )
-        chars += len(turn.text) + len(turn.reasoning) + sum(step.chars for step in turn.other_calls)
+        chars += (
+            len(turn.text) + len(turn.reasoning) + sum(step.char_count for step in turn.other_calls)
+        )
         if chars > MAX_STEPS_CHARS:
             break
         turns.append(turn)

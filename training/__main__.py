@@ -127,9 +127,9 @@ def _attempts(tasks: "TaskSet", path: Path) -> Iterator[tuple["TaskRow", "Attemp
         try:
             attempt = Attempt.model_validate(line.fields)
         except ValidationError as error:
-            raise TaskError(f"{line.place}: {first_fault(error)}") from error
+            raise TaskError(f"{line.location}: {first_fault(error)}") from error
         if attempt.id not in rows:
-            raise TaskError(f"{line.place}: id: {attempt.id} is no task of {tasks.directory}")
+            raise TaskError(f"{line.location}: id: {attempt.id} is no task of {tasks.directory}")
         yield rows[attempt.id], attempt
 
 

@@ -142,13 +142,13 @@ def _read_runs(path: Path) -> Iterator[_Run | None]:
         raise TaskError(f"{path}: {error}") from error
 
 
-def _parse_run(line: str, place: str) -> _Run | None:
+def _parse_run(line: str, location: str) -> _Run | None:
     try:
         trajectory = json.loads(line)
         has_failed = trajectory["outcome"] == INFRA_ERROR or trajectory["result"] is None
         return None if has_failed else _Run.of(trajectory)
     except (ValueError, RecursionError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise TaskError(f"{place}: not a trajectory of an export with format=native") from error
+        raise TaskError(f"{location}: not a trajectory of an export with format=native") from error
 
 
 def _texts(reply: Mapping[str, Any]) -> Iterator[str]:

@@ -129,7 +129,7 @@ def reward(
 
 
 def reward_all(
-    work: Sequence[tuple[TaskRow, Attempt]],
+    attempts: Sequence[tuple[TaskRow, Attempt]],
     *,
     function: str | None = None,
     needs_submit: bool = True,
@@ -139,14 +139,14 @@ def reward_all(
     of `reward`."""
     preload([__name__, "math_verify", "rouge_score.rouge_scorer"])
 
-    def one(each: tuple[TaskRow, Attempt]) -> Reward:
+    def reward_one(each: tuple[TaskRow, Attempt]) -> Reward:
         row, attempt = each
         return reward(
             row, attempt, function=function, needs_submit=needs_submit, timeout_s=timeout_s
         )
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        return list(threads.map(one, work))
+        return list(threads.map(reward_one, attempts))
 
 
 def _grades_ground_truth(row: TaskRow, timeout_s: float) -> bool:

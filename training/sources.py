@@ -82,7 +82,7 @@ def _squad_contexts(row: Row) -> Iterator[Context]:
             _required_field(row, row.fields, "answers"),
         )
         if not isinstance(answers, dict) or not isinstance(answers.get("text"), list):
-            raise TaskError(f"{row.place}: answers: an object with a list `text` is required")
+            raise TaskError(f"{row.location}: answers: an object with a list `text` is required")
         question = Question(row.text("question"), _answer_texts(row, answers["text"]))
         yield Context("squad", title, (Document(title, row.text("context")),), (question,))
         return
@@ -119,7 +119,7 @@ def _read_race(source: str, _: int) -> tuple[str, Sequence[Context]]:
 def _race_file_context(row: Row) -> Context:
     columns = [_list_field(row, row.fields, name) for name in ("questions", "options", "answers")]
     if len({len(column) for column in columns}) != 1:
-        raise TaskError(f"{row.place}: questions, options and answers differ in number")
+        raise TaskError(f"{row.location}: questions, options and answers differ in number")
     questions = tuple(
         _choice_question(row, str(question), options, answer)
         for question, options, answer in zip(*columns, strict=True)
@@ -162,9 +162,9 @@ def _read_directory(source: str, _: int) -> tuple[str, Sequence[Context]]:
         names = tuple(str(name) for name in (named if isinstance(named, list) else [named]))
         for name in names:
             if name not in texts:
-                raise TaskError(f"{row.place}: documents: there is no file {name} in {path}")
+                raise TaskError(f"{row.location}: documents: there is no file {name} in {path}")
         if not names:
-            raise TaskError(f"{row.place}: documents: a file is required")
+            raise TaskError(f"{row.location}: documents: a file is required")
         folder = PurePosixPath(names[0]).parent.name or "documents"
         domains.setdefault(names, _domain_field(row, folder))
         groups.setdefault(names, []).append(_question(row, row.fields))
@@ -206,7 +206,7 @@ def _generic_context(row: Row) -> Context:
     if given is None:
         given = [row.text("context")]
     if not isinstance(given, list | dict) or not given:
-        raise TaskError(f"{row.place}: contexts: a list or an object of texts is required")
+        raise TaskError(f"{row.location}: contexts: a list or an object of texts is required")
     titled = given if isinstance(given, dict) else dict(enumerate(given, 1))
     documents = tuple(
         Document(str(title), _string_field(row, titled, title)) for title, _ in titled.items()
@@ -225,7 +225,9 @@ def _question(row: Row, fields: Mapping[str, Any]) -> Question:
         return _choice_question(row, text, choices, answer)
     kind = fields.get("type")
     if kind is not None and kind not in get_args(QaType)[2:]:
-        raise TaskError(f"{row.place}: type: {kind!r} is not number, span or free (or has choices)")
+        raise TaskError(
+            f"{row.location}: type: {kind!r} is not number, span or free (or has choices)"
+        )
     answers = answer if isinstance(answer, list) else [] if answer is None else [answer]
     return Question(text, _answer_texts(row, answers), qa_type=kind)
 
@@ -235,7 +237,7 @@ def _choice_question(row: Row, text: str, choices: Any, answer: Any) -> Question
     them. None and an empty list mean that no choice is right."""
     letters = string.ascii_uppercase
     if not isinstance(choices, list) or not 2 <= len(choices) <= len(letters):
-        raise TaskError(f"{row.place}: choices: a list of 2 to {len(letters)} texts is required")
+        raise TaskError(f"{row.location}: choices: a list of 2 to {len(letters)} texts is required")
     texts = [
         _require_unicode(row, each.strip()) if isinstance(each, str) else str(each)
         for each in choices
@@ -248,7 +250,7 @@ def _choice_question(row: Row, text: str, choices: Any, answer: Any) -> Question
         for part in parts:
             letter = part if part in named else letters[texts.index(part)] if part in texts else ""
             if not letter:
-                raise TaskError(f"{row.place}: answer: {part[:40]!r} is none of the choices")
+                raise TaskError(f"{row.location}: answer: {part[:40]!r} is none of the choices")
             found.add(letter)
     return Question(text, tuple(sorted(found)), tuple(texts))
 
@@ -298,28 +300,28 @@ def _parse_object(name: str, text: str) -> Mapping[str, Any]:
 
 def _required_field(row: Row, fields: Mapping[Any, Any], name: Any) -> Any:
     if name not in fields:
-        raise TaskError(f"{row.place}: the field {name} is missing")
+        raise TaskError(f"{row.location}: the field {name} is missing")
     return fields[name]
 
 
 def _string_field(row: Row, fields: Mapping[Any, Any], name: Any) -> str:
     value = _required_field(row, fields, name)
     if not isinstance(value, str) or not value.strip():
-        raise TaskError(f"{row.place}: {name}: text is required")
+        raise TaskError(f"{row.location}: {name}: text is required")
     return _require_unicode(row, value)
 
 
 def _list_field(row: Row, fields: Mapping[Any, Any], name: str) -> list[Any]:
     value = _required_field(row, fields, name)
     if not isinstance(value, list):
-        raise TaskError(f"{row.place}: {name}: a list is required")
+        raise TaskError(f"{row.location}: {name}: a list is required")
     return value
 
 
 def _objects_field(row: Row, fields: Mapping[Any, Any], name: str) -> list[Mapping[str, Any]]:
     value = _list_field(row, fields, name)
     if not all(isinstance(each, dict) for each in value):
-        raise TaskError(f"{row.place}: {name}: a list of objects is required")
+        raise TaskError(f"{row.location}: {name}: a list of objects is required")
     return value
 
 
@@ -329,7 +331,7 @@ def _answer_texts(row: Row, values: Sequence[Any]) -> tuple[str, ...]:
     for value in values:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise TaskError(
-                f"{row.place}: answer: text or a number is required (got {value!r:.40})"
+                f"{row.location}: answer: text or a number is required (got {value!r:.40})"
             )
         if text := _require_unicode(row, str(value)).strip():
             texts[text] = None
@@ -346,7 +348,7 @@ def _require_unicode(row: Row, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise TaskError(f"{row.place}: not valid Unicode: {error}") from error
+        raise TaskError(f"{row.location}: not valid Unicode: {error}") from error
     return text
 
 

@@ -102,9 +102,9 @@ def build(
 ) -> BuildResult:
     """Return the tasks of a source. Contexts are split by the hash of their words, so that a
     context is in the same split with every seed."""
-    dropped: Counter[str] = Counter()
+    dropped_counts: Counter[str] = Counter()
     contexts = _merge_contexts(source.contexts)
-    groups = list(_context_tasks(contexts, decontamination or Decontamination(()), dropped))
+    groups = list(_context_tasks(contexts, decontamination or Decontamination(()), dropped_counts))
     splits: dict[Split, list[_ContextTasks]] = {"train": [], "val": []}
     for group in groups:
         splits["val" if _is_held_out(group.key, options.val_fraction) else "train"].append(group)
@@ -126,7 +126,7 @@ def build(
         options=asdict(options),
         contexts=len(contexts),
         questions=sum(len(context.questions) for context in source.contexts),
-        dropped=dict(sorted(dropped.items())),
+        dropped=dict(sorted(dropped_counts.items())),
         files={},
     )
     return BuildResult(manifest, rows)
@@ -136,17 +136,17 @@ def build(
 
 
 def _context_tasks(
-    contexts: Mapping[str, Context], decontamination: Decontamination, dropped: Counter[str]
+    contexts: Mapping[str, Context], decontamination: Decontamination, dropped_counts: Counter[str]
 ) -> Iterator[_ContextTasks]:
     for key, context in contexts.items():
         texts = [document.text for document in context.documents]
         if any(map(decontamination.is_contaminated, texts)):
-            dropped["contexts: contaminated"] += 1
+            dropped_counts["contexts: contaminated"] += 1
         elif sum(map(len, texts)) > MAX_FILES_CHARS:
-            dropped["contexts: too large"] += 1
+            dropped_counts["contexts: too large"] += 1
         else:
             normalised_documents = tuple(map(normalise, texts))
-            tasks = _tasks(context, normalised_documents, decontamination, dropped)
+            tasks = _tasks(context, normalised_documents, decontamination, dropped_counts)
             yield _ContextTasks(key, context, normalised_documents, tuple(tasks))
 
 
@@ -168,7 +168,7 @@ def _tasks(
     context: Context,
     normalised_documents: Sequence[str],
     decontamination: Decontamination,
-    dropped: Counter[str],
+    dropped_counts: Counter[str],
 ) -> Iterator[_Task]:
     seen: set[str] = set()
     for question in context.questions:
@@ -182,7 +182,7 @@ def _tasks(
         ):
             reason = "contaminated"
         if reason is not None:
-            dropped[f"questions: {reason}"] += 1
+            dropped_counts[f"questions: {reason}"] += 1
             continue
         seen.add(key)
         yield task
