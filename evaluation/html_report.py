@@ -174,9 +174,8 @@ def _template_source(templates: Environment, name: str) -> str:
 
 
 def _styles(templates: Environment) -> Markup:
-    return Markup(
-        _template_source(templates, "report.css")
-    )  # a file of this package, not of a model
+    # A file of this package, not of a model.
+    return Markup(_template_source(templates, "report.css"))
 
 
 def _remove_pages(directory: Path) -> None:

@@ -113,7 +113,7 @@ class Plan:
 
     def request_of(self, suite: Suite) -> dict[str, Any]:
         """Return the fields, such as temperature, that all requests of a suite have."""
-        return _with_options(suite.manifest.protocol.request_fields(), self.request_fields)
+        return _with_options(suite.manifest.protocol.request_fields(), self.request)
 
     def sandbox_of(self, suite: Suite) -> dict[str, Any]:
         """Return the fields of the `sandbox` object of a suite's requests with a sandbox."""
