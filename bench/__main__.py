@@ -59,22 +59,22 @@ def main() -> int:
     arguments = _parser().parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
         _parser().error(f"no such part: {', '.join(sorted(unknown))}")
-    docker_at_once, bubblewrap_at_once = arguments.density
+    docker_sandboxes, bubblewrap_sandboxes = arguments.density
     plan = Plan(
         image=arguments.image,
         rounds=arguments.rounds,
-        peers=not arguments.no_peers,
-        docker_at_once=docker_at_once,
-        bubblewrap_at_once=bubblewrap_at_once,
+        allows_peers=not arguments.no_peers,
+        docker_sandboxes=docker_sandboxes,
+        bubblewrap_sandboxes=bubblewrap_sandboxes,
     )
     # SIGTERM raises KeyboardInterrupt too, or peers' containers would remain.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    started, took, measured = _machine(), [], []
+    started, took, measured = _machine_state(), [], []
     for name in arguments.parts or PARTS:
         began = time.monotonic()
         measured += asyncio.run(PARTS[name](plan))
         took.append(f"{name} {time.monotonic() - began:.0f} s")
-    sys.stdout.write(f"before: {started}\nafter:  {_machine()}\nimage:  {plan.image}\n")
+    sys.stdout.write(f"before: {started}\nafter:  {_machine_state()}\nimage:  {plan.image}\n")
     sys.stdout.write(f"parts:  {', '.join(took)}\n\n{render(measured)}")
     return 0
 
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _machine() -> str:
+def _machine_state() -> str:
     load = " ".join(f"{average:.1f}" for average in os.getloadavg())
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     kernel, python = platform.release(), platform.python_version()

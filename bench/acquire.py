@@ -7,35 +7,35 @@ from functools import partial
 
 from bench.backends import BenchBackend, Kind, working_backends
 from bench.plain_docker import PlainDocker
-from bench.plan import Measurement, Plan, interleave, milliseconds, repeated
+from bench.plan import Measurement, Plan, interleave, measure_ms, repeat_measurements
 from bench.runtimes import (
     LLM_BUBBLEWRAP,
     LLM_DOCKER,
     LLM_POOL,
     REFERENCE,
     SWE_REX,
-    Runtime,
-    left_out,
+    PeerRuntime,
+    left_out_rows,
     peer_measurements,
     runtimes,
 )
-from bench.sandboxes import filled
-from bench.table import TablePart, compared, figure
+from bench.sandboxes import fill_pool
+from bench.table import TablePart, comparison_part, sample_key
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.pool.pool import Pool
 
 ROUNDS = 2
-OURS_PER_ROUND = 15
+REPEATS_PER_ROUND = 15
 """Measurements of each backend in a round. A peer takes up to 100 times as long and has one."""
 WARM = "acquire: a warm sandbox"
-FIRST = "acquire: a warm sandbox, to the end of its first `true`"
+FIRST_COMMAND = "acquire: a warm sandbox, to the end of its first `true`"
 COLD = "acquire: nothing there yet, to the end of the first `true`"
 REMOVAL = "acquire: removal, off the request's path"
 TARGETS_MS: Mapping[str, Mapping[Kind, float | None]] = {
     WARM: {"docker": 5, "bubblewrap": 5},
-    FIRST: {"docker": None, "bubblewrap": None},
+    FIRST_COMMAND: {"docker": None, "bubblewrap": None},
     COLD: {"docker": 600, "bubblewrap": 100},
     REMOVAL: {"docker": 200, "bubblewrap": 10},
 }
@@ -52,40 +52,42 @@ async def measure(plan: Plan) -> list[TablePart]:
         found = await opened.enter_async_context(working_backends(plan.image))
         ours: dict[str, Measurement] = {}
         for backend in found.working:
-            ours |= await opened.enter_async_context(_backend(backend))
+            ours |= await opened.enter_async_context(_backend_measurements(backend))
         peers = await opened.enter_async_context(runtimes(plan))
-        measurements = repeated(OURS_PER_ROUND, ours) | peer_measurements(peers, _peer)
+        measurements = repeat_measurements(REPEATS_PER_ROUND, ours) | peer_measurements(
+            peers, _measure_peer
+        )
         if "docker" in found.kinds:
-            plain = PlainDocker(plan.image)
-            opened.callback(plain.close)
-            measurements[PLAIN] = partial(_plain, plain)
+            plain_docker = PlainDocker(plan.image)
+            opened.callback(plain_docker.close)
+            measurements[PLAIN] = partial(_measure_plain, plain_docker)
         measured = await interleave(plan.rounds or ROUNDS, measurements)
     return [
-        compared(
+        comparison_part(
             quantity,
             measured,
             {backend.name: targets[backend.kind] for backend in found.working},
             {backend.name: PEERS[backend.kind] for backend in found.working},
-            missing=[*found.missing, *left_out(peers)] if quantity == COLD else (),
+            missing_rows=[*found.missing_rows, *left_out_rows(peers)] if quantity == COLD else (),
         )
         for quantity, targets in TARGETS_MS.items()
     ]
 
 
 @asynccontextmanager
-async def _backend(backend: BenchBackend) -> AsyncIterator[Mapping[str, Measurement]]:
+async def _backend_measurements(backend: BenchBackend) -> AsyncIterator[Mapping[str, Measurement]]:
     pool = Pool(backend.backend, PoolSettings(min_ready=1), [Isolation()])
     try:
         yield {
-            f"{backend.name} warm": partial(_lent, backend, pool),
-            f"{backend.name} cold": partial(_started, backend),
+            f"{backend.name} warm": partial(_measure_lease, backend, pool),
+            f"{backend.name} cold": partial(_measure_start, backend),
         }
     finally:
         await pool.aclose()
 
 
-async def _lent(backend: BenchBackend, pool: Pool) -> Mapping[str, float]:
-    await filled(pool, 1)
+async def _measure_lease(backend: BenchBackend, pool: Pool) -> Mapping[str, float]:
+    await fill_pool(pool, 1)
     started = time.perf_counter()
     async with pool.lease(Isolation()) as lease:
         sandbox = await lease.sandbox()
@@ -93,35 +95,35 @@ async def _lent(backend: BenchBackend, pool: Pool) -> Mapping[str, float]:
         await sandbox.exec("true", timeout_s=10)
         used = time.perf_counter()
     return {
-        figure(backend.name, WARM): (lent - started) * 1000,
-        figure(backend.name, FIRST): (used - started) * 1000,
+        sample_key(backend.name, WARM): (lent - started) * 1000,
+        sample_key(backend.name, FIRST_COMMAND): (used - started) * 1000,
     }
 
 
-async def _started(backend: BenchBackend) -> Mapping[str, float]:
+async def _measure_start(backend: BenchBackend) -> Mapping[str, float]:
     started = time.perf_counter()
     sandbox = await start_sandbox(backend.backend, Isolation())
     await sandbox.exec("true", timeout_s=10)
     ready_ms = (time.perf_counter() - started) * 1000
-    removal_ms = await milliseconds(sandbox.close())
-    return {figure(backend.name, COLD): ready_ms, figure(backend.name, REMOVAL): removal_ms}
+    removal_ms = await measure_ms(sandbox.close())
+    return {sample_key(backend.name, COLD): ready_ms, sample_key(backend.name, REMOVAL): removal_ms}
 
 
-async def _plain(plain: PlainDocker) -> Mapping[str, float]:
+async def _measure_plain(plain_docker: PlainDocker) -> Mapping[str, float]:
     started = time.perf_counter()
-    container = await plain.run()
+    container = await plain_docker.run()
     try:
-        await plain.exec_by_sdk(container)
+        await plain_docker.exec_by_sdk(container)
         ready_ms = (time.perf_counter() - started) * 1000
     finally:
-        removal_ms = await milliseconds(plain.remove(container))
-    return {figure(PLAIN, COLD): ready_ms, figure(PLAIN, REMOVAL): removal_ms}
+        removal_ms = await measure_ms(plain_docker.remove(container))
+    return {sample_key(PLAIN, COLD): ready_ms, sample_key(PLAIN, REMOVAL): removal_ms}
 
 
-async def _peer(runtime: Runtime) -> Mapping[str, float]:
+async def _measure_peer(runtime: PeerRuntime) -> Mapping[str, float]:
     start_ms = await runtime.order("start")
     first_ms = start_ms + await runtime.order("exec", command="true")
     stop_ms = await runtime.order("stop")
     if runtime.name == LLM_POOL:
-        return {figure(LLM_POOL, WARM): start_ms, figure(LLM_POOL, FIRST): first_ms}
-    return {figure(runtime.name, COLD): first_ms, figure(runtime.name, REMOVAL): stop_ms}
+        return {sample_key(LLM_POOL, WARM): start_ms, sample_key(LLM_POOL, FIRST_COMMAND): first_ms}
+    return {sample_key(runtime.name, COLD): first_ms, sample_key(runtime.name, REMOVAL): stop_ms}

@@ -37,7 +37,7 @@ class BenchBackends:
     """The working backends, and the reasons why the others do not work."""
 
     working: list[BenchBackend]
-    missing: list[Row]
+    missing_rows: list[Row]
 
     @property
     def kinds(self) -> list[Kind]:
@@ -60,7 +60,7 @@ async def working_backends(image: str) -> AsyncIterator[BenchBackends]:
     found = BenchBackends([], [])
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         for kind in KINDS:
-            await _add(found, kind, image, Path(directory))
+            await _add_backend(found, kind, image, Path(directory))
         try:
             yield found
         finally:
@@ -68,7 +68,7 @@ async def working_backends(image: str) -> AsyncIterator[BenchBackends]:
                 await backend.backend.aclose()
 
 
-async def _add(found: BenchBackends, kind: Kind, image: str, state_dir: Path) -> None:
+async def _add_backend(backends: BenchBackends, kind: Kind, image: str, state_dir: Path) -> None:
     async with AsyncExitStack() as undo:
         try:
             backend = make_backend(kind, image=image, state_dir=state_dir)
@@ -78,7 +78,7 @@ async def _add(found: BenchBackends, kind: Kind, image: str, state_dir: Path) ->
                 raise SandboxStartError("; ".join(broken))
             await (await start_sandbox(backend, Isolation())).close()
         except SandboxStartError as error:
-            found.missing.append(Row(kind, note=str(error)))
+            backends.missing_rows.append(Row(kind, note=str(error)))
         else:
-            found.working.append(BenchBackend(kind, backend))
+            backends.working.append(BenchBackend(kind, backend))
             undo.pop_all()

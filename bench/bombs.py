@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from sandbox_runtime.guest.agent import EGRESS_PORT
 
 
-def _python(program: str) -> str:
+def _python_command(program: str) -> str:
     return f"exec python3 -I -S - <<'END'\n{program}\nEND"
 
 
-def _again(command: str) -> str:
+def _endless_loop(command: str) -> str:
     """Return a shell loop that restarts a command whenever it has ended."""
     return f"while :; do {command}; done"
 
 
-_HOLD = """
+_HOLD_LOOP = """
 import ctypes, time
 libc = ctypes.CDLL(None, use_errno=True)
 while True:
@@ -92,14 +92,18 @@ for _ in range(16):
 
 BOMBS: Mapping[str, str] = {
     "processes": "bomb() { bomb | bomb & }; bomb 2>/dev/null; sleep 600",
-    "memory": _again("""python3 -I -S -c 'held = [b"x" * (1 << 20) for _ in range(1 << 20)]'"""),
-    "disk": _again("dd if=/dev/zero of=/testbed/bomb bs=1M 2>/dev/null; rm -f /testbed/bomb"),
+    "memory": _endless_loop(
+        """python3 -I -S -c 'held = [b"x" * (1 << 20) for _ in range(1 << 20)]'"""
+    ),
+    "disk": _endless_loop(
+        "dd if=/dev/zero of=/testbed/bomb bs=1M 2>/dev/null; rm -f /testbed/bomb"
+    ),
     "processor": "for each in 1 2 3 4 5 6 7 8; do while :; do :; done & done; wait",
-    "terminals": _python(_TERMINALS + _HOLD),
-    "AIO contexts": _python(_AIO_CONTEXTS + _HOLD),
-    "timers": _python(_TIMERS + _HOLD),
-    "message queues": _python(_QUEUES + _HOLD),
+    "terminals": _python_command(_TERMINALS + _HOLD_LOOP),
+    "AIO contexts": _python_command(_AIO_CONTEXTS + _HOLD_LOOP),
+    "timers": _python_command(_TIMERS + _HOLD_LOOP),
+    "message queues": _python_command(_QUEUES + _HOLD_LOOP),
     "output": "yes",
-    "refused connections": _python(_CONNECTIONS),
+    "refused connections": _python_command(_CONNECTIONS),
 }
 """The commands by the resource that they use up."""

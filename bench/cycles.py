@@ -4,33 +4,36 @@ import signal
 from dataclasses import asdict
 
 from bench.backends import BenchBackend, working_backends
-from bench.lenders import Stock, lender
+from bench.lenders import LenderPool, lender
 from bench.plan import Plan, progress
 from bench.table import Row, TablePart
 
 CYCLES = 120
-IDLE = 2
-GROWTH_MIB = 1.0
-TARGETS = {"rss_mib": GROWTH_MIB}
+IDLE_COUNT = 2
+MAX_GROWTH_MIB = 1.0
+TARGETS = {"rss_mib": MAX_GROWTH_MIB}
 
 
 async def measure(plan: Plan) -> list[TablePart]:
     """Measure each backend in turn."""
     cycles = plan.rounds or CYCLES
     async with working_backends(plan.image) as found:
-        parts = [await _part(plan, backend, cycles) for backend in found.working]
-    return [*parts, TablePart("cycles: left out", found.missing)] if found.missing else parts
+        parts = [await _measure_backend(plan, backend, cycles) for backend in found.working]
+    return (
+        [*parts, TablePart("cycles: left out", found.missing_rows)] if found.missing_rows else parts
+    )
 
 
-async def _part(plan: Plan, backend: BenchBackend, cycles: int) -> TablePart:
+async def _measure_backend(plan: Plan, backend: BenchBackend, cycles: int) -> TablePart:
     progress(f"cycles: {backend.name}")
-    async with lender(plan.image, [Stock(backend.kind, IDLE)]) as host:
-        await host.order("cycle", kind=backend.kind, count=cycles // 2)
+    async with lender(plan.image, [LenderPool(backend.kind, IDLE_COUNT)]) as lender_process:
+        await lender_process.order("cycle", kind=backend.kind, count=cycles // 2)
         # After the first cycles, the process has allocated the memory that a cycle needs.
-        before = asdict(host.belongings())
-        took_s = await host.order("cycle", kind=backend.kind, count=cycles)
-        after = asdict(host.belongings())
-        left = (await host.end(signal.SIGTERM)).left + host.cgroups()
+        before = asdict(lender_process.resources())
+        took_s = await lender_process.order("cycle", kind=backend.kind, count=cycles)
+        after = asdict(lender_process.resources())
+        ending = await lender_process.end(signal.SIGTERM)
+        left = ending.remaining_count + lender_process.cgroup_count()
     rows = [
         Row(
             f"{what.replace('_', ' ')} more than before",
@@ -41,7 +44,7 @@ async def _part(plan: Plan, backend: BenchBackend, cycles: int) -> TablePart:
         )
         for what in before
     ]
-    idle = f"{IDLE} idle ones are there before and after"
+    idle = f"{IDLE_COUNT} idle ones are there before and after"
     return TablePart(
         f"cycles: {backend.name}: {cycles} times lent, used, given back ({idle})",
         [

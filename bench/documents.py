@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from bench.backends import Kind, working_backends
-from bench.instant_model import completion, json_response, serve, turn
+from bench.instant_model import call_completion, completion, json_response, serve
 from bench.plan import Plan
 from bench.servers import BenchServer, free_port, proxy
 from bench.table import Row, TablePart
@@ -27,41 +27,42 @@ from policies.workspace import INPUT_DIR
 from proxy.models.litellm_model import LiteLLMModel
 
 MODEL = "reader"
-COUNTER = "openai/gpt-4o"
+COUNTER_MODEL = "openai/gpt-4o"
 """A model with the o200k tokenizer, from a package that this project depends on."""
-MOST_OF_PLAIN = 1 / 8
+MAX_SHARE_OF_PLAIN = 1 / 8
 PLACES = ("north", "south", "east", "west")
-SENTENCES = 1100
+SENTENCES_PER_DOCUMENT = 1100
 FACT, ANSWER = "The mill at Orlu was sold to its workers for 4,731 crowns.", "4,731"
 QUESTION = "For how much was the mill at Orlu sold?"
-_SOLD = re.compile(r"Orlu was sold to its workers for ([\d,]+) crowns")
-_FOUND = re.compile(rf"({INPUT_DIR}/[\w.-]+):(\d+):")
+_SOLD_FOR = re.compile(r"Orlu was sold to its workers for ([\d,]+) crowns")
+_GREP_MATCH = re.compile(rf"({INPUT_DIR}/[\w.-]+):(\d+):")
 
 
-def library() -> dict[str, str]:
+def survey_documents() -> dict[str, str]:
     """Return the same documents at each call. One of them contains the fact."""
-    chance = random.Random(26)
+    rng = random.Random(26)
     made: dict[str, str] = {}
     for place in PLACES:
-        lines = [_sentence(chance) for _ in range(SENTENCES)]
+        lines = [_sentence(rng) for _ in range(SENTENCES_PER_DOCUMENT)]
         if place == "east":
-            lines[chance.randrange(SENTENCES)] = FACT
+            lines[rng.randrange(SENTENCES_PER_DOCUMENT)] = FACT
         made[f"survey-{place}.txt"] = "\n".join(lines) + "\n"
     return made
 
 
-def question() -> str:
+def question_text() -> str:
     """Return the documents and the question as one message."""
     documents = (
-        f'<document title="{name}">\n{text}</document>\n' for name, text in library().items()
+        f'<document title="{name}">\n{text}</document>\n'
+        for name, text in survey_documents().items()
     )
     return f"{''.join(documents)}\n{QUESTION}"
 
 
-def _sentence(chance: random.Random) -> str:
-    town = "".join(chance.choices("aeiou", k=1) + chance.choices("bdklmnrst", k=3)).title()
-    trade, state = chance.choice(_TRADES), chance.choice(_STATES)
-    year, count = chance.randrange(1850, 1950), chance.randrange(3, 900)
+def _sentence(rng: random.Random) -> str:
+    town = "".join(rng.choices("aeiou", k=1) + rng.choices("bdklmnrst", k=3)).title()
+    trade, state = rng.choice(_TRADES), rng.choice(_STATES)
+    year, count = rng.randrange(1850, 1950), rng.randrange(3, 900)
     return f"In {year} the {trade} of {town} had {count} hands, and its books were {state}."
 
 
@@ -75,28 +76,28 @@ async def measure(plan: Plan) -> list[TablePart]:
         async with working_backends(plan.image) as found:
             pass
         reader = _GrepModel()
-        model = await opened.enter_async_context(_listening(reader))
+        model = await opened.enter_async_context(_serve_reader(reader))
         plain, rows = 0, list[Row]()
         for kind in found.kinds:
             ours = proxy(model, sandbox=kind, image=plan.image, idle=0)
             server = await opened.enter_async_context(ours)
             if not plain:
-                plain = await _tokens(reader, server, f"{MODEL}:plain")
+                plain = await _count_tokens(reader, server, f"{MODEL}:plain")
                 rows.append(Row(":plain", [plain], "tokens"))
-            rows += _rows(kind, await _tokens(reader, server, MODEL), plain)
-    name = f"documents: tokens the backend gets for one question, by {COUNTER}'s tokenizer"
-    return [TablePart(name, [*rows, *found.missing])]
+            rows += _rows(kind, await _count_tokens(reader, server, MODEL), plain)
+    name = f"documents: tokens the backend gets for one question, by {COUNTER_MODEL}'s tokenizer"
+    return [TablePart(name, [*rows, *found.missing_rows])]
 
 
 def _rows(kind: Kind, tokens: int, plain: int) -> list[Row]:
-    share = Row(f"{kind}: its share of :plain's", [tokens / plain], "", MOST_OF_PLAIN)
+    share = Row(f"{kind}: its share of :plain's", [tokens / plain], "", MAX_SHARE_OF_PLAIN)
     return [Row(f"{kind}: all calls of the run", [tokens], "tokens"), share]
 
 
-async def _tokens(reader: "_GrepModel", server: BenchServer, model: str) -> int:
+async def _count_tokens(reader: "_GrepModel", server: BenchServer, model: str) -> int:
     """Return the number of tokens sent to the backend. Raise RuntimeError for a wrong answer."""
     reader.bodies.clear()
-    asked = {"model": model, "messages": [{"role": "user", "content": question()}]}
+    asked = {"model": model, "messages": [{"role": "user", "content": question_text()}]}
     async with httpx.AsyncClient(base_url=server.base_url, timeout=60) as client:
         response = await client.post("/chat/completions", json=asked)
     if response.status_code != 200:
@@ -104,9 +105,9 @@ async def _tokens(reader: "_GrepModel", server: BenchServer, model: str) -> int:
     answer = response.json()["choices"][0]["message"]["content"]
     if answer != ANSWER:
         raise RuntimeError(f"{model} answered {answer!r}")
-    counter = LiteLLMModel([COUNTER], timeout_s=60)
+    counter = LiteLLMModel([COUNTER_MODEL], timeout_s=60)
     written = (json.dumps(body, ensure_ascii=False) for body in reader.bodies)
-    counts = [await counter.count_tokens(COUNTER, body) for body in written]
+    counts = [await counter.count_tokens(COUNTER_MODEL, body) for body in written]
     return sum(count or 0 for count in counts)
 
 
@@ -120,27 +121,27 @@ class _GrepModel:
     async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         """Write the next step of the script, or the answer if the request has no tools."""
         self.bodies.append(body)
-        seen = [str(said["content"]) for said in body["messages"] if said["role"] == "tool"]
+        observations = [str(said["content"]) for said in body["messages"] if said["role"] == "tool"]
         if not body.get("tools"):
-            sold = _SOLD.search(body["messages"][-1]["content"])
+            sold = _SOLD_FOR.search(body["messages"][-1]["content"])
             said = {"role": "assistant", "content": sold[1] if sold else "I do not know."}
             writer.write(json_response(completion(said, "stop")))
             return
-        writer.write(json_response(turn(*_step(seen))))
+        writer.write(json_response(call_completion(*_next_call(observations))))
 
 
-def _step(seen: list[str]) -> tuple[str, dict[str, Any]]:
-    if not seen:
+def _next_call(observations: list[str]) -> tuple[str, dict[str, Any]]:
+    if not observations:
         return "execute_bash", {"command": f"grep -n Orlu {INPUT_DIR}/*"}
-    found, sold = _FOUND.search(seen[0]), _SOLD.search(seen[-1])
-    if len(seen) == 1 and found:
+    found, sold = _GREP_MATCH.search(observations[0]), _SOLD_FOR.search(observations[-1])
+    if len(observations) == 1 and found:
         line = int(found[2])
         return "execute_bash", {"command": f"sed -n {max(1, line - 3)},{line + 3}p {found[1]}"}
     return "submit", {"answer": sold[1] if sold else "I do not know."}
 
 
 @asynccontextmanager
-async def _listening(reader: _GrepModel) -> AsyncIterator[BenchServer]:
+async def _serve_reader(reader: _GrepModel) -> AsyncIterator[BenchServer]:
     """Run the model as a server in this process."""
     port = free_port()
     serving = await asyncio.start_server(partial(serve, reader.answer), "127.0.0.1", port)

@@ -17,16 +17,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.backends import Kind, working_backends
-from bench.instant_model import FIVE
+from bench.instant_model import FIVE_TURNS
 from bench.plan import Plan
 from bench.servers import ROOT, BenchServer, model_backend, proxy
 from bench.table import Row, TablePart
 from evaluation.samples import Draft, write_suite
 
-COUNTS: Mapping[Kind, Sequence[int]] = {"docker": (250, 1000), "bubblewrap": (250, 1000, 4000)}
+PROBLEM_COUNTS: Mapping[Kind, Sequence[int]] = {
+    "docker": (250, 1000),
+    "bubblewrap": (250, 1000, 4000),
+}
 """The numbers of problems. The memory must not grow with them."""
 CONCURRENCY = 64
-MAX_PERCENT = 5
+MAX_CPU_PERCENT = 5
 MEASURED_COUNT = 1000
 """The number of problems at which the share of a core has a target."""
 ROUNDS = 1
@@ -43,18 +46,18 @@ async def measure(plan: Plan) -> list[TablePart]:
     async with model_backend() as model:
         for kind in kinds:
             async with proxy(model, sandbox=kind, image=plan.image) as server:
-                for count in COUNTS[kind]:
+                for count in PROBLEM_COUNTS[kind]:
                     measured = [
                         await _evaluate(server, count) for _ in range(plan.rounds or ROUNDS)
                     ]
                     rows += _rows(f"{kind}, {count} problems", count, measured)
-    return [TablePart(title, [*rows, *found.missing])]
+    return [TablePart(title, [*rows, *found.missing_rows])]
 
 
 def _rows(name: str, count: int, measured: Sequence[Mapping[str, float]]) -> list[Row]:
     """Return the rows of the evaluations of one size."""
     seconds, shares, peaks = zip(*(each.values() for each in measured), strict=True)
-    target = MAX_PERCENT if count == MEASURED_COUNT else None
+    target = MAX_CPU_PERCENT if count == MEASURED_COUNT else None
     return [
         Row(f"{name}: duration", seconds, "s"),
         Row(f"{name}: the runner's CPU, % of a core", shares, "", target),
@@ -66,17 +69,18 @@ async def _evaluate(server: BenchServer, count: int) -> Mapping[str, float]:
     """Return the seconds, the percent of a core and the peak memory of one evaluation."""
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         data = Path(directory, "data")
-        drafts = [Draft(_fields(number)) for number in range(count)]
+        drafts = [Draft(_sample_fields(number)) for number in range(count)]
         write_suite(data / "sums", "sums", drafts, licence="none", source="bench")
         command = [
-            *(sys.executable, "-m", "evaluation", "run", "--models", FIVE, "--modes", "sandbox"),
+            *(sys.executable, "-m", "evaluation", "run", "--models", FIVE_TURNS),
+            *("--modes", "sandbox"),
             *("--data", str(data), "--output", f"{directory}/output"),
             *("--base-url", server.base_url, "--concurrency", str(CONCURRENCY)),
         ]
-        return await asyncio.to_thread(_usage, command)
+        return await asyncio.to_thread(_measure_command, command)
 
 
-def _fields(number: int) -> Mapping[str, str]:
+def _sample_fields(number: int) -> Mapping[str, str]:
     return {
         "id": f"sum/{number}",
         "domain": "sums",
@@ -87,7 +91,7 @@ def _fields(number: int) -> Mapping[str, str]:
     }
 
 
-def _usage(command: list[str]) -> Mapping[str, float]:
+def _measure_command(command: list[str]) -> Mapping[str, float]:
     started = time.perf_counter()
     child = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)

@@ -28,15 +28,15 @@ from bench.table import Row, TablePart
 
 ROUNDS = 5
 TOKEN_S = 0.2
-TOKENS = 60
-ADDED_S = 1.2
+TOKEN_COUNT = 60
+MAX_ADDED_S = 1.2
 """Maximum time that the loop may add to `:plain`, in seconds."""
 Api = Literal["chat", "responses", "messages"]
 APIS: tuple[Api, ...] = ("chat", "responses", "messages")
 PATHS = {"chat": "/chat/completions", "responses": "/responses", "messages": "/messages"}
-AT_ONCE, AFTER_CALL = "first turn", "after a tool call"
+FIRST_TURN, AFTER_CALL = "first turn", "after a tool call"
 PROSE_MODEL, CALL_MODEL = "prose", "call"
-CALL = {"name": "execute_bash", "arguments": json.dumps({"command": "echo $((6 * 7))"})}
+TOOL_CALL = {"name": "execute_bash", "arguments": json.dumps({"command": "echo $((6 * 7))"})}
 TIMEOUT = aiohttp.ClientTimeout(total=60)
 
 
@@ -44,46 +44,46 @@ async def measure(plan: Plan) -> list[TablePart]:
     """Measure every API with every kind of sandbox, and plain."""
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(working_backends(plan.image))
-        clock = StreamTimer()
-        model = await opened.enter_async_context(slow_model(clock))
+        timer = StreamTimer()
+        model = await opened.enter_async_context(slow_model(timer))
         session = await opened.enter_async_context(aiohttp.ClientSession(timeout=TIMEOUT))
         measurements: dict[str, Measurement] = {}
         for kind in found.kinds:
             server = await opened.enter_async_context(
                 proxy(model, sandbox=kind, image=plan.image, idle=1)
             )
-            asking = partial(_first_token_s, session, clock, server)
+            asking = partial(_first_token_s, session, timer, server)
             for api in APIS:
-                if _plain(api) not in measurements:
-                    measurements[_plain(api)] = partial(
-                        asking, api, f"{PROSE_MODEL}:plain", _plain(api)
+                if _plain_row_name(api) not in measurements:
+                    measurements[_plain_row_name(api)] = partial(
+                        asking, api, f"{PROSE_MODEL}:plain", _plain_row_name(api)
                     )
-                for name, turn in ((PROSE_MODEL, AT_ONCE), (CALL_MODEL, AFTER_CALL)):
-                    row = _loop(kind, api, turn)
+                for name, turn in ((PROSE_MODEL, FIRST_TURN), (CALL_MODEL, AFTER_CALL)):
+                    row = _loop_row_name(kind, api, turn)
                     measurements[row] = partial(asking, api, name, row)
         measured = await interleave(plan.rounds or ROUNDS, measurements)
     rows = [row for api in APIS for row in _rows(api, found.kinds, measured)]
     name = f"typing: until the first token of prose shows, the model writing one in {TOKEN_S} s"
-    return [TablePart(name, [*rows, *found.missing])]
+    return [TablePart(name, [*rows, *found.missing_rows])]
 
 
-def _plain(api: Api) -> str:
+def _plain_row_name(api: Api) -> str:
     return f"{api}, :plain"
 
 
-def _loop(kind: Kind, api: Api, turn: str) -> str:
+def _loop_row_name(kind: Kind, api: Api, turn: str) -> str:
     return f"{api}, {kind}: {turn}"
 
 
 def _rows(api: Api, kinds: list[Kind], measured: Mapping[str, list[float]]) -> list[Row]:
-    plain = measured.get(_plain(api), [])
+    plain = measured.get(_plain_row_name(api), [])
     if not plain:
         return []
-    most = median(plain) + ADDED_S
-    rows = [Row(_plain(api), plain, "s")]
+    most = median(plain) + MAX_ADDED_S
+    rows = [Row(_plain_row_name(api), plain, "s")]
     for kind in kinds:
-        for turn in (AT_ONCE, AFTER_CALL):
-            name = _loop(kind, api, turn)
+        for turn in (FIRST_TURN, AFTER_CALL):
+            name = _loop_row_name(kind, api, turn)
             added = median(measured[name]) - median(plain)
             rows.append(Row(name, measured[name], "s", most, note=f"plain + {added:.2f} s"))
     return rows
@@ -93,39 +93,39 @@ def _rows(api: Api, kinds: list[Kind], measured: Mapping[str, list[float]]) -> l
 class StreamTimer:
     """Holds the `time.perf_counter` time of the last model request that was answered with prose."""
 
-    asked: float = 0.0
+    asked_at: float = 0.0
 
 
-_numbers = itertools.count(1)
+_question_numbers = itertools.count(1)
 
 
 def question() -> str:
     """Return a new question each time, because equal requests share one run of the proxy."""
-    return f"What is 6 * 7? I ask for time number {next(_numbers)}."
+    return f"What is 6 * 7? I ask for time number {next(_question_numbers)}."
 
 
 async def _first_token_s(
     session: aiohttp.ClientSession,
-    clock: StreamTimer,
+    timer: StreamTimer,
     server: BenchServer,
     api: Api,
     model: str,
-    row: str,
+    row_name: str,
 ) -> Mapping[str, float]:
     """Send a request, disconnect at the first visible text, and return the seconds until then."""
-    url, body = f"{server.base_url}{PATHS[api]}", _request(api, model, question())
+    url, body = f"{server.base_url}{PATHS[api]}", _request_body(api, model, question())
     started = time.perf_counter()
     async with session.post(url, json=body) as response:
         if response.status != 200:
             raise RuntimeError(f"{url}: {response.status} {(await response.text())[:300]}")
         async for line in response.content:
-            if line.startswith(b"data: {") and _visible(json.loads(line[len(b"data: ") :])):
-                since = clock.asked if model == CALL_MODEL else started
-                return {row: time.perf_counter() - since}
+            if line.startswith(b"data: {") and _visible_text(json.loads(line[len(b"data: ") :])):
+                since = timer.asked_at if model == CALL_MODEL else started
+                return {row_name: time.perf_counter() - since}
     raise RuntimeError(f"{url}: nothing was to be seen")
 
 
-def _request(api: Api, model: str, question: str) -> dict[str, Any]:
+def _request_body(api: Api, model: str, question: str) -> dict[str, Any]:
     asked: dict[str, Any] = {"model": model, "stream": True}
     if api == "responses":
         return {**asked, "input": question}
@@ -134,7 +134,7 @@ def _request(api: Api, model: str, question: str) -> dict[str, Any]:
     return {**asked, **limit, "messages": said}
 
 
-def _visible(event: Any) -> str:
+def _visible_text(event: Any) -> str:
     """Return the text that a frame of any of the three APIs adds to the answer."""
     match event:
         case {"choices": [{"delta": {"content": str(text)}}]}:
@@ -147,13 +147,13 @@ def _visible(event: Any) -> str:
 
 
 @asynccontextmanager
-async def slow_model(clock: StreamTimer) -> AsyncIterator[BenchServer]:
+async def slow_model(timer: StreamTimer) -> AsyncIterator[BenchServer]:
     """Run the model as a server in this process. Supports all three APIs, which `:plain` relays."""
     routes = [
         web.get("/v1/models", _models),
-        web.post("/v1/chat/completions", partial(_chat, clock)),
-        web.post("/v1/responses", partial(_responses, clock)),
-        web.post("/v1/messages", partial(_messages, clock)),
+        web.post("/v1/chat/completions", partial(_chat, timer)),
+        web.post("/v1/responses", partial(_responses, timer)),
+        web.post("/v1/messages", partial(_messages, timer)),
     ]
     application = web.Application()
     application.add_routes(routes)
@@ -173,26 +173,26 @@ async def _models(_: web.Request) -> web.Response:
     return web.json_response({"object": "list", "data": listed})
 
 
-async def _chat(clock: StreamTimer, request: web.Request) -> web.StreamResponse:
+async def _chat(timer: StreamTimer, request: web.Request) -> web.StreamResponse:
     body = await request.json()
     has_called = any(said["role"] == "tool" for said in body["messages"])
     if body["model"] == CALL_MODEL and not has_called:
-        call = {"index": 0, "id": "call_1", "type": "function", "function": CALL}
+        call = {"index": 0, "id": "call_1", "type": "function", "function": TOOL_CALL}
         return await _stream(request, [_chunk({"tool_calls": [call]}, "tool_calls")])
-    clock.asked = time.perf_counter()
-    return await _stream(request, [_chunk({"content": f"word{n} "}) for n in range(TOKENS)])
+    timer.asked_at = time.perf_counter()
+    return await _stream(request, [_chunk({"content": f"word{n} "}) for n in range(TOKEN_COUNT)])
 
 
-async def _responses(clock: StreamTimer, request: web.Request) -> web.StreamResponse:
-    clock.asked = time.perf_counter()
+async def _responses(timer: StreamTimer, request: web.Request) -> web.StreamResponse:
+    timer.asked_at = time.perf_counter()
     type_ = "response.output_text.delta"
-    deltas = [{"type": type_, "item_id": "msg_1", "delta": f"word{n} "} for n in range(TOKENS)]
+    deltas = [{"type": type_, "item_id": "msg_1", "delta": f"word{n} "} for n in range(TOKEN_COUNT)]
     return await _stream(request, deltas)
 
 
-async def _messages(clock: StreamTimer, request: web.Request) -> web.StreamResponse:
-    clock.asked = time.perf_counter()
-    deltas = [{"type": "text_delta", "text": f"word{n} "} for n in range(TOKENS)]
+async def _messages(timer: StreamTimer, request: web.Request) -> web.StreamResponse:
+    timer.asked_at = time.perf_counter()
+    deltas = [{"type": "text_delta", "text": f"word{n} "} for n in range(TOKEN_COUNT)]
     events = [{"type": "content_block_delta", "index": 0, "delta": delta} for delta in deltas]
     return await _stream(request, events)
 

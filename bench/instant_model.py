@@ -13,31 +13,31 @@ from typing import Any
 
 CHUNKS = 64
 ANSWER = "42"
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: "
-THREE, FIVE = "bench", "math5"
-FILE = "/testbed/solve.py"
-PRINT = "python3 -c 'print(6 * 7)'"
-RUN = f"python3 {FILE}"
+RESPONSE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: "
+THREE_TURNS, FIVE_TURNS = "bench", "math5"
+PROGRAM_FILE = "/testbed/solve.py"
+PRINT_COMMAND = "python3 -c 'print(6 * 7)'"
+RUN_COMMAND = f"python3 {PROGRAM_FILE}"
 PROGRAM = "print(6 * 7)\n"
 Call = tuple[str, dict[str, Any]]
-Answer = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
+WriteAnswer = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
 """A function that writes the response to a request body."""
-SUBMIT: Call = ("submit", {})
+SUBMIT_CALL: Call = ("submit", {})
 
 
-def _create(path: str, text: str) -> Call:
+def _create_call(path: str, text: str) -> Call:
     return "str_replace_editor", {"command": "create", "path": path, "file_text": text}
 
 
-WRITE = _create("/testbed/output/answer.txt", ANSWER)
+WRITE_CALL = _create_call("/testbed/output/answer.txt", ANSWER)
 SCRIPTS: Mapping[str, tuple[Call, ...]] = {
-    THREE: (("execute_bash", {"command": "echo $((6 * 7))"}), WRITE, SUBMIT),
-    FIVE: (
-        ("execute_bash", {"command": PRINT}),
-        _create(FILE, PROGRAM),
-        ("execute_bash", {"command": RUN}),
-        WRITE,
-        SUBMIT,
+    THREE_TURNS: (("execute_bash", {"command": "echo $((6 * 7))"}), WRITE_CALL, SUBMIT_CALL),
+    FIVE_TURNS: (
+        ("execute_bash", {"command": PRINT_COMMAND}),
+        _create_call(PROGRAM_FILE, PROGRAM),
+        ("execute_bash", {"command": RUN_COMMAND}),
+        WRITE_CALL,
+        SUBMIT_CALL,
     ),
 }
 
@@ -54,7 +54,7 @@ def completion(message: dict[str, Any], reason: str) -> dict[str, Any]:
     }
 
 
-def turn(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def call_completion(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return a completion with one tool call."""
     function = {"name": name, "arguments": json.dumps(arguments)}
     call = {"id": f"call_{name}", "type": "function", "function": function}
@@ -65,41 +65,48 @@ def turn(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 def json_response(value: Any) -> bytes:
     """Return a JSON response."""
     body = json.dumps(value).encode()
-    return HEAD + b"application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    return RESPONSE_HEAD + b"application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
-def _piece(event: str) -> bytes:
+def _http_chunk(event: str) -> bytes:
     data = f"data: {event}\n\n".encode()
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def _chunk(number: int) -> bytes:
     choice = {"index": 0, "delta": {"content": f"word {number} "}, "finish_reason": None}
-    return _piece(
+    return _http_chunk(
         json.dumps({**completion({}, ""), "object": "chat.completion.chunk", "choices": [choice]})
     )
 
 
-MODELS = json_response(
+MODELS_RESPONSE = json_response(
     {"object": "list", "data": [{"id": name, "object": "model"} for name in SCRIPTS]}
 )
-TURNS = {name: [json_response(turn(*each)) for each in script] for name, script in SCRIPTS.items()}
-SHORT = json_response(completion({"role": "assistant", "content": "word " * CHUNKS}, "stop"))
-STREAM_HEAD = HEAD + b"text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-STREAM = [_chunk(number) for number in range(CHUNKS)]
-STREAM_END = _piece("[DONE]") + b"0\r\n\r\n"
+TURN_RESPONSES = {
+    name: [json_response(call_completion(*each)) for each in script]
+    for name, script in SCRIPTS.items()
+}
+SHORT_RESPONSE = json_response(
+    completion({"role": "assistant", "content": "word " * CHUNKS}, "stop")
+)
+STREAM_HEAD = RESPONSE_HEAD + b"text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+STREAM_CHUNKS = [_chunk(number) for number in range(CHUNKS)]
+STREAM_END = _http_chunk("[DONE]") + b"0\r\n\r\n"
 
 
-async def serve(answer: Answer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def serve(
+    answer: WriteAnswer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     """Serve one keep-alive connection."""
     try:
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
             if head.startswith(b"get"):
-                writer.write(MODELS)
+                writer.write(MODELS_RESPONSE)
                 continue
             if head.startswith(b"head"):  # the proxy keeps a connection open by it
-                writer.write(MODELS.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+                writer.write(MODELS_RESPONSE.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
                 continue
             length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
             await answer(json.loads(await reader.readexactly(length)), writer)
@@ -112,13 +119,13 @@ async def serve(answer: Answer, reader: asyncio.StreamReader, writer: asyncio.St
 async def _answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
     if body.get("tools"):
         said = sum(message["role"] == "assistant" for message in body["messages"])
-        turns = TURNS[body["model"]]
+        turns = TURN_RESPONSES[body["model"]]
         writer.write(turns[min(said, len(turns) - 1)])
     elif not body.get("stream"):
-        writer.write(SHORT)
+        writer.write(SHORT_RESPONSE)
     else:
         writer.write(STREAM_HEAD)
-        for chunk in STREAM:
+        for chunk in STREAM_CHUNKS:
             writer.write(chunk)
             await asyncio.sleep(0)  # each its own packet, as from a model
         writer.write(STREAM_END)

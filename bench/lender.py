@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.backends import make_backend
-from bench.sandboxes import filled
+from bench.sandboxes import fill_pool
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from sandbox_runtime.backends.base import Backend
@@ -25,20 +25,20 @@ from sandbox_runtime.pool.pool import Pool
 from sandbox_runtime.sandbox import Sandbox
 
 ISOLATION = Isolation()
-COMMAND_S = 60
-LONGEST_WAIT_S = 900
-FILE = "/testbed/large"
-PIECE = bytes(1 << 20)
+COMMAND_TIMEOUT_S = 60
+MAX_WAIT_S = 900
+LARGE_FILE = "/testbed/large"
+CHUNK = bytes(1 << 20)
 
 
-class SandboxServer:
+class SandboxLender:
     """Pools of several backends, and their leased sandboxes."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self._pools: dict[str, Pool] = {}
         self._idle: dict[str, int] = {}
         self._backends: list[Backend] = []
-        self._lent: dict[str, list[Sandbox]] = {}
+        self._leased_sandboxes: dict[str, list[Sandbox]] = {}
         self._leases = AsyncExitStack()
         for each in setup["pools"]:
             backend = make_backend(
@@ -49,13 +49,13 @@ class SandboxServer:
                 max_sandboxes=each["max_sandboxes"],
                 on_miss="wait",
                 queue_size=each["max_sandboxes"],
-                queue_timeout_s=LONGEST_WAIT_S,
+                queue_timeout_s=MAX_WAIT_S,
             )
             self._backends.append(backend)
             self._pools[each["kind"]] = Pool(backend, settings, [ISOLATION])
             self._idle[each["kind"]] = each["idle"]
 
-    async def obey(self, do: str, **details: Any) -> None:
+    async def run_order(self, do: str, **details: Any) -> None:
         """Run one order."""
         works: dict[str, Callable[..., Awaitable[None]]] = {
             "fill": self._fill,
@@ -68,7 +68,7 @@ class SandboxServer:
 
     async def _fill(self, kind: str) -> None:
         """Wait until the pool has its idle sandboxes and none is starting or ending."""
-        await filled(self._pools[kind], self._idle[kind])
+        await fill_pool(self._pools[kind], self._idle[kind])
 
     async def _hold(self, kind: str, count: int, command: str) -> None:
         """Lease `count` more sandboxes and run a command in each, all at once."""
@@ -77,7 +77,7 @@ class SandboxServer:
             for _ in range(count)
         ]
         sandboxes = [await lease.sandbox() for lease in leases]
-        self._lent.setdefault(kind, []).extend(sandboxes)
+        self._leased_sandboxes.setdefault(kind, []).extend(sandboxes)
         await asyncio.gather(*(_run(sandbox, command) for sandbox in sandboxes))
 
     async def _cycle(self, kind: str, count: int) -> None:
@@ -91,10 +91,10 @@ class SandboxServer:
         """Write a file into the sandbox leased last."""
 
         async def source() -> AsyncIterator[bytes]:
-            for _ in range(size // len(PIECE)):
-                yield PIECE
+            for _ in range(size // len(CHUNK)):
+                yield CHUNK
 
-        await self._lent[kind][-1].put(FILE, source())
+        await self._leased_sandboxes[kind][-1].put(LARGE_FILE, source())
 
     async def _get(self, kind: str, size: int) -> None:
         """Read the file that `_put` wrote."""
@@ -102,7 +102,7 @@ class SandboxServer:
         async def sink(piece: bytes) -> None:
             del piece
 
-        await self._lent[kind][-1].get(FILE, sink, max_bytes=size)
+        await self._leased_sandboxes[kind][-1].get(LARGE_FILE, sink, max_bytes=size)
 
     async def aclose(self) -> None:
         """End all sandboxes."""
@@ -113,18 +113,18 @@ class SandboxServer:
 
 
 async def _run(sandbox: Sandbox, command: str) -> None:
-    done = await sandbox.exec(command, timeout_s=COMMAND_S)
+    done = await sandbox.exec(command, timeout_s=COMMAND_TIMEOUT_S)
     if done.exit_code:
         raise RuntimeError(f"{command!r}: exit {done.exit_code}: {done.stderr}")
 
 
-async def _follow_orders(lender: SandboxServer) -> None:
+async def _follow_orders(lender: SandboxLender) -> None:
     orders = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
     while line := await orders.readline():
         started = time.perf_counter()
-        await lender.obey(**json.loads(line))
+        await lender.run_order(**json.loads(line))
         sys.stdout.write(f"{json.dumps({'seconds': time.perf_counter() - started})}\n")
         sys.stdout.flush()
 
@@ -132,7 +132,7 @@ async def _follow_orders(lender: SandboxServer) -> None:
 async def _main(setup: dict[str, Any]) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a sandbox takes up to three files
-    lender = SandboxServer(setup)
+    lender = SandboxLender(setup)
     work = asyncio.create_task(_follow_orders(lender))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
     try:

@@ -16,15 +16,15 @@ import docker
 from docker.utils import kwargs_from_env
 
 from bench.backends import Kind
-from bench.processes import Family, HostProcess, alive, open_files, rss_mib
+from bench.processes import HostProcess, ProcessTree, alive_processes, open_files, rss_mib
 from bench.servers import process
 from sandbox_runtime.backends.cgroups import find_cgroups, process_key
 from sandbox_runtime.backends.docker import INSTALL_LABEL
 
 ORDER_TIMEOUT_S = 900
-LONGEST_END_S = 120
+MAX_END_S = 120
 POLL_S = 0.002
-SHARE_OF_POLLING = 5
+PAUSE_TO_POLL_RATIO = 5
 """Ratio of a pause to the poll before it. Pauses leave processor time to the observed processes."""
 
 
@@ -33,7 +33,7 @@ class LenderError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
+class LenderPool:
     """A pool of a lender."""
 
     kind: Kind
@@ -42,22 +42,22 @@ class Stock:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class EndResult:
     """The result of ending a lender."""
 
     seconds: float
-    processes: int
+    remaining_processes: int
     """Number of remaining processes."""
-    containers: int
+    remaining_containers: int
 
     @property
-    def left(self) -> int:
+    def remaining_count(self) -> int:
         """Number of remaining processes and containers."""
-        return self.processes + self.containers
+        return self.remaining_processes + self.remaining_containers
 
 
 @dataclass(frozen=True, slots=True)
-class Belongings:
+class LenderResources:
     """The resources on the host that belong to a lender."""
 
     containers: int
@@ -84,7 +84,7 @@ class Lender:
         self._directory = directory
         self._stderr = stderr
         self._engine = engine
-        self._owner = process_key(child.pid)
+        self._process_key = process_key(child.pid)
 
     async def order(self, do: str, **details: Any) -> float:
         """Run an order and return its duration in seconds. Raise LenderError."""
@@ -99,78 +99,78 @@ class Lender:
             raise LenderError(f"{do}: {(text.splitlines() or ['it ended'])[-1]}")
         return float(json.loads(answer)["seconds"])
 
-    def sandboxes(self) -> list[set[HostProcess]]:
+    def sandbox_processes(self) -> list[set[HostProcess]]:
         """Return the processes of each sandbox, in Docker with the container's shim."""
-        mains = [self._main(container) for container in self.containers()]
-        family = Family()
-        tops = [family.parent(pid) for pid in mains] + family.children(self.pid)
-        return [family.descent(top) for top in tops]
+        mains = [self._main_pid(container) for container in self.container_ids()]
+        tree = ProcessTree()
+        tops = [tree.parent(pid) for pid in mains] + tree.children(self.pid)
+        return [tree.with_descendants(top) for top in tops]
 
-    def agents(self) -> list[HostProcess]:
+    def guest_agents(self) -> list[HostProcess]:
         """Return the guest agent of each sandbox. The sandboxes must be idle."""
-        family = Family()
+        tree = ProcessTree()
         return [
-            next(process for process in sandbox if not family.children(process.pid))
-            for sandbox in self.sandboxes()
+            next(process for process in sandbox if not tree.children(process.pid))
+            for sandbox in self.sandbox_processes()
         ]
 
-    def containers(self) -> list[str]:
+    def container_ids(self) -> list[str]:
         """Return the ids of the lender's containers."""
         if self._engine is None:
             return []
         label = f"{INSTALL_LABEL}={(self._directory / 'install-id').read_text()}"
         return [each["Id"] for each in self._engine.containers(all=True, filters={"label": label})]
 
-    def _main(self, container: str) -> int:
+    def _main_pid(self, container: str) -> int:
         assert self._engine
         return int(self._engine.inspect_container(container)["State"]["Pid"])
 
-    def belongings(self) -> Belongings:
+    def resources(self) -> LenderResources:
         """Return the current resources of the lender."""
-        return Belongings(
-            containers=len(self.containers()),
-            processes=len(set[HostProcess]().union(*self.sandboxes())),
-            cgroups=self.cgroups(),
+        return LenderResources(
+            containers=len(self.container_ids()),
+            processes=len(set[HostProcess]().union(*self.sandbox_processes())),
+            cgroups=self.cgroup_count(),
             files=sum(len(files) for _, _, files in os.walk(self._directory)),
             open_files=open_files(self.pid),
             rss_mib=rss_mib(self.pid),
         )
 
-    def cgroups(self) -> int:
+    def cgroup_count(self) -> int:
         """Return the number of cgroups that the lender, not Docker, made for sandboxes."""
         found = find_cgroups()
         folders = [each.folder for each in found.hierarchies] if found else []
-        return sum(len(list(folder.glob(f"{self._owner}-*"))) for folder in folders)
+        return sum(len(list(folder.glob(f"{self._process_key}-*"))) for folder in folders)
 
-    async def end(self, signal: int) -> Ending:
+    async def end(self, signal: int) -> EndResult:
         """Send `signal` to the lender. Poll for at most two minutes until the lender, the
         processes of its sandboxes and its containers are gone. Return the time and the numbers of
         those that remain.
         """
-        left = set[HostProcess]().union(*self.sandboxes(), {Family()[self.pid]})
+        left = set[HostProcess]().union(*self.sandbox_processes(), {ProcessTree()[self.pid]})
         self._child.send_signal(signal)
         started = time.perf_counter()
         while True:
             began = time.perf_counter()
-            left = await asyncio.to_thread(alive, left)
-            containers = await asyncio.to_thread(self.containers)
+            left = await asyncio.to_thread(alive_processes, left)
+            containers = await asyncio.to_thread(self.container_ids)
             now = time.perf_counter()
-            if not (left or containers) or now - started > LONGEST_END_S:
-                return Ending(now - started, len(left), len(containers))
-            await asyncio.sleep(POLL_S + SHARE_OF_POLLING * (now - began))
+            if not (left or containers) or now - started > MAX_END_S:
+                return EndResult(now - started, len(left), len(containers))
+            await asyncio.sleep(POLL_S + PAUSE_TO_POLL_RATIO * (now - began))
 
 
 @asynccontextmanager
-async def lender(image: str, stocks: Sequence[Stock]) -> AsyncIterator[Lender]:
+async def lender(image: str, lender_pools: Sequence[LenderPool]) -> AsyncIterator[Lender]:
     """Run a lender with empty pools for the length of the block."""
     pools = [
         {"kind": each.kind, "idle": each.idle, "max_sandboxes": each.max_sandboxes}
-        for each in stocks
+        for each in lender_pools
     ]
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as directory,
         tempfile.TemporaryFile() as stderr,
-        _engine(stocks) as engine,
+        _engine(lender_pools) as engine,
     ):
         setup = {"image": image, "state_dir": directory, "pools": pools}
         async with process(
@@ -184,8 +184,8 @@ async def lender(image: str, stocks: Sequence[Stock]) -> AsyncIterator[Lender]:
 
 
 @contextmanager
-def _engine(stocks: Sequence[Stock]) -> Iterator[docker.APIClient | None]:
-    if not any(each.kind == "docker" for each in stocks):
+def _engine(lender_pools: Sequence[LenderPool]) -> Iterator[docker.APIClient | None]:
+    if not any(each.kind == "docker" for each in lender_pools):
         yield None
         return
     with closing(docker.APIClient(version="auto", **kwargs_from_env())) as engine:

@@ -15,7 +15,7 @@ class Burst:
     latencies_ms: list[float]
 
 
-def post(path: str, body: dict[str, Any], key: str) -> bytes:
+def post_request(path: str, body: dict[str, Any], key: str) -> bytes:
     """Return a request as bytes."""
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {key}\r\n"
@@ -25,18 +25,18 @@ def post(path: str, body: dict[str, Any], key: str) -> bytes:
     )
 
 
-def _get(path: str) -> bytes:
+def _get_request(path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode()
 
 
-async def answers(port: int, path: str) -> bool:
+async def is_answering(port: int, path: str) -> bool:
     """Return True if the server answers the path with 200."""
     try:
         connection = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
         return False
     try:
-        head, _ = await _ask(connection, _get(path))
+        head, _ = await _send_request(connection, _get_request(path))
     except (OSError, EOFError):
         return False
     finally:
@@ -44,31 +44,31 @@ async def answers(port: int, path: str) -> bool:
     return head.startswith(b"HTTP/1.1 200")
 
 
-async def got(port: int, path: str) -> bytes:
+async def get_body(port: int, path: str) -> bytes:
     """Return the body of a GET response."""
     connection = await asyncio.open_connection("127.0.0.1", port)
     try:
-        return (await _ask(connection, _get(path)))[1]
+        return (await _send_request(connection, _get_request(path)))[1]
     finally:
         connection[1].close()
 
 
 async def burst(
-    port: int, request: bytes, *, count: int, at_once: int, holding: bytes = b""
+    port: int, request: bytes, *, count: int, concurrency: int, expected_bytes: bytes = b""
 ) -> Burst:
-    """Send `count` requests, at most `at_once` concurrently.
+    """Send `count` requests, at most `concurrency` at a time.
 
-    Raise RuntimeError for an error status, and for an answer that does not contain `holding`.
+    Raise RuntimeError for an error status, and for an answer without `expected_bytes`.
     """
-    connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(at_once)]
+    connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(concurrency)]
     left = iter(range(count))
     latencies: list[float] = []
 
     async def work(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
         for _ in left:
             started = time.perf_counter()
-            head, body = await _ask(connection, request)
-            if not head.startswith(b"HTTP/1.1 200") or holding not in body:
+            head, body = await _send_request(connection, request)
+            if not head.startswith(b"HTTP/1.1 200") or expected_bytes not in body:
                 raise RuntimeError(f"port {port}: {head[:100]!r} {body[:300]!r}")
             latencies.append((time.perf_counter() - started) * 1000)
 
@@ -80,7 +80,7 @@ async def burst(
     return Burst(count / took_s, latencies)
 
 
-async def _ask(
+async def _send_request(
     connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], request: bytes
 ) -> tuple[bytes, bytes]:
     reader, writer = connection

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
 from bench.backends import BenchBackend, Kind, working_backends
-from bench.lenders import Stock, lender
+from bench.lenders import LenderPool, lender
 from bench.plain_docker import plain_container
 from bench.plan import Plan, progress
-from bench.processes import Family, cgroup_mib, pss_mib
+from bench.processes import ProcessTree, cgroup_mib, pss_mib
 from bench.table import Row, TablePart
 
-SANDBOXES = 10
+SANDBOX_COUNT = 10
 PLAIN = "docker run sleep"
 TARGETS_MIB: Mapping[Kind, float] = {"docker": 5, "bubblewrap": 3}
 
@@ -20,15 +20,17 @@ async def measure(plan: Plan) -> list[TablePart]:
     async with working_backends(plan.image) as found:
         rows = [row for backend in found.working for row in await _rows(plan, backend)]
         if "docker" in found.kinds:
-            rows.append(await _plain(plan))
-    return [TablePart("memory: a sandbox with nothing to do", [*rows, *found.missing])]
+            rows.append(await _plain_row(plan))
+    return [TablePart("memory: a sandbox with nothing to do", [*rows, *found.missing_rows])]
 
 
 async def _rows(plan: Plan, backend: BenchBackend) -> list[Row]:
     progress(f"memory: {backend.name}")
-    async with lender(plan.image, [Stock(backend.kind, SANDBOXES, SANDBOXES)]) as host:
-        await host.order("fill", kind=backend.kind)
-        sandboxes, agents = host.sandboxes(), host.agents()
+    async with lender(
+        plan.image, [LenderPool(backend.kind, SANDBOX_COUNT, SANDBOX_COUNT)]
+    ) as lender_process:
+        await lender_process.order("fill", kind=backend.kind)
+        sandboxes, agents = lender_process.sandbox_processes(), lender_process.guest_agents()
         try:
             whole = [pss_mib(sandbox) for sandbox in sandboxes]
             inside = [pss_mib([agent]) for agent in agents]
@@ -47,16 +49,17 @@ async def _rows(plan: Plan, backend: BenchBackend) -> list[Row]:
     ]
 
 
-async def _plain(plan: Plan) -> Row:
+async def _plain_row(plan: Plan) -> Row:
     progress(f"memory: {PLAIN}")
     async with AsyncExitStack() as opened:
         containers = [
-            await opened.enter_async_context(plain_container(plan.image)) for _ in range(SANDBOXES)
+            await opened.enter_async_context(plain_container(plan.image))
+            for _ in range(SANDBOX_COUNT)
         ]
-        pids = [await plain.main(container) for plain, container in containers]
-        family = Family()
+        pids = [await plain.main_pid(container) for plain, container in containers]
+        tree = ProcessTree()
         try:
-            held = [pss_mib(family.descent(family.parent(pid))) for pid in pids]
+            held = [pss_mib(tree.with_descendants(tree.parent(pid))) for pid in pids]
         except PermissionError:
             held = []
     return Row(PLAIN, held, "MiB")

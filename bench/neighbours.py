@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any
 
 from bench.bombs import BOMBS
-from bench.instant_model import SUBMIT, json_response, serve, turn
-from bench.load import got, post
+from bench.instant_model import SUBMIT_CALL, call_completion, json_response, serve
+from bench.load import get_body, post_request
 from bench.plan import Plan, progress
-from bench.runs import settled
+from bench.runs import wait_until_settled
 from bench.servers import BenchServer, free_port, model_backend, proxy
 from bench.table import Row, TablePart
 
@@ -32,35 +32,35 @@ ISOLATION = {"memory_mib": 512, "disk_mib": 256, "pids": 256}
 """Lower limits than the default, so that a bomb reaches them within seconds."""
 IDLE = "idle"
 NEIGHBOUR = "neighbour"
-SECONDS = 3.0
+MEASURED_S = 3.0
 """Time during which the neighbour runs commands beside a bomb, in seconds."""
-BEGIN_S = 0.5
+BOMB_DELAY_S = 0.5
 """Pause between sending the command of a bomb and measuring, in seconds."""
-COMMANDS = 90
+MAX_COMMANDS = 90
 """Maximum number of the neighbour's commands. It is below the limit of 100 turns in a run."""
-LONGEST_S = 60.0
+TIMEOUT_S = 60.0
 """Timeout of the neighbour's run, and of the wait until earlier sandboxes are gone, in seconds."""
 PAUSE_S = 0.01
 """Pause between two `/health` requests, in seconds."""
-_FIRST = b'{"model": "bench", "messages": ['
-_PICTURE = (
+_MESSAGES_START = b'{"model": "bench", "messages": ['
+_PICTURE_START = (
     b'{"model": "bench:plain", "messages": [{"role": "user", "content": [{"type": "image_url",'
     b' "image_url": {"url": "data:image/png;base64,'
 )
 BODIES: Mapping[str, tuple[bytes, bytes, int, bytes]] = {
-    "60 MB of `{},`": (_FIRST, b"{},", 20_000_000, b""),
-    "8 MiB of `{}`": (_FIRST, b"{}", 4 << 20, b""),
-    "8 MiB of quotes in a string": (_FIRST + b'{"role": "', b'\\"', 4 << 20, b""),
-    "a picture of 60 MB": (_PICTURE, b"QUJD", 15_000_000, b'"}}]}]}'),
+    "60 MB of `{},`": (_MESSAGES_START, b"{},", 20_000_000, b""),
+    "8 MiB of `{}`": (_MESSAGES_START, b"{}", 4 << 20, b""),
+    "8 MiB of quotes in a string": (_MESSAGES_START + b'{"role": "', b'\\"', 4 << 20, b""),
+    "a picture of 60 MB": (_PICTURE_START, b"QUJD", 15_000_000, b'"}}]}]}'),
 }
 """Each body: its start, a piece, the number of repetitions of the piece, its end."""
-POSTS = 5
+POSTS_PER_BODY = 5
 """Number of requests for each body."""
 PIECE_BYTES = 1 << 16
-STALL_MS = 100
+MAX_STALL_MS = 100
 
 
-class SlowModel:
+class BombModel:
     """A model that runs the bomb named in the request, or runs commands and times them."""
 
     def __init__(self) -> None:
@@ -68,36 +68,36 @@ class SlowModel:
         """Durations of the neighbour's commands."""
         self.ends_at = 0.0
         """Time at which the neighbour stops."""
-        self.bomb_is_off = asyncio.Event()
+        self.bomb_is_sent = asyncio.Event()
         """Set when the command of the bomb is sent."""
-        self._asked_at: float | None = None
+        self._command_sent_at: float | None = None
 
     async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         """Reply with the next command, or with the answer."""
         name = body["model"]
         if name != NEIGHBOUR:
-            writer.write(json_response(turn("execute_bash", {"command": BOMBS[name]})))
-            self.bomb_is_off.set()
+            writer.write(json_response(call_completion("execute_bash", {"command": BOMBS[name]})))
+            self.bomb_is_sent.set()
             return
-        self.note()
-        if time.perf_counter() >= self.ends_at or len(self.commands_ms) >= COMMANDS:
-            writer.write(json_response(turn(*SUBMIT)))
+        self.record_duration()
+        if time.perf_counter() >= self.ends_at or len(self.commands_ms) >= MAX_COMMANDS:
+            writer.write(json_response(call_completion(*SUBMIT_CALL)))
             return
-        await asyncio.sleep(SECONDS / COMMANDS)
+        await asyncio.sleep(MEASURED_S / MAX_COMMANDS)
         command = f"true {len(self.commands_ms)}"
-        writer.write(json_response(turn("execute_bash", {"command": command})))
-        self._asked_at = time.perf_counter()
+        writer.write(json_response(call_completion("execute_bash", {"command": command})))
+        self._command_sent_at = time.perf_counter()
 
-    def begin(self) -> None:
-        """Discard the measurements so far, and let the neighbour run for SECONDS from now."""
+    def start_measuring(self) -> None:
+        """Discard the measurements so far, and let the neighbour run for MEASURED_S from now."""
         self.commands_ms = []
-        self.ends_at = time.perf_counter() + SECONDS
+        self.ends_at = time.perf_counter() + MEASURED_S
 
-    def note(self) -> None:
+    def record_duration(self) -> None:
         """Record the duration of the last command, or of the current one so far."""
-        if self._asked_at is not None:
-            self.commands_ms.append((time.perf_counter() - self._asked_at) * 1000)
-            self._asked_at = None
+        if self._command_sent_at is not None:
+            self.commands_ms.append((time.perf_counter() - self._command_sent_at) * 1000)
+            self._command_sent_at = None
 
 
 async def measure(plan: Plan) -> list[TablePart]:
@@ -105,18 +105,18 @@ async def measure(plan: Plan) -> list[TablePart]:
     parts, missing = [], []
     for name in BACKENDS:
         try:
-            async with _serving(plan, name) as (server, model):
-                parts += await _backend(name, server, model)
+            async with _run_server(plan, name) as (server, model):
+                parts += await _measure_backend(name, server, model)
         except RuntimeError as error:
             missing.append(Row(name, note=str(error).splitlines()[-1]))
     missed = [TablePart("neighbours: left out", missing)] if missing else []
-    return [*parts, *missed, await _bodies(plan)]
+    return [*parts, *missed, await _measure_bodies(plan)]
 
 
 @asynccontextmanager
-async def _serving(plan: Plan, name: str) -> AsyncIterator[tuple[BenchServer, SlowModel]]:
+async def _run_server(plan: Plan, name: str) -> AsyncIterator[tuple[BenchServer, BombModel]]:
     """Run the proxy with the backend `name`, and a model. Raise RuntimeError if the proxy fails."""
-    model, port = SlowModel(), free_port()
+    model, port = BombModel(), free_port()
     backend, runtime = BACKENDS[name]
     listening = await asyncio.start_server(partial(serve, model.answer), "127.0.0.1", port)
     async with (
@@ -132,20 +132,20 @@ async def _serving(plan: Plan, name: str) -> AsyncIterator[tuple[BenchServer, Sl
         yield server, model
 
 
-async def _backend(name: str, server: BenchServer, model: SlowModel) -> list[TablePart]:
+async def _measure_backend(name: str, server: BenchServer, model: BombModel) -> list[TablePart]:
     commands: list[Row] = []
     health: list[Row] = []
     for bomb in (IDLE, *BOMBS):
         progress(f"neighbours: {name}, {bomb}")
         try:
-            async with asyncio.timeout(LONGEST_S):
-                await settled(server)
+            async with asyncio.timeout(TIMEOUT_S):
+                await wait_until_settled(server)
         except TimeoutError:
             commands.append(
-                Row(bomb, note=f"the sandboxes before it are there after {LONGEST_S} s")
+                Row(bomb, note=f"the sandboxes before it are there after {TIMEOUT_S} s")
             )
             break
-        took = await _beside(server, model, bomb)
+        took = await _measure_during_bomb(server, model, bomb)
         for rows, samples in zip((commands, health), took, strict=True):
             rows.append(Row(bomb, samples, peers=(IDLE,) if rows else ()))
     progress("")
@@ -155,38 +155,40 @@ async def _backend(name: str, server: BenchServer, model: SlowModel) -> list[Tab
     ]
 
 
-async def _beside(
-    server: BenchServer, model: SlowModel, bomb: str
+async def _measure_during_bomb(
+    server: BenchServer, model: BombModel, bomb: str
 ) -> tuple[Sequence[float], list[float]]:
     """Return the durations in ms of the neighbour's commands and of `/health` requests during
     `bomb`.
     """
     if bomb == IDLE:
-        return await _neighbour(server, model)
-    model.bomb_is_off.clear()
-    async with _asked(server, bomb):
-        await model.bomb_is_off.wait()
-        await asyncio.sleep(BEGIN_S)
-        return await _neighbour(server, model)
+        return await _measure_neighbour(server, model)
+    model.bomb_is_sent.clear()
+    async with _open_request(server, bomb):
+        await model.bomb_is_sent.wait()
+        await asyncio.sleep(BOMB_DELAY_S)
+        return await _measure_neighbour(server, model)
 
 
-async def _neighbour(server: BenchServer, model: SlowModel) -> tuple[Sequence[float], list[float]]:
-    model.begin()
-    async with _watched(server) as health, _asked(server, NEIGHBOUR) as answer:
+async def _measure_neighbour(
+    server: BenchServer, model: BombModel
+) -> tuple[Sequence[float], list[float]]:
+    model.start_measuring()
+    async with _watch_health(server) as health, _open_request(server, NEIGHBOUR) as answer:
         try:
-            async with asyncio.timeout(LONGEST_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 await answer.readuntil(b"\r\n\r\n")
         except TimeoutError:
-            model.note()
+            model.record_duration()
     return model.commands_ms, health
 
 
 @asynccontextmanager
-async def _asked(server: BenchServer, name: str) -> AsyncIterator[asyncio.StreamReader]:
+async def _open_request(server: BenchServer, name: str) -> AsyncIterator[asyncio.StreamReader]:
     """Send a request to a model. Cancel the request if it is unanswered at the end of the block."""
     question = {"model": name, "messages": [{"role": "user", "content": f"{time.time_ns()}"}]}
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(post("/v1/chat/completions", question, "none"))
+    writer.write(post_request("/v1/chat/completions", question, "none"))
     try:
         yield reader
     finally:
@@ -194,10 +196,10 @@ async def _asked(server: BenchServer, name: str) -> AsyncIterator[asyncio.Stream
 
 
 @asynccontextmanager
-async def _watched(server: BenchServer) -> AsyncIterator[list[float]]:
+async def _watch_health(server: BenchServer) -> AsyncIterator[list[float]]:
     """Yield a list that collects the latency of each `/health` request during the block."""
     health: list[float] = []
-    watching = asyncio.create_task(_watch(server, health))
+    watching = asyncio.create_task(_poll_health(server, health))
     try:
         yield health
     finally:
@@ -206,39 +208,39 @@ async def _watched(server: BenchServer) -> AsyncIterator[list[float]]:
             await watching
 
 
-async def _watch(server: BenchServer, health: list[float]) -> None:
+async def _poll_health(server: BenchServer, health: list[float]) -> None:
     while True:
         began = time.perf_counter()
         try:
-            await got(server.port, "/health")
+            await get_body(server.port, "/health")
         finally:
             health.append((time.perf_counter() - began) * 1000)
         await asyncio.sleep(PAUSE_S)
 
 
-async def _bodies(plan: Plan) -> TablePart:
+async def _measure_bodies(plan: Plan) -> TablePart:
     # The model runs in its own process, so that its decoding of an image delays nothing here.
     async with (
         model_backend() as model,
         proxy(model, sandbox="bubblewrap", image=plan.image) as server,
     ):
-        rows = [row async for row in _stalls(server)]
+        rows = [row async for row in _stall_rows(server)]
     progress("")
     return TablePart("bodies: the longest wait for /health while one is posted", rows)
 
 
-async def _stalls(server: BenchServer) -> AsyncIterator[Row]:
+async def _stall_rows(server: BenchServer) -> AsyncIterator[Row]:
     for name, (begin, repeated, times, end) in BODIES.items():
         body, worst, status = begin + repeated * times + end, [], ""
-        for number in range(POSTS):
+        for number in range(POSTS_PER_BODY):
             progress(f"neighbours: bodies, {name}, {number}")
-            async with _watched(server) as health:
-                status = await _posted(server, body)
+            async with _watch_health(server) as health:
+                status = await _post_body(server, body)
             worst.append(max(health))
-        yield Row(name, worst, "ms", STALL_MS, note=f"answered {status}")
+        yield Row(name, worst, "ms", MAX_STALL_MS, note=f"answered {status}")
 
 
-async def _posted(server: BenchServer, body: bytes) -> str:
+async def _post_body(server: BenchServer, body: bytes) -> str:
     """Send the body and return the status of the answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\n"

@@ -46,7 +46,7 @@ class PlainDocker:
             network_mode="none",
         )
 
-    async def main(self, container: Container) -> int:
+    async def main_pid(self, container: Container) -> int:
         """Return the process id of the main process."""
         await self._in_thread(container.reload)
         return int(container.attrs["State"]["Pid"])

@@ -17,11 +17,11 @@ class Plan:
     """The Docker image of this project and of every peer."""
     rounds: int | None = None
     """Number of measurements of each quantity; None: the default of each part."""
-    peers: bool = True
+    allows_peers: bool = True
     """True if peers' packages may be installed and run."""
-    docker_at_once: int = 200
+    docker_sandboxes: int = 200
     """Number of concurrent Docker sandboxes in `density`."""
-    bubblewrap_at_once: int = 500
+    bubblewrap_sandboxes: int = 500
     """Number of concurrent bubblewrap sandboxes in `density`."""
 
 
@@ -42,7 +42,9 @@ async def interleave(
     return measured
 
 
-def repeated(times: int, measurements: Mapping[str, Measurement]) -> dict[str, Measurement]:
+def repeat_measurements(
+    times: int, measurements: Mapping[str, Measurement]
+) -> dict[str, Measurement]:
     """Return each measurement `times` times, under numbered names."""
     return {
         f"{name} {number}": measurement
@@ -51,7 +53,7 @@ def repeated(times: int, measurements: Mapping[str, Measurement]) -> dict[str, M
     }
 
 
-async def milliseconds(work: Awaitable[object]) -> float:
+async def measure_ms(work: Awaitable[object]) -> float:
     """Return the duration of the work in ms."""
     started = time.perf_counter()
     await work

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-PARENT, STARTED = 1, 19
+PARENT_FIELD, START_FIELD = 1, 19
 """Indices into the fields of /proc/PID/stat after the command's name."""
 
 
@@ -15,7 +15,7 @@ class HostProcess:
     """A process, identified also by its start time, because pids are reused."""
 
     pid: int
-    started: int
+    start_ticks: int
     """Start time, in ticks since boot."""
 
     @property
@@ -27,34 +27,34 @@ class HostProcess:
             return ""
 
 
-def alive(processes: Iterable[HostProcess]) -> set[HostProcess]:
+def alive_processes(processes: Iterable[HostProcess]) -> set[HostProcess]:
     """Return the processes that have not ended."""
     return {each for each in processes if _is_alive(each)}
 
 
-class Family:
+class ProcessTree:
     """A snapshot of all processes and their parents."""
 
     def __init__(self) -> None:
         self._parents: dict[int, int] = {}
         self._children: dict[int, list[HostProcess]] = {}
-        self._all: dict[int, HostProcess] = {}
+        self._by_pid: dict[int, HostProcess] = {}
         for entry in PROC.iterdir():
-            if entry.name.isdigit() and (fields := _stat(int(entry.name))):
-                process = HostProcess(int(entry.name), int(fields[STARTED]))
-                self._all[process.pid] = process
-                self._parents[process.pid] = int(fields[PARENT])
-                self._children.setdefault(int(fields[PARENT]), []).append(process)
+            if entry.name.isdigit() and (fields := _stat_fields(int(entry.name))):
+                process = HostProcess(int(entry.name), int(fields[START_FIELD]))
+                self._by_pid[process.pid] = process
+                self._parents[process.pid] = int(fields[PARENT_FIELD])
+                self._children.setdefault(int(fields[PARENT_FIELD]), []).append(process)
 
     def parent(self, pid: int) -> HostProcess:
         """Return the parent. Raises KeyError if the process had ended."""
-        return self._all[self._parents[pid]]
+        return self._by_pid[self._parents[pid]]
 
     def children(self, pid: int) -> list[HostProcess]:
         """Return the children of a process."""
         return self._children.get(pid, [])
 
-    def descent(self, process: HostProcess) -> set[HostProcess]:
+    def with_descendants(self, process: HostProcess) -> set[HostProcess]:
         """Return a process and all its descendants."""
         found, left = set[HostProcess](), [process]
         while left:
@@ -63,7 +63,7 @@ class Family:
         return found
 
     def __getitem__(self, pid: int) -> HostProcess:
-        return self._all[pid]
+        return self._by_pid[pid]
 
 
 def rss_mib(pid: int) -> float:
@@ -89,9 +89,9 @@ def cgroup_mib(pid: int) -> float:
     for line in (PROC / str(pid) / "cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
         if controllers == "memory":
-            return _number(CGROUPS / "memory" / path[1:] / "memory.usage_in_bytes") / (1 << 20)
+            return _read_int(CGROUPS / "memory" / path[1:] / "memory.usage_in_bytes") / (1 << 20)
         if number == "0" and (CGROUPS / path[1:] / "memory.current").exists():
-            return _number(CGROUPS / path[1:] / "memory.current") / (1 << 20)
+            return _read_int(CGROUPS / path[1:] / "memory.current") / (1 << 20)
     raise LookupError(f"process {pid} is in no cgroup for memory")
 
 
@@ -107,11 +107,11 @@ def open_files(pid: int) -> int:
 
 
 def _is_alive(process: HostProcess) -> bool:
-    fields = _stat(process.pid)
-    return bool(fields) and int(fields[STARTED]) == process.started
+    fields = _stat_fields(process.pid)
+    return bool(fields) and int(fields[START_FIELD]) == process.start_ticks
 
 
-def _stat(pid: int) -> list[str]:
+def _stat_fields(pid: int) -> list[str]:
     """Return the fields after the command's name; [] if the process has ended or is a zombie."""
     try:
         fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -125,7 +125,7 @@ def _status_kib(pid: int, name: str) -> int:
     return int(status.partition(f"{name}:")[2].split()[0])
 
 
-def _number(file: Path) -> int:
+def _read_int(file: Path) -> int:
     return int(file.read_text())
 
 

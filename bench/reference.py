@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.instant_model import ANSWER
-from bench.runtimes import ENV, REFERENCE_PACKAGES
+from bench.runtimes import PEER_ENV, REFERENCE_PACKAGES
 from bench.servers import BenchServer, process
 from bench.venvs import peer_python
 
@@ -17,7 +17,7 @@ TIMEOUT_S = 300
 
 
 @dataclass(frozen=True, slots=True)
-class ReferenceServer:
+class ReferenceProcess:
     """A process with the reference package. Its imports are done before the measured time."""
 
     stdin: asyncio.StreamWriter
@@ -40,7 +40,9 @@ class ReferenceServer:
 
 
 @asynccontextmanager
-async def reference(model: BenchServer, script: str, image: str) -> AsyncIterator[ReferenceServer]:
+async def reference_process(
+    model: BenchServer, script: str, image: str
+) -> AsyncIterator[ReferenceProcess]:
     """Run a process of the reference during the block. `script` is the name of the model, which
     plays the script of this name. Raise PeerMissingError.
     """
@@ -49,8 +51,8 @@ async def reference(model: BenchServer, script: str, image: str) -> AsyncIterato
         [str(python), str(DRIVER), model.base_url, script, image],
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env=ENV,
+        env=PEER_ENV,
     ) as driver:
         assert driver.stdin
         assert driver.stdout
-        yield ReferenceServer(driver.stdin, driver.stdout)
+        yield ReferenceProcess(driver.stdin, driver.stdout)

@@ -10,23 +10,24 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from bench.load import burst, post
+from bench.load import burst, post_request
 from bench.plan import Measurement, Plan, interleave
-from bench.servers import BenchServer, free_port, model_backend, module, proxy, running
+from bench.servers import BenchServer, free_port, model_backend, proxy, run_module, run_server
 from bench.table import Row, TablePart
 from bench.venvs import PeerMissingError, peer_python
 
 ROUNDS = 9
-OURS, LEAST, BACKEND, LITELLM = "proxy", "starlette + aiohttp", "backend itself", "LiteLLM proxy"
+PROXY, MINIMAL_RELAY = "proxy", "starlette + aiohttp"
+BACKEND, LITELLM = "backend itself", "LiteLLM proxy"
 PATH = "/v1/chat/completions"
-COUNTS = {("whole", 1): 300, ("stream", 1): 100, ("whole", 64): 1000, ("stream", 64): 400}
+REQUEST_COUNTS = {("whole", 1): 300, ("stream", 1): 100, ("whole", 64): 1000, ("stream", 64): 400}
 """Number of requests in one round, by kind of answer and number of concurrent requests."""
-SLOW = 10
+LITELLM_DIVISOR = 10
 """Divisor of the number of requests for LiteLLM, which is slow."""
 KEY = f"sk-{secrets.token_hex(16)}"
 """LiteLLM does not start without a key."""
-LEAST_SHARE, TIMES_LITELLM = 0.7, 20
-ADDED_MS = 1.0
+MIN_RELAY_SHARE, MIN_TIMES_LITELLM = 0.7, 20
+MAX_ADDED_MS = 1.0
 
 
 async def measure(plan: Plan) -> list[TablePart]:
@@ -35,45 +36,56 @@ async def measure(plan: Plan) -> list[TablePart]:
         model = await opened.enter_async_context(model_backend())
         ours = proxy(model, sandbox="bubblewrap", image=plan.image)
         servers = {
-            OURS: await opened.enter_async_context(ours),
-            LEAST: await opened.enter_async_context(module("bench.peers.relay", model.base_url)),
+            PROXY: await opened.enter_async_context(ours),
+            MINIMAL_RELAY: await opened.enter_async_context(
+                run_module("bench.peers.relay", model.base_url)
+            ),
             BACKEND: model,
         }
-        missing = []
-        if plan.peers:
+        missing_rows = []
+        if plan.allows_peers:
             try:
-                servers[LITELLM] = await opened.enter_async_context(_litellm(model))
+                servers[LITELLM] = await opened.enter_async_context(_run_litellm(model))
             except (PeerMissingError, RuntimeError) as error:
-                missing.append(Row(LITELLM, note=str(error).splitlines()[-1]))
+                missing_rows.append(Row(LITELLM, note=str(error).splitlines()[-1]))
         parts = []
-        for shape in COUNTS:
+        for shape in REQUEST_COUNTS:
             measurements: dict[str, Measurement] = {
-                name: partial(_burst, name, server, shape) for name, server in servers.items()
+                name: partial(_measure_burst, name, server, shape)
+                for name, server in servers.items()
             }
             measured = await interleave(plan.rounds or ROUNDS, measurements)
-            parts.append(_part(shape, measured, list(servers), missing))
+            parts.append(_part(shape, measured, list(servers), missing_rows))
     return parts
 
 
-async def _burst(name: str, server: BenchServer, shape: tuple[str, int]) -> Mapping[str, float]:
-    kind, at_once = shape
+async def _measure_burst(
+    name: str, server: BenchServer, shape: tuple[str, int]
+) -> Mapping[str, float]:
+    kind, concurrency = shape
     body: dict[str, Any] = {
-        "model": "bench:plain" if name == OURS else "bench",
+        "model": "bench:plain" if name == PROXY else "bench",
         "messages": [{"role": "user", "content": "Tell me something."}],
         "stream": kind == "stream",
     }
-    count = max(COUNTS[shape] // (SLOW if name == LITELLM else 1), at_once)
+    count = max(REQUEST_COUNTS[shape] // (LITELLM_DIVISOR if name == LITELLM else 1), concurrency)
     before_s = server.cpu_s()
-    sent = await burst(server.port, post(PATH, body, KEY), count=count, at_once=at_once)
+    sent = await burst(
+        server.port, post_request(PATH, body, KEY), count=count, concurrency=concurrency
+    )
     cpu_ms = (server.cpu_s() - before_s) * 1000 / count
-    return {name: sent.requests_per_s, _cpu(name): cpu_ms, _p50(name): median(sent.latencies_ms)}
+    return {
+        name: sent.requests_per_s,
+        _cpu_row_name(name): cpu_ms,
+        _p50_row_name(name): median(sent.latencies_ms),
+    }
 
 
-def _cpu(name: str) -> str:
+def _cpu_row_name(name: str) -> str:
     return f"{name}, CPU"
 
 
-def _p50(name: str) -> str:
+def _p50_row_name(name: str) -> str:
     return f"{name}, p50"
 
 
@@ -81,31 +93,36 @@ def _part(
     shape: tuple[str, int],
     measured: Mapping[str, list[float]],
     names: list[str],
-    missing: list[Row],
+    missing_rows: list[Row],
 ) -> TablePart:
-    kind, at_once = shape
-    others = tuple(name for name in names if name != OURS)
-    bounds = [LEAST_SHARE * median(measured[LEAST])]
-    if at_once > 1 and LITELLM in measured:
-        bounds.append(TIMES_LITELLM * median(measured[LITELLM]))
+    kind, concurrency = shape
+    others = tuple(name for name in names if name != PROXY)
+    bounds = [MIN_RELAY_SHARE * median(measured[MINIMAL_RELAY])]
+    if concurrency > 1 and LITELLM in measured:
+        bounds.append(MIN_TIMES_LITELLM * median(measured[LITELLM]))
     rows = [
-        Row(OURS, measured[OURS], "req/s", max(bounds), others),
-        Row(_cpu(OURS), measured[_cpu(OURS)], "CPU ms", peers=(_cpu(LEAST), _cpu(LITELLM))),
+        Row(PROXY, measured[PROXY], "req/s", max(bounds), others),
+        Row(
+            _cpu_row_name(PROXY),
+            measured[_cpu_row_name(PROXY)],
+            "CPU ms",
+            peers=(_cpu_row_name(MINIMAL_RELAY), _cpu_row_name(LITELLM)),
+        ),
     ]
-    if at_once == 1:
-        pairs = zip(measured[_p50(OURS)], measured[_p50(BACKEND)], strict=True)
+    if concurrency == 1:
+        pairs = zip(measured[_p50_row_name(PROXY)], measured[_p50_row_name(BACKEND)], strict=True)
         added = [ours - theirs for ours, theirs in pairs]
-        target = ADDED_MS if kind == "whole" else None
+        target = MAX_ADDED_MS if kind == "whole" else None
         rows.append(Row("proxy, p50 above the backend's", added, "ms", target))
     for name in others:
         rows.append(Row(name, measured[name], "req/s"))
         if name != BACKEND:  # too little for the kernel's clock
-            rows.append(Row(_cpu(name), measured[_cpu(name)], "CPU ms"))
-    return TablePart(f"relay: `:plain`, {kind}, {at_once} at once", [*rows, *missing])
+            rows.append(Row(_cpu_row_name(name), measured[_cpu_row_name(name)], "CPU ms"))
+    return TablePart(f"relay: `:plain`, {kind}, {concurrency} at once", [*rows, *missing_rows])
 
 
 @asynccontextmanager
-async def _litellm(model: BenchServer) -> AsyncIterator[BenchServer]:
+async def _run_litellm(model: BenchServer) -> AsyncIterator[BenchServer]:
     python = await asyncio.to_thread(peer_python, "litellm", "litellm[proxy]==1.106.2")
     port = free_port()
     behind = {"model": "openai/bench", "api_base": model.base_url, "api_key": "none"}
@@ -118,5 +135,5 @@ async def _litellm(model: BenchServer) -> AsyncIterator[BenchServer]:
         file.flush()
         command = [str(python.with_name("litellm")), "--config", file.name]
         command += ["--host", "127.0.0.1", "--port", str(port)]
-        async with running(command, port, path="/health/liveliness") as server:
+        async with run_server(command, port, path="/health/liveliness") as server:
             yield server

@@ -15,22 +15,22 @@ from itertools import product
 import httpx
 
 from bench.backends import Kind, working_backends
-from bench.instant_model import ANSWER, THREE
-from bench.plan import Measurement, Plan, interleave, repeated
-from bench.reference import ReferenceServer, reference
+from bench.instant_model import ANSWER, THREE_TURNS
+from bench.plan import Measurement, Plan, interleave, repeat_measurements
+from bench.reference import ReferenceProcess, reference_process
 from bench.servers import BenchServer, model_backend, proxy
 from bench.table import Row, TablePart
 from bench.venvs import PeerMissingError
 
 ROUNDS = 4
-OURS_PER_ROUND = 3
+REPEATS_PER_ROUND = 3
 """Measurements of each backend in a round. The reference takes 50 times as long and varies little:
 it is measured once.
 """
 TARGETS_S: Mapping[Kind, float] = {"docker": 1.2, "bubblewrap": 0.4}
-IDLE = {"cold": 0, "warm": 2}
-PEER, PEER_RETURNS = "reference, to its answer", "reference, until it returns"
-QUESTION = {"model": THREE, "messages": [{"role": "user", "content": "What is 6 * 7?"}]}
+IDLE_COUNTS = {"cold": 0, "warm": 2}
+REFERENCE_ANSWER, REFERENCE_RETURN = "reference, to its answer", "reference, until it returns"
+QUESTION = {"model": THREE_TURNS, "messages": [{"role": "user", "content": "What is 6 * 7?"}]}
 SETTLE_S = 0.5
 """Pause after a run, in seconds, so that the removal and replacement of its sandbox do not slow the
 next run.
@@ -42,40 +42,52 @@ async def measure(plan: Plan) -> list[TablePart]:
     async with AsyncExitStack() as opened:
         async with working_backends(plan.image) as found:
             kinds = found.kinds
-        missing = list(found.missing)
+        missing = list(found.missing_rows)
         model = await opened.enter_async_context(model_backend())
         measurements: dict[str, Measurement] = {}
-        for kind, (state, idle) in product(kinds, IDLE.items()):
+        for kind, (state, idle) in product(kinds, IDLE_COUNTS.items()):
             ours = proxy(model, sandbox=kind, image=plan.image, idle=idle)
             server = await opened.enter_async_context(ours)
             name = f"{kind}, {state}"
-            measurements[name] = await opened.enter_async_context(_ours(name, server))
-        measurements = repeated(OURS_PER_ROUND, measurements)
+            measurements[name] = await opened.enter_async_context(_proxy_measurement(name, server))
+        measurements = repeat_measurements(REPEATS_PER_ROUND, measurements)
         try:
-            if "docker" in kinds and plan.peers:
-                peer = await opened.enter_async_context(reference(model, THREE, plan.image))
+            if "docker" in kinds and plan.allows_peers:
+                peer = await opened.enter_async_context(
+                    reference_process(model, THREE_TURNS, plan.image)
+                )
                 await peer.run()  # whether it works here at all
-                measurements[PEER] = partial(_reference_run, peer)
+                measurements[REFERENCE_ANSWER] = partial(_measure_reference, peer)
         except (PeerMissingError, RuntimeError) as error:
-            missing.append(Row(PEER, note=str(error).splitlines()[-1]))
+            missing.append(Row(REFERENCE_ANSWER, note=str(error).splitlines()[-1]))
         measured = await interleave(plan.rounds or ROUNDS, measurements)
     rows = [
-        Row(f"{kind}, {state}", measured[f"{kind}, {state}"], "s", target, (PEER, PEER_RETURNS))
+        Row(
+            f"{kind}, {state}",
+            measured[f"{kind}, {state}"],
+            "s",
+            target,
+            (REFERENCE_ANSWER, REFERENCE_RETURN),
+        )
         for kind, target in TARGETS_S.items()
-        for state in IDLE
+        for state in IDLE_COUNTS
         if kind in kinds
     ]
-    peers = [Row(name, measured[name], "s") for name in (PEER, PEER_RETURNS) if name in measured]
+    peers = [
+        Row(name, measured[name], "s")
+        for name in (REFERENCE_ANSWER, REFERENCE_RETURN)
+        if name in measured
+    ]
     return [TablePart("run3: three turns through the whole proxy", [*rows, *peers, *missing])]
 
 
 @asynccontextmanager
-async def _ours(name: str, server: BenchServer) -> AsyncIterator[Measurement]:
+async def _proxy_measurement(name: str, server: BenchServer) -> AsyncIterator[Measurement]:
     async with httpx.AsyncClient(base_url=server.base_url, timeout=60) as client:
-        yield partial(_ask, name, client)
+        yield partial(_measure_run, name, client)
 
 
-async def _ask(name: str, client: httpx.AsyncClient) -> Mapping[str, float]:
+async def _measure_run(name: str, client: httpx.AsyncClient) -> Mapping[str, float]:
     started = time.perf_counter()
     response = await client.post("/chat/completions", json=QUESTION)
     took_s = time.perf_counter() - started
@@ -88,6 +100,6 @@ async def _ask(name: str, client: httpx.AsyncClient) -> Mapping[str, float]:
     return {name: took_s}
 
 
-async def _reference_run(peer: ReferenceServer) -> Mapping[str, float]:
+async def _measure_reference(peer: ReferenceProcess) -> Mapping[str, float]:
     to_answer_s, returned_s = await peer.run()
-    return {PEER: to_answer_s, PEER_RETURNS: returned_s}
+    return {REFERENCE_ANSWER: to_answer_s, REFERENCE_RETURN: returned_s}

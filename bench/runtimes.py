@@ -15,14 +15,14 @@ from bench.table import Row
 from bench.venvs import PeerMissingError, peer_python
 
 ORDER_TIMEOUT_S = 180
-ENV = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+PEER_ENV = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 """Without this variable, the reference downloads prices, and waits if there is no network."""
 
 Order = Literal["start", "exec", "put", "get", "stop"]
 
 
 @dataclass(frozen=True, slots=True)
-class Package:
+class PeerPackage:
     """The requirements and the command of a peer's program."""
 
     name: str
@@ -41,39 +41,40 @@ LLM_DOCKER, LLM_POOL, LLM_BUBBLEWRAP = (
     *("llm-sandbox, docker", "llm-sandbox, docker pool", "llm-sandbox, bubblewrap"),
 )
 PACKAGES = (
-    Package(REFERENCE, "reference", REFERENCE_PACKAGES, "reference_runtime"),
+    PeerPackage(REFERENCE, "reference", REFERENCE_PACKAGES, "reference_runtime"),
     # Its client needs aiohttp, which is not among its dependencies.
-    Package(SWE_REX, "swe-rex", ("swe-rex==1.4.0", "aiohttp"), "swe_rex"),
-    Package(LLM_DOCKER, "llm-sandbox", LLM_SANDBOX, "llm_sandbox", ("docker",)),
-    Package(LLM_POOL, "llm-sandbox", LLM_SANDBOX, "llm_sandbox", ("pool",)),
-    Package(LLM_BUBBLEWRAP, "llm-sandbox", LLM_SANDBOX, "llm_sandbox", ("bubblewrap",)),
+    PeerPackage(SWE_REX, "swe-rex", ("swe-rex==1.4.0", "aiohttp"), "swe_rex"),
+    PeerPackage(LLM_DOCKER, "llm-sandbox", LLM_SANDBOX, "llm_sandbox", ("docker",)),
+    PeerPackage(LLM_POOL, "llm-sandbox", LLM_SANDBOX, "llm_sandbox", ("pool",)),
+    PeerPackage(LLM_BUBBLEWRAP, "llm-sandbox", LLM_SANDBOX, "llm_sandbox", ("bubblewrap",)),
 )
 
 
-class Runtime:
+class PeerRuntime:
     """The program that runs a peer's sandbox, or the reason why it is not available."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.fault = ""
+        self.left_out_reason = ""
         """The reason why the peer is left out, or ""."""
         self._child: asyncio.subprocess.Process | None = None
         self._stderr: IO[bytes] | None = None
 
     @asynccontextmanager
-    async def driven(self, package: Package, image: str) -> AsyncIterator[None]:
-        """Run the program of the peer during the block. If it cannot be installed, set `fault`."""
+    async def run_program(self, package: PeerPackage, image: str) -> AsyncIterator[None]:
+        """Run the program of the peer during the block. If it cannot be installed, set
+        `left_out_reason`."""
         try:
             python = await asyncio.to_thread(peer_python, package.venv, *package.requirements)
         except PeerMissingError as error:
-            self.fault = str(error)
+            self.left_out_reason = str(error)
             yield
             return
         command = [str(python), "-m", f"bench.peers.{package.program}", image, *package.arguments]
         pipe = asyncio.subprocess.PIPE
         with tempfile.TemporaryFile() as self._stderr:
             async with process(
-                command, stdin=pipe, stdout=pipe, stderr=self._stderr, env=ENV
+                command, stdin=pipe, stdout=pipe, stderr=self._stderr, env=PEER_ENV
             ) as self._child:
                 try:
                     yield
@@ -96,62 +97,68 @@ class Runtime:
         self._child.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
         async with asyncio.timeout(ORDER_TIMEOUT_S):
             line = await self._child.stdout.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_line()}
+        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_stderr_line()}
         if "error" in answer:
             raise PeerMissingError(f"{answer['error']}"[:200])
         return float(answer["ms"])
 
-    def _last_line(self) -> str:
+    def _last_stderr_line(self) -> str:
         assert self._stderr
         self._stderr.seek(0)
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it ended"
 
 
-Work = Callable[[Runtime], Awaitable[Mapping[str, float]]]
+Work = Callable[[PeerRuntime], Awaitable[Mapping[str, float]]]
 
 
 @asynccontextmanager
-async def runtimes(plan: Plan, *, besides: Collection[str] = ()) -> AsyncIterator[list[Runtime]]:
-    """Run the programs of all peers except `besides`, or of none if `plan.peers` is False. Their
-    sandboxes are created by `start`, or by the order "start".
+async def runtimes(
+    plan: Plan, *, excluded_names: Collection[str] = ()
+) -> AsyncIterator[list[PeerRuntime]]:
+    """Run the programs of all peers except `excluded_names`, or of none if `plan.allows_peers` is
+    False. Their sandboxes are created by `start_all`, or by the order "start".
     """
     async with AsyncExitStack() as opened:
         found = []
         for package in PACKAGES:
-            if plan.peers and package.name not in besides:
-                runtime = Runtime(package.name)
-                await opened.enter_async_context(runtime.driven(package, plan.image))
+            if plan.allows_peers and package.name not in excluded_names:
+                runtime = PeerRuntime(package.name)
+                await opened.enter_async_context(runtime.run_program(package, plan.image))
                 found.append(runtime)
         yield found
 
 
-async def start(found: Sequence[Runtime]) -> None:
+async def start_all(peers: Sequence[PeerRuntime]) -> None:
     """Create the sandbox of each peer."""
 
-    async def work(runtime: Runtime) -> Mapping[str, float]:
+    async def work(runtime: PeerRuntime) -> Mapping[str, float]:
         await runtime.order("start")
         return {}
 
-    for runtime in found:
-        await _attempt(runtime, work)
+    for runtime in peers:
+        await _try_work(runtime, work)
 
 
-def peer_measurements(found: Sequence[Runtime], work: Work) -> dict[str, Measurement]:
+def peer_measurements(peers: Sequence[PeerRuntime], work: Work) -> dict[str, Measurement]:
     """Return measurements that run `work` on each peer. A peer is left out after a failure."""
-    return {runtime.name: partial(_attempt, runtime, work) for runtime in found}
+    return {runtime.name: partial(_try_work, runtime, work) for runtime in peers}
 
 
-async def _attempt(runtime: Runtime, work: Work) -> Mapping[str, float]:
-    if runtime.fault:
+async def _try_work(runtime: PeerRuntime, work: Work) -> Mapping[str, float]:
+    if runtime.left_out_reason:
         return {}
     try:
         return await work(runtime)
     except PeerMissingError as error:
-        runtime.fault = str(error)
+        runtime.left_out_reason = str(error)
         return {}
 
 
-def left_out(found: Sequence[Runtime]) -> list[Row]:
+def left_out_rows(peers: Sequence[PeerRuntime]) -> list[Row]:
     """Return a row with the reason for each peer that is left out."""
-    return [Row(runtime.name, note=runtime.fault) for runtime in found if runtime.fault]
+    return [
+        Row(runtime.name, note=runtime.left_out_reason)
+        for runtime in peers
+        if runtime.left_out_reason
+    ]

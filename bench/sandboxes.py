@@ -23,12 +23,13 @@ async def fresh_sandbox(backend: BenchBackend) -> AsyncIterator[Sandbox]:
         await sandbox.close()
 
 
-async def filled(pool: Pool, idle: int) -> None:
-    """Start the pool and wait until it has `idle` idle sandboxes and none is starting or ending."""
+async def fill_pool(pool: Pool, idle_count: int) -> None:
+    """Start the pool and wait until it has `idle_count` idle sandboxes and none is starting or
+    ending."""
     pool.start()
-    while not _is_filled(pool.stats(), idle):  # noqa: ASYNC110 - a pool has no event for it
+    while not _is_filled(pool.stats(), idle_count):  # noqa: ASYNC110 - a pool has no event for it
         await asyncio.sleep(POLL_S)
 
 
-def _is_filled(stats: PoolStats, idle: int) -> bool:
-    return stats.idle >= idle and not (stats.starting or stats.ending)
+def _is_filled(stats: PoolStats, idle_count: int) -> bool:
+    return stats.idle >= idle_count and not (stats.starting or stats.ending)

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from bench.load import answers
+from bench.load import is_answering
 from policies.pool import PoolSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 10
-POOL = PoolSettings()
+DEFAULT_POOL = PoolSettings()
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -87,7 +87,7 @@ async def process(
 
 
 @asynccontextmanager
-async def running(
+async def run_server(
     command: Sequence[str],
     port: int,
     *,
@@ -99,7 +99,7 @@ async def running(
     started = time.perf_counter()
     with tempfile.TemporaryFile() as log:
         async with process(command, stdout=log, stderr=log, env=env) as child:
-            while not await answers(port, path):
+            while not await is_answering(port, path):
                 took_s = time.perf_counter() - started
                 if child.returncode is not None or took_s > timeout_s:
                     log.seek(0)
@@ -110,17 +110,19 @@ async def running(
 
 
 @asynccontextmanager
-async def module(name: str, *arguments: str, path: str = "/health") -> AsyncIterator[BenchServer]:
+async def run_module(
+    name: str, *arguments: str, path: str = "/health"
+) -> AsyncIterator[BenchServer]:
     """Run `python -m NAME PORT ARGUMENTS...`, a server, with the interpreter of this process."""
     port = free_port()
     command = [sys.executable, "-m", name, str(port), *arguments]
-    async with running(command, port, path=path) as server:
+    async with run_server(command, port, path=path) as server:
         yield server
 
 
 def model_backend() -> AbstractAsyncContextManager[BenchServer]:
     """Run the language model that answers without delay."""
-    return module("bench.instant_model", path="/v1/models")
+    return run_module("bench.instant_model", path="/v1/models")
 
 
 @asynccontextmanager
@@ -129,7 +131,7 @@ async def proxy(
     *,
     sandbox: str,
     image: str,
-    idle: int = POOL.min_ready,
+    idle: int = DEFAULT_POOL.min_ready,
     runtime: str | None = None,
     isolation: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[BenchServer]:
@@ -152,5 +154,5 @@ async def proxy(
         file = Path(directory, "config.yaml")
         await asyncio.to_thread(file.write_text, json.dumps(config))
         command = [sys.executable, "-m", "proxy", "serve", "--config", str(file)]
-        async with running(command, port, path="/health") as server:
+        async with run_server(command, port, path="/health") as server:
             yield server

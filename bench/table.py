@@ -8,7 +8,7 @@ from typing import Literal
 Unit = Literal[
     "ms", "s", "req/s", "runs/min", "commands/s", "MB/s", "CPU ms", "MiB", "x", "tokens", ""
 ]
-RATES: tuple[Unit, ...] = ("req/s", "runs/min", "commands/s", "MB/s")
+RATE_UNITS: tuple[Unit, ...] = ("req/s", "runs/min", "commands/s", "MB/s")
 HEADINGS = (
     *("", "n", "median", "min", "p90", "p99", "", "target"),
     "times better than (ratio of medians)",
@@ -19,7 +19,7 @@ HEADINGS = (
 class Row:
     """One measured quantity, or the reason why it was not measured."""
 
-    what: str
+    label: str
     samples: Sequence[float] = ()
     unit: Unit = "ms"
     target: float | None = None
@@ -34,7 +34,7 @@ class Row:
 
     def times_better_than(self, peer: "Row") -> float:
         """Return the ratio of the medians; above 1, this row is better."""
-        if self.unit in RATES:
+        if self.unit in RATE_UNITS:
             return self.median / peer.median
         return peer.median / self.median if self.median else float("inf")
 
@@ -54,26 +54,26 @@ def percentile(samples: Sequence[float], percent: int) -> float:
     return statistics.quantiles(samples, n=100, method="inclusive")[percent - 1]
 
 
-def figure(name: str, quantity: str) -> str:
-    """Return the key by which `compared` finds a quantity of one backend or peer."""
+def sample_key(name: str, quantity: str) -> str:
+    """Return the key by which `comparison_part` finds a quantity of one backend or peer."""
     return f"{name}: {quantity}"
 
 
-def compared(
+def comparison_part(
     quantity: str,
     measured: Mapping[str, Sequence[float]],
     targets: Mapping[str, float | None],
     peers: Mapping[str, Sequence[str]],
     *,
     unit: Unit = "ms",
-    missing: Iterable[Row] = (),
+    missing_rows: Iterable[Row] = (),
 ) -> TablePart:
     """Return the rows of one quantity: the backends in `targets`, compared with their `peers`, then
-    the peers, then `missing`.
+    the peers, then `missing_rows`.
     """
 
     def samples(name: str) -> Sequence[float]:
-        return measured.get(figure(name, quantity), ())
+        return measured.get(sample_key(name, quantity), ())
 
     ours = [
         Row(name, samples(name), unit, target, tuple(peers.get(name, ())))
@@ -81,7 +81,7 @@ def compared(
     ]
     theirs = dict.fromkeys(name for each in ours for name in each.peers)
     rows = [*ours, *(Row(name, samples(name), unit) for name in theirs)]
-    return TablePart(quantity, [*(row for row in rows if row.samples), *missing])
+    return TablePart(quantity, [*(row for row in rows if row.samples), *missing_rows])
 
 
 def render(parts: Iterable[TablePart]) -> str:
@@ -94,24 +94,24 @@ def render(parts: Iterable[TablePart]) -> str:
         max(len(line[column]) for line in lines if len(line) > 1)
         for column in range(len(HEADINGS) - 1)
     ]
-    return "\n".join(_aligned(line, widths) for line in lines) + "\n"
+    return "\n".join(_align_cells(line, widths) for line in lines) + "\n"
 
 
-def _cells(row: Row, others: Sequence[Row]) -> tuple[str, ...]:
+def _cells(row: Row, part_rows: Sequence[Row]) -> tuple[str, ...]:
     if not row.samples:
-        return (f"  {row.what}", *("" for _ in HEADINGS[2:]), row.note)
+        return (f"  {row.label}", *("" for _ in HEADINGS[2:]), row.note)
     spread = (min(row.samples), percentile(row.samples, 90), percentile(row.samples, 99))
-    known = {other.what: other for other in others if other.samples}
+    known = {other.label: other for other in part_rows if other.samples}
     ratios = [
-        f"{_number(row.times_better_than(known[name]))}x {name}"
+        f"{_number_text(row.times_better_than(known[name]))}x {name}"
         for name in row.peers
         if name in known
     ]
     return (
-        f"  {row.what}",
+        f"  {row.label}",
         str(len(row.samples)),
-        _number(row.median),
-        *(_number(value) if len(row.samples) > 1 else "" for value in spread),
+        _number_text(row.median),
+        *(_number_text(value) if len(row.samples) > 1 else "" for value in spread),
         row.unit,
         _verdict(row),
         "; ".join([*ratios, *([row.note] if row.note else [])]),
@@ -121,16 +121,16 @@ def _cells(row: Row, others: Sequence[Row]) -> tuple[str, ...]:
 def _verdict(row: Row) -> str:
     if row.target is None:
         return ""
-    rate = row.unit in RATES
+    rate = row.unit in RATE_UNITS
     met = row.median >= row.target if rate else row.median <= row.target
-    return f"{'>=' if rate else '<='} {_number(row.target)} {'met' if met else 'MISSED'}"
+    return f"{'>=' if rate else '<='} {_number_text(row.target)} {'met' if met else 'MISSED'}"
 
 
-def _number(value: float) -> str:
+def _number_text(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
+def _align_cells(line: Sequence[str], widths: Sequence[int]) -> str:
     numeric = range(1, 6)
     cells = [
         cell.rjust(width) if column in numeric else cell.ljust(width)

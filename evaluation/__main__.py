@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from evaluation.measures import Evaluation
     from evaluation.samples import Suite
 
-DATA = Path("evaluation-data")
+DATA_DIRECTORY = Path("evaluation-data")
 GENERATED = ("synthetic", "reasoning-gym")
 PAPER = ("aime25", "ugphysics", "chembench4k", "medxpertqa", "aa-lcr", "ifbench")
 DEFAULT_COUNT = 24
@@ -145,9 +145,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
     with open_results(arguments.output, info) as writer:
         keys = {job.key for job in plan.jobs()}
-        with ProgressBar(len(keys), len(keys & writer.done), arguments.price) as progress:
+        with ProgressBar(len(keys), len(keys & writer.done_keys), arguments.price) as progress:
             asyncio.run(run())
-        left = len(keys - writer.done)
+        left = len(keys - writer.done_keys)
     if left:
         print(
             f"{left} requests have no answer because of infrastructure errors. The same command"
@@ -161,12 +161,12 @@ def _report(arguments: argparse.Namespace) -> int:
     from evaluation.grading import write_grades
     from evaluation.html_report import write_html
     from evaluation.report import render
-    from evaluation.results import REPORT
+    from evaluation.results import REPORT_FILE
 
-    evaluation = _load(arguments.output, arguments)
+    evaluation = _load_evaluation(arguments.output, arguments)
     write_grades(arguments.output, evaluation.graded)
     text = render(evaluation)
-    (arguments.output / REPORT).write_text(text, encoding="utf-8")
+    (arguments.output / REPORT_FILE).write_text(text, encoding="utf-8")
     print(text)
     written = write_html(evaluation)
     print(f"{written.path}: {written.summary}", file=sys.stderr)
@@ -180,7 +180,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     if len(set(arguments.outputs)) != len(arguments.outputs) or len(arguments.outputs) < 2:
         raise ResultsError("compare needs two or more different directories")
     check_suites(arguments.outputs)
-    evaluations = [_load(output, arguments) for output in arguments.outputs]
+    evaluations = [_load_evaluation(output, arguments) for output in arguments.outputs]
     text = render(evaluations)
     if arguments.output:
         arguments.output.write_text(text, encoding="utf-8")
@@ -199,16 +199,16 @@ def _exit_code(evaluations: "Sequence[Evaluation]") -> int:
     return 3 if failed else 0
 
 
-def _load(output: Path, arguments: argparse.Namespace) -> "Evaluation":
+def _load_evaluation(output: Path, arguments: argparse.Namespace) -> "Evaluation":
     """Return the evaluation in `output`, graded. The judge's verdicts are written to `output`."""
-    from evaluation.grading import Grading
+    from evaluation.grading import ResultGrader
     from evaluation.journal import ResultsError
     from evaluation.judge import Judge
     from evaluation.measures import evaluation_of
-    from evaluation.results import read_results, read_run
+    from evaluation.results import read_results, read_run_info
     from evaluation.samples import load_suites
 
-    info = read_run(output)
+    info = read_run_info(output)
     suites = load_suites(arguments.data or Path(info.data), list(info.settings.suites))
     for suite in suites:
         if suite.manifest.sha256 != info.settings.suites[suite.manifest.name]:
@@ -222,7 +222,7 @@ def _load(output: Path, arguments: argparse.Namespace) -> "Evaluation":
         api_key=os.environ.get(arguments.judge_api_key_env) or "none",
         votes=arguments.judge_votes,
     )
-    grading = Grading(output, arguments.grader, judge)
+    grading = ResultGrader(output, arguments.grader, judge)
     graded = grading.grade_results(suites, read_results(output))
     return evaluation_of(output, info, suites, graded)
 
@@ -254,7 +254,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the data of a converted suite: a file, a directory, a wheel, or hf:OWNER/NAME;"
         " default: the installed package that contains it",
     )
-    sub.add_argument("--data", type=Path, default=DATA, help="directory of the suites")
+    sub.add_argument("--data", type=Path, default=DATA_DIRECTORY, help="directory of the suites")
     sub.add_argument("--seed", type=int, default=0, help="seed of the problems and of the draw")
     sub.add_argument(
         "--count",
@@ -274,7 +274,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="environment variable with the proxy's key",
     )
-    sub.add_argument("--data", type=Path, default=DATA, help="directory of the suites")
+    sub.add_argument("--data", type=Path, default=DATA_DIRECTORY, help="directory of the suites")
     sub.add_argument(
         "--suites", nargs="+", metavar="SUITE", help="default: all prepared suites in --data"
     )
@@ -292,7 +292,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--timeout-s", type=float, default=3600.0, help="timeout of one attempt")
     sub.add_argument(
         "--sandbox",
-        type=_object,
+        type=_json_object,
         default={},
         metavar="JSON",
         help='fields of the sandbox object, such as \'{"profile": "paper"}\'; they replace those of'
@@ -300,7 +300,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument(
         "--request",
-        type=_object,
+        type=_json_object,
         default={},
         metavar="JSON",
         help="fields of all requests, such as '{\"temperature\": 0.7}'; they replace those of the"
@@ -313,7 +313,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument(
         "--price",
-        type=_price,
+        type=_model_price,
         action=_AddPrice,
         default={},
         metavar="MODEL=PROMPT,COMPLETION",
@@ -375,7 +375,7 @@ def _positive(text: str) -> int:
     return value
 
 
-def _object(text: str) -> dict[str, Any]:
+def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -385,7 +385,7 @@ def _object(text: str) -> dict[str, Any]:
     return value
 
 
-def _price(text: str) -> tuple[str, tuple[float, float]]:
+def _model_price(text: str) -> tuple[str, tuple[float, float]]:
     model, _, prices = text.rpartition("=")
     try:
         prompt, completion = map(float, prices.split(","))

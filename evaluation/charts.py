@@ -14,11 +14,11 @@ from evaluation.statistics import Estimate
 AXIS_WIDTH = 80.0
 """The length of the axis. The rest of the width is for the numbers beside the bars."""
 LABEL_HEIGHT, BAR_HEIGHT, BAR_GAP, GROUP_GAP, AXIS_HEIGHT = 20, 15, 3, 12, 22
-TICKS = 4
+TICK_COUNT = 4
 """The number of marks on the axis, without 0."""
-ROUND = (1, 1.5, 2, 2.5, 3, 4, 5, 8, 10)
+ROUND_STEPS = (1, 1.5, 2, 2.5, 3, 4, 5, 8, 10)
 """The possible distances between marks, each multiplied by any power of ten."""
-PLAIN, SANDBOX, MODEL, ENVIRONMENT = 0, 1, 2, 3
+PLAIN_COLOUR, SANDBOX_COLOUR, MODEL_COLOUR, ENVIRONMENT_COLOUR = 0, 1, 2, 3
 """Numbers of colours in the style sheet."""
 CAPABILITY_COLOURS = (4, 5, 6)
 TURN_BINS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, 10**9))
@@ -71,7 +71,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class _Value:
+class _BarData:
     """The data of a bar: its parts as (colour, length), its number and its interval."""
 
     parts: Sequence[tuple[int, float]]
@@ -79,18 +79,23 @@ class _Value:
     interval: tuple[float, float] | None = None
 
 
-_Data = Sequence[tuple[str, Sequence[_Value]]]
+_ChartData = Sequence[tuple[str, Sequence[_BarData]]]
 """The values of each group, with the group's label."""
 
 
 def accuracy_chart(accuracies: Sequence[Accuracy]) -> Chart:
     """Return the chart of the accuracy by domain and mode, with intervals."""
     data = [
-        (each.domain, [_accuracy(PLAIN, each.plain), _accuracy(SANDBOX, each.sandbox)])
+        (
+            each.domain,
+            [_accuracy_bar(PLAIN_COLOUR, each.plain), _accuracy_bar(SANDBOX_COLOUR, each.sandbox)],
+        )
         for each in accuracies
     ]
     description = "Percent of the problems, with 95 % intervals, by domain."
-    return _chart("Accuracy", description, [(PLAIN, "plain"), (SANDBOX, "sandbox")], data, 100)
+    return _chart(
+        "Accuracy", description, [(PLAIN_COLOUR, "plain"), (SANDBOX_COLOUR, "sandbox")], data, 100
+    )
 
 
 def token_chart(uses: Sequence[TokenUse]) -> Chart:
@@ -100,18 +105,18 @@ def token_chart(uses: Sequence[TokenUse]) -> Chart:
     for use in uses:
         plain = use.plain_prompt + use.plain_completion
         parts = (
-            (SANDBOX, use.first_prompt),
-            (MODEL, use.model),
-            (ENVIRONMENT, use.environment),
+            (SANDBOX_COLOUR, use.first_prompt),
+            (MODEL_COLOUR, use.model_output),
+            (ENVIRONMENT_COLOUR, use.environment),
         )
-        values = [_tokens([(PLAIN, plain)]), _tokens(parts)]
+        values = [_token_bar([(PLAIN_COLOUR, plain)]), _token_bar(parts)]
         data.append((use.domain, values))
         highest = max(highest, plain, use.trajectory)
     legend = [
-        (PLAIN, "plain"),
-        (SANDBOX, "sandbox: first prompt"),
-        (MODEL, "sandbox: model"),
-        (ENVIRONMENT, "sandbox: environment"),
+        (PLAIN_COLOUR, "plain"),
+        (SANDBOX_COLOUR, "sandbox: first prompt"),
+        (MODEL_COLOUR, "sandbox: model"),
+        (ENVIRONMENT_COLOUR, "sandbox: environment"),
     ]
     description = "Mean tokens of an answer by domain. Each token counts once."
     return _chart("Tokens", description, legend, data, highest)
@@ -121,7 +126,7 @@ def capability_chart(uses: Sequence[ToolUse]) -> Chart:
     """Return the chart of the share of turns with each capability, as the proxy classifies them."""
     colours = list(zip(CAPABILITY_COLOURS, CAPABILITIES, strict=True))
     data = [
-        (use.domain, [_share(colour, use.capability_turns[name]) for colour, name in colours])
+        (use.domain, [_share_bar(colour, use.capability_shares[name]) for colour, name in colours])
         for use in uses
     ]
     legend = [(colour, name.replace("_", " ")) for colour, name in colours]
@@ -133,40 +138,47 @@ def turn_chart(use: ToolUse) -> Chart:
     """Return the histogram of the number of turns of all runs."""
     data, highest = [], 0
     for first, last in TURN_BINS:
-        if first > max(use.turns):
+        if first > max(use.turn_counts):
             break
-        count = sum(first <= turns <= last for turns in use.turns)
+        count = sum(first <= turns <= last for turns in use.turn_counts)
         label = f"{first}" if first == last else f"{first} to {last}"
         label = label if last < TURN_BINS[-1][1] else f"{first} or more"
         data.append(
-            (f"{label} turn{'' if last == 1 else 's'}", [_Value([(SANDBOX, count)], _count(count))])
+            (
+                f"{label} turn{'' if last == 1 else 's'}",
+                [_BarData([(SANDBOX_COLOUR, count)], _number_text(count))],
+            )
         )
         highest = max(highest, count)
     return _chart("Turns", "Number of runs by turns.", [], data, highest)
 
 
-def _accuracy(colour: int, estimate: Estimate | None) -> _Value:
+def _accuracy_bar(colour: int, estimate: Estimate | None) -> _BarData:
     if estimate is None:
-        return _Value([], "no grade")
+        return _BarData([], "no grade")
     interval = estimate.interval and (100 * estimate.interval[0], 100 * estimate.interval[1])
-    return _Value([(colour, 100 * estimate.mean)], f"{100 * estimate.mean:.1f}", interval)
+    return _BarData([(colour, 100 * estimate.mean)], f"{100 * estimate.mean:.1f}", interval)
 
 
-def _tokens(parts: Sequence[tuple[int, float]]) -> _Value:
+def _token_bar(parts: Sequence[tuple[int, float]]) -> _BarData:
     total = sum(length for _, length in parts)
-    return _Value(parts, _count(total) if total else "no answers")
+    return _BarData(parts, _number_text(total) if total else "no answers")
 
 
-def _share(colour: int, share: float) -> _Value:
-    return _Value([(colour, 100 * share)], f"{100 * share:.1f}")
+def _share_bar(colour: int, share: float) -> _BarData:
+    return _BarData([(colour, 100 * share)], f"{100 * share:.1f}")
 
 
 def _chart(
-    title: str, description: str, legend: Sequence[tuple[int, str]], data: _Data, highest: float
+    title: str,
+    description: str,
+    legend: Sequence[tuple[int, str]],
+    data: _ChartData,
+    max_value: float,
 ) -> Chart:
-    """Place the bars below each other, on an axis from 0 to at least `highest`."""
-    step = _tick_step(highest)
-    scale = AXIS_WIDTH / (TICKS * step)
+    """Place the bars below each other, on an axis from 0 to at least `max_value`."""
+    step = _tick_step(max_value)
+    scale = AXIS_WIDTH / (TICK_COUNT * step)
     y, groups = 0, []
     for label, values in data:
         label_y = y + LABEL_HEIGHT - 6
@@ -177,11 +189,14 @@ def _chart(
             y += BAR_HEIGHT + BAR_GAP
         groups.append(Group(label_y, label, bars))
         y += GROUP_GAP
-    ticks = [(number * AXIS_WIDTH / TICKS, _count(number * step)) for number in range(TICKS + 1)]
+    ticks = [
+        (number * AXIS_WIDTH / TICK_COUNT, _number_text(number * step))
+        for number in range(TICK_COUNT + 1)
+    ]
     return Chart(title, description, legend, groups, ticks, y, y + AXIS_HEIGHT)
 
 
-def _bar(y: int, value: _Value, scale: float) -> Bar:
+def _bar(y: int, value: _BarData, scale: float) -> Bar:
     segments, end = [], 0.0
     for colour, length in value.parts:
         width = scale * length
@@ -194,14 +209,14 @@ def _bar(y: int, value: _Value, scale: float) -> Bar:
     return Bar(y, segments, value.text, round(end, 2), interval)
 
 
-def _tick_step(highest: float) -> float:
-    """Return the distance between marks: the smallest of ROUND, at least 1, that fits `highest`."""
-    if highest <= TICKS:
+def _tick_step(max_value: float) -> float:
+    """Return the distance between marks: the smallest of ROUND_STEPS, at least 1, that fits."""
+    if max_value <= TICK_COUNT:
         return 1.0
-    needed = highest / TICKS
+    needed = max_value / TICK_COUNT
     power = 10.0 ** (ceil(log10(needed)) - 1)
-    return next(factor * power for factor in ROUND if factor * power >= needed)
+    return next(factor * power for factor in ROUND_STEPS if factor * power >= needed)
 
 
-def _count(value: float) -> str:
+def _number_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"

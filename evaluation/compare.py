@@ -6,35 +6,44 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evaluation.grading import Graded
+from evaluation.grading import GradedResult
 from evaluation.journal import ResultsError
 from evaluation.measures import (
-    ALL,
+    ALL_DOMAINS,
     Evaluation,
-    answered,
+    answered_results,
     average,
     difference,
-    domains,
-    runs_of,
+    results_by_domain,
+    sandbox_uses,
     scores,
 )
-from evaluation.report import NONE, Section, judges, number, p_note, p_text, percent, render_section
-from evaluation.results import MODES, Mode, read_run
+from evaluation.report import (
+    EMPTY_CELL,
+    Section,
+    judge_names,
+    number_text,
+    p_value_note,
+    p_value_text,
+    percent_text,
+    render_section,
+)
+from evaluation.results import MODES, Mode, read_run_info
 from evaluation.statistics import Estimate
 
-MAX_COMPARED = 50
+MAX_MODELS = 50
 """Maximum number of models in all directories."""
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedModel:
     """The results of one model in one directory."""
 
     label: str
     """A capital letter or, after 26 of them, a number."""
     evaluation: Evaluation
     model: str
-    by_domain: dict[str, Sequence[Graded]]
+    by_domain: dict[str, Sequence[GradedResult]]
 
     def accuracy(self, domain: str, mode: Mode) -> Estimate | None:
         """Return the accuracy in a domain and a mode; None without grades."""
@@ -43,7 +52,7 @@ class Compared:
                 return each.plain if mode == "plain" else each.sandbox
         return None
 
-    def of(self, domain: str, mode: Mode) -> list[Graded]:
+    def results_of(self, domain: str, mode: Mode) -> list[GradedResult]:
         """Return the results in a domain and a mode."""
         found = self.by_domain.get(domain, ())
         return [each for each in found if each.result.mode == mode]
@@ -52,9 +61,9 @@ class Compared:
 def check_suites(directories: Sequence[Path]) -> None:
     """Raise ResultsError if the evaluations do not have the same suites."""
     first, *others = directories
-    expected = read_run(first).settings.suites
+    expected = read_run_info(first).settings.suites
     for directory in others:
-        found = read_run(directory).settings.suites
+        found = read_run_info(directory).settings.suites
         for name in sorted({*expected, *found}):
             if found.get(name) != expected.get(name):
                 hashes = (each.get(name) for each in (expected, found))
@@ -68,79 +77,84 @@ def check_suites(directories: Sequence[Path]) -> None:
 def render(evaluations: Sequence[Evaluation]) -> str:
     """Return the comparison in Markdown. The first model of the first directory is the baseline.
 
-    Raises ResultsError if an evaluation has no results, or if there are more than MAX_COMPARED
+    Raises ResultsError if an evaluation has no results, or if there are more than MAX_MODELS
     models.
     """
-    compared = _compared(evaluations)
+    models = _compared_models(evaluations)
     names = {
-        domain: None for each in compared for domain in sorted(each.by_domain) if domain != ALL
+        domain: None
+        for each in models
+        for domain in sorted(each.by_domain)
+        if domain != ALL_DOMAINS
     }
-    order = [*sorted(names), ALL]
+    domain_order = [*sorted(names), ALL_DOMAINS]
     sections = [
-        *(_accuracy(compared, order, mode) for mode in MODES),
-        _costs(compared, order),
+        *(_accuracy_section(models, domain_order, mode) for mode in MODES),
+        _cost_section(models, domain_order),
     ]
-    texts = [render_section(section, "##") for section in (_legend(compared), *sections)]
+    texts = [render_section(section, "##") for section in (_legend(models), *sections)]
     return "\n".join(["# Comparison of evaluations\n", *texts])
 
 
-def _compared(evaluations: Sequence[Evaluation]) -> list[Compared]:
-    found: list[Compared] = []
+def _compared_models(evaluations: Sequence[Evaluation]) -> list[ComparedModel]:
+    found: list[ComparedModel] = []
     for evaluation in evaluations:
         if not evaluation.models:
             raise ResultsError(f"{evaluation.directory}: there are no results to compare.")
         for model in evaluation.models:
             label = chr(ord("A") + len(found)) if len(found) < 26 else str(len(found) + 1)
-            by_domain = dict(domains(evaluation.of_model(model)))
-            found.append(Compared(label, evaluation, model, by_domain))
-    if len(found) > MAX_COMPARED:
-        raise ResultsError(f"{len(found)} models are too many to compare (at most {MAX_COMPARED}).")
+            by_domain = dict(results_by_domain(evaluation.results_of_model(model)))
+            found.append(ComparedModel(label, evaluation, model, by_domain))
+    if len(found) > MAX_MODELS:
+        raise ResultsError(f"{len(found)} models are too many to compare (at most {MAX_MODELS}).")
     return found
 
 
-def _legend(compared: Sequence[Compared]) -> Section:
+def _legend(models: Sequence[ComparedModel]) -> Section:
     rows = []
-    for each in compared:
+    for each in models:
         settings = each.evaluation.info.settings
         objects = [f"`{json.dumps(value)}`" for value in (settings.sandbox, settings.request)]
-        seed = NONE if settings.seed is None else str(settings.seed)
+        seed = EMPTY_CELL if settings.seed is None else str(settings.seed)
         where = str(each.evaluation.directory)
-        proxy = each.evaluation.info.versions.get("llm-sandbox-proxy", NONE)
+        proxy = each.evaluation.info.versions.get("llm-sandbox-proxy", EMPTY_CELL)
         rows.append([each.label, each.model, where, *objects, seed, proxy])
     head = ["", "model", "directory", "sandbox", "request", "seed", "version"]
-    graded = [found for each in compared for found in each.evaluation.graded]
-    note = f"Differences are to A. Judge: {judges(graded)}."
+    graded = [found for each in models for found in each.evaluation.graded]
+    note = f"Differences are to A. Judge: {judge_names(graded)}."
     return Section("Evaluations", head, rows, note)
 
 
-def _accuracy(compared: Sequence[Compared], order: Sequence[str], mode: Mode) -> Section:
+def _accuracy_section(
+    models: Sequence[ComparedModel], domain_order: Sequence[str], mode: Mode
+) -> Section:
     rows, p_values = [], []
-    for domain, each in _pairs(compared, order):
-        values = scores(each.of(domain, mode), mode)
-        row = [domain, each.label, percent(each.accuracy(domain, mode))]
-        baseline = scores(compared[0].of(domain, mode), mode)
-        found = difference(baseline, values) if each is not compared[0] else None
+    for domain, each in _domains_with_models(models, domain_order):
+        values = scores(each.results_of(domain, mode), mode)
+        row = [domain, each.label, percent_text(each.accuracy(domain, mode))]
+        baseline = scores(models[0].results_of(domain, mode), mode)
+        found = difference(baseline, values) if each is not models[0] else None
         if found:
             count = str(found.estimate.count)
-            row += [percent(found.estimate, sign="+"), count, p_text(found.p_value)]
+            row += [percent_text(found.estimate, sign="+"), count, p_value_text(found.p_value)]
             p_values.append(found.p_value)
         else:
-            row += [NONE, NONE, NONE]
+            row += [EMPTY_CELL, EMPTY_CELL, EMPTY_CELL]
         rows.append(row)
     note = (
         "Accuracy in percent, with the 95 % interval of a bootstrap over problems. The difference"
         " and p (exact sign-flip test) are over the pairs: the problems with a grade in both."
     )
     head = ["domain", "", "accuracy", "difference", "pairs", "p"]
-    return Section(f"Accuracy: {mode}", head, rows, note + p_note(p_values))
+    return Section(f"Accuracy: {mode}", head, rows, note + p_value_note(p_values))
 
 
-def _costs(compared: Sequence[Compared], order: Sequence[str]) -> Section:
+def _cost_section(models: Sequence[ComparedModel], domain_order: Sequence[str]) -> Section:
     rows = []
-    for domain, each in _pairs(compared, order):
-        plain, sandbox = (answered(each.of(domain, mode)) for mode in MODES)
-        runs = runs_of(sandbox)
-        means = [average([_tokens(graded) for graded in group]) for group in (plain, sandbox)]
+    for domain, each in _domains_with_models(models, domain_order):
+        plain, sandbox = (answered_results(each.results_of(domain, mode)) for mode in MODES)
+        runs = sandbox_uses(sandbox)
+        means = [average([_token_count(graded) for graded in group]) for group in (plain, sandbox)]
         trajectory = average([run.trajectory_tokens for run in runs])
         turns = average([run.turns for run in runs])
         infra_errors = sum(
@@ -148,8 +162,8 @@ def _costs(compared: Sequence[Compared], order: Sequence[str]) -> Section:
         )
         rows.append(
             [
-                *(domain, each.label, *map(number, [*means, trajectory])),
-                *(number(turns, 1), str(infra_errors)),
+                *(domain, each.label, *map(number_text, [*means, trajectory])),
+                *(number_text(turns, 1), str(infra_errors)),
             ]
         )
     head = ["domain", "", "plain: tokens", "sandbox: tokens", "trajectory", "turns"]
@@ -160,12 +174,14 @@ def _costs(compared: Sequence[Compared], order: Sequence[str]) -> Section:
     return Section("Tokens and turns", [*head, "infra errors"], rows, note)
 
 
-def _tokens(graded: Graded) -> int:
+def _token_count(graded: GradedResult) -> int:
     return graded.result.prompt_tokens + graded.result.completion_tokens
 
 
-def _pairs(compared: Sequence[Compared], order: Sequence[str]) -> Iterator[tuple[str, Compared]]:
+def _domains_with_models(
+    models: Sequence[ComparedModel], domain_order: Sequence[str]
+) -> Iterator[tuple[str, ComparedModel]]:
     """Yield each domain with each model."""
-    for domain in order:
-        for each in compared:
+    for domain in domain_order:
+        for each in models:
             yield domain, each

@@ -32,12 +32,12 @@ MAX_ANSWER_CHARS = 100_000
 _NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?", re.ASCII)
 _ANSWER_LINE = re.compile(r"answer:\s*(\S.*)", re.IGNORECASE)
 _CHOICE = re.compile(r"([A-Z])|\\(?:text|mathrm|textbf|mathbf)\{([A-Z])\}")
-_BOX = "\\boxed{"
+_BOX_START = "\\boxed{"
 _LATEX_COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"[A-Za-z]{2,}")
 _MATH_WORDS = frozenset(("sqrt", "pi", "sin", "cos", "tan", "exp", "log", "ln", "oo"))
 """The words that may stand in an expression that is not LaTeX."""
-_MODULES: Mapping[str, Sequence[str]] = {
+_SLOW_MODULES: Mapping[str, Sequence[str]] = {
     "reasoning-gym": ("reasoning_gym",),
     "math": ("math_verify",),
     "ifbench": ("nltk", "emoji", "syllapy"),
@@ -53,7 +53,7 @@ class Grade:
     """1 if the answer is right, else 0. A judge with several votes also gives values between."""
     format_failure: bool = False
     """True if the answer does not have the form that the problem asks for."""
-    loose: bool | None = None
+    passes_loose_test: bool | None = None
     """True if the answer passes IFBench's loose test; None without such a test."""
 
 
@@ -76,19 +76,21 @@ def is_unusable(answer: str) -> bool:
 
 
 def grade_all(
-    work: Sequence[tuple[Sample, str]], grader: Grader = grade
+    sample_answers: Sequence[tuple[Sample, str]], grader: Grader = grade
 ) -> list[Grade | GraderError]:
     """Grade each answer in a process of its own. Return the grades in order, with a GraderError in
     place of a grade if the grading failed.
 
     Raises ModuleNotFoundError if a sample needs the package reasoning-gym and it is not installed.
     """
-    names = {sample.grader for sample, _ in work}
+    names = {sample.grader for sample, _ in sample_answers}
     if "reasoning-gym" in names:
         load_reasoning_gym()  # reports a missing package once, and not for each answer
-    preload([__name__, *(module for name in sorted(names) for module in _MODULES.get(name, ()))])
+    preload(
+        [__name__, *(module for name in sorted(names) for module in _SLOW_MODULES.get(name, ()))]
+    )
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        return list(threads.map(lambda each: _grade_or_error(grader, *each), work))
+        return list(threads.map(lambda each: _grade_or_error(grader, *each), sample_answers))
 
 
 def final_answer(text: str) -> str | None:
@@ -103,15 +105,15 @@ def final_answer(text: str) -> str | None:
 def boxed(text: str) -> str | None:
     """Return the content of the last `\\boxed{…}` of a text. None if there is none, or if its brace
     is not closed."""
-    start = text.rfind(_BOX)
+    start = text.rfind(_BOX_START)
     if start < 0:
         return None
     depth = 0
-    for end in range(start + len(_BOX) - 1, len(text)):
+    for end in range(start + len(_BOX_START) - 1, len(text)):
         if text[end] in "{}" and text[end - 1] != "\\":
             depth += 1 if text[end] == "{" else -1
         if not depth:
-            return text[start + len(_BOX) : end].strip()
+            return text[start + len(_BOX_START) : end].strip()
     return None
 
 
@@ -134,13 +136,13 @@ def _grade_or_error(grader: Grader, sample: Sample, answer: str) -> Grade | Grad
 
 def _grade_number(sample: Sample, text: str) -> Grade:
     """Compare decimal numbers by value. Thousands may be separated by commas."""
-    answer = _number(final_answer(text))
+    answer = _parse_number(final_answer(text))
     if answer is None:
         return UNFORMATTED
-    return RIGHT if answer == _number(sample.ground_truth) else WRONG
+    return RIGHT if answer == _parse_number(sample.ground_truth) else WRONG
 
 
-def _number(text: str | None) -> Decimal | None:
+def _parse_number(text: str | None) -> Decimal | None:
     found = _NUMBER.fullmatch((text or "").replace("\N{MINUS SIGN}", "-"))
     return Decimal(found[0].replace(",", "")) if found else None
 
@@ -157,10 +159,10 @@ def _grade_verbatim(sample: Sample, text: str) -> Grade:
     """Compare the whole answer, apart from empty lines around it and the kind of line ends."""
     if "```" in text and "```" not in sample.ground_truth:
         return UNFORMATTED
-    return RIGHT if _lines(text) == _lines(sample.ground_truth) else WRONG
+    return RIGHT if _split_lines(text) == _split_lines(sample.ground_truth) else WRONG
 
 
-def _lines(text: str) -> list[str]:
+def _split_lines(text: str) -> list[str]:
     return text.replace("\r\n", "\n").strip("\n").split("\n")
 
 
@@ -182,13 +184,16 @@ def _parse_json(text: str) -> Any:
     """Return the value of a JSON text, with decimal numbers. Raises ValueError."""
     try:
         return json.loads(
-            text, object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=Decimal
+            text,
+            object_pairs_hook=_object_of_pairs,
+            parse_constant=_refuse_constant,
+            parse_float=Decimal,
         )
     except (ArithmeticError, RecursionError) as error:  # Decimal raises InvalidOperation
         raise ValueError(str(error)) from error
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
         raise ValueError("an object has a key twice")
@@ -235,7 +240,7 @@ def _grade_math(sample: Sample, text: str) -> Grade:
     latex = math_verify.LatexExtractionConfig()
     # The process of the grading has a timeout; the package's own ones count as a wrong answer.
     right, given = (
-        math_verify.parse(f"{_BOX}{each}}}", targets, parsing_timeout=None)
+        math_verify.parse(f"{_BOX_START}{each}}}", targets, parsing_timeout=None)
         for each, targets in (
             (sample.ground_truth, [latex]),
             (answer, [math_verify.ExprExtractionConfig(), latex]),
@@ -263,7 +268,7 @@ def _grade_choice(sample: Sample, text: str) -> Grade:
 def _grade_ifbench(sample: Sample, text: str) -> Grade:
     """Run IFBench's checkers. An answer that passes only its loose test is a format failure."""
     strict, loose = check_instructions(sample.entry or {}, text)
-    return Grade(Fraction(strict), format_failure=loose and not strict, loose=loose)
+    return Grade(Fraction(strict), format_failure=loose and not strict, passes_loose_test=loose)
 
 
 _GRADERS: Mapping[GraderName, Grader] = {

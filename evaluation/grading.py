@@ -10,18 +10,18 @@ from evaluation.graders import WRONG, Grade, grade_all, is_unusable
 from evaluation.isolation import ErrorKind, GraderError, UngradableError
 from evaluation.journal import ResultsError
 from evaluation.judge import (
-    STRICT,
-    Instructions,
+    STRICT_INSTRUCTIONS,
     Judge,
+    JudgeInstructions,
     judge_all,
     open_judgements,
     reference_instructions,
 )
 from evaluation.reference_graders import (
-    INSTALL,
-    PACKAGE,
+    INSTALL_COMMAND,
+    REFERENCE_PACKAGE,
     grade_reference,
-    has_reference,
+    has_reference_grader,
     reference_version,
 )
 from evaluation.results import Result
@@ -29,14 +29,14 @@ from evaluation.samples import Sample, Suite
 
 ERROR_KINDS: tuple[ErrorKind, ...] = get_args(ErrorKind)
 Graders = Literal["strict", "reference", "both"]
-GRADES = "grades.jsonl"
+GRADES_FILE = "grades.jsonl"
 """The file of the results directory with the grades of the last report."""
-_Work = Sequence[tuple[Sample, str]]
-_Grade = Grade | GraderError | None
+_SampleAnswers = Sequence[tuple[Sample, str]]
+_GradeOrError = Grade | GraderError | None
 
 
 @dataclass(frozen=True, slots=True)
-class Graded:
+class GradedResult:
     """A result with its sample and its grade."""
 
     result: Result
@@ -45,7 +45,7 @@ class Graded:
     """None for an infrastructure error, an ungradable answer and a judge failure."""
     error: GraderError | None = None
     """The error of the grader. After a grader failure, `grade` is that of a wrong answer."""
-    reference: Grade | None = None
+    reference_grade: Grade | None = None
     """The grade by the reference's grader. None for the same reasons as `grade`, without a
     reference grader for the sample, and if the reference's graders were not asked for."""
     reference_error: GraderError | None = None
@@ -64,7 +64,7 @@ class Graded:
 
 
 @dataclass(frozen=True, slots=True)
-class Grading:
+class ResultGrader:
     """The graders of a report."""
 
     directory: Path
@@ -72,7 +72,9 @@ class Grading:
     graders: Graders = "strict"
     judge: Judge | None = None
 
-    def grade_results(self, suites: Sequence[Suite], results: Sequence[Result]) -> list[Graded]:
+    def grade_results(
+        self, suites: Sequence[Suite], results: Sequence[Result]
+    ) -> list[GradedResult]:
         """Grade all answers. A prompt that does not fit the context window counts as wrong, and so
         does an answer on which its grader fails.
 
@@ -83,86 +85,101 @@ class Grading:
         samples = {sample.id: sample for suite in suites for sample in suite.samples}
         known = [result for result in results if result.sample in samples]
         answered = [result for result in known if result.status == "answered"]
-        work = [(samples[result.sample], result.answer) for result in answered]
+        sample_answers = [(samples[result.sample], result.answer) for result in answered]
         columns = [
             {result.key: found for result, found in zip(answered, grades, strict=True)}
-            for grades in self._columns(work)
+            for grades in self._grade_columns(sample_answers)
         ]
         return [
-            self._graded(
+            self._graded_result(
                 result, samples[result.sample], *(each.get(result.key) for each in columns)
             )
             for result in known
         ]
 
-    def _columns(self, work: _Work) -> tuple[Sequence[_Grade], Sequence[_Grade]]:
-        """Return the grades for `Graded.grade` and those for `Graded.reference`, of all answers."""
+    def _grade_columns(
+        self, sample_answers: _SampleAnswers
+    ) -> tuple[Sequence[_GradeOrError], Sequence[_GradeOrError]]:
+        """Return the grades for `GradedResult.grade` and those for
+        `GradedResult.reference_grade`, of all answers."""
         if self.graders == "strict":
-            return self._strict(work), [None] * len(work)
-        if reference_version() is None and any(has_reference(sample) for sample, _ in work):
-            raise ResultsError(f"the package {PACKAGE} is not installed: {INSTALL}")
-        compared = [has_reference(sample) for sample, _ in work]
+            return self._strict_grades(sample_answers), [None] * len(sample_answers)
+        if reference_version() is None and any(
+            has_reference_grader(sample) for sample, _ in sample_answers
+        ):
+            raise ResultsError(
+                f"the package {REFERENCE_PACKAGE} is not installed: {INSTALL_COMMAND}"
+            )
+        compared = [has_reference_grader(sample) for sample, _ in sample_answers]
         if self.graders == "both":
             reference = _grade_parts(
-                work, compared, self._reference, lambda rest: [None] * len(rest)
+                sample_answers,
+                compared,
+                self._reference_grades,
+                lambda without_grader: [None] * len(without_grader),
             )
-            return self._strict(work), reference
-        grades = _grade_parts(work, compared, self._reference, self._strict)
+            return self._strict_grades(sample_answers), reference
+        grades = _grade_parts(sample_answers, compared, self._reference_grades, self._strict_grades)
         return grades, [grade if has else None for grade, has in zip(grades, compared, strict=True)]
 
-    def _strict(self, work: _Work) -> Sequence[_Grade]:
+    def _strict_grades(self, sample_answers: _SampleAnswers) -> Sequence[_GradeOrError]:
         return _grade_parts(
-            work,
-            [sample.grader == "judge" and not is_unusable(answer) for sample, answer in work],
-            lambda judged: self._judge(judged, lambda _: STRICT),
+            sample_answers,
+            [
+                sample.grader == "judge" and not is_unusable(answer)
+                for sample, answer in sample_answers
+            ],
+            lambda judged: self._judge_grades(judged, lambda _: STRICT_INSTRUCTIONS),
             grade_all,
         )
 
-    def _reference(self, work: _Work) -> Sequence[_Grade]:
+    def _reference_grades(self, sample_answers: _SampleAnswers) -> Sequence[_GradeOrError]:
         return _grade_parts(
-            work,
-            [sample.grader == "judge" for sample, _ in work],
-            lambda judged: self._judge(judged, reference_instructions),
-            lambda others: grade_all(others, grade_reference),
+            sample_answers,
+            [sample.grader == "judge" for sample, _ in sample_answers],
+            lambda judged: self._judge_grades(judged, reference_instructions),
+            lambda unjudged: grade_all(unjudged, grade_reference),
         )
 
-    def _judge(
-        self, work: _Work, instructions_of: Callable[[Sample], Instructions]
-    ) -> Sequence[_Grade]:
-        if not work:
+    def _judge_grades(
+        self, sample_answers: _SampleAnswers, instructions_of: Callable[[Sample], JudgeInstructions]
+    ) -> Sequence[_GradeOrError]:
+        if not sample_answers:
             return []
         if self.judge is None:
-            return [UngradableError("no judge: name one with --judge-model")] * len(work)
+            return [UngradableError("no judge: name one with --judge-model")] * len(sample_answers)
         try:
             with open_judgements(self.directory) as judgements:
-                return judge_all(self.judge, work, instructions_of, judgements)
+                return judge_all(self.judge, sample_answers, instructions_of, judgements)
         except UngradableError as error:
-            return [error] * len(work)
+            return [error] * len(sample_answers)
 
-    def _graded(self, result: Result, sample: Sample, main: _Grade, reference: _Grade) -> Graded:
+    def _graded_result(
+        self, result: Result, sample: Sample, main_grade: _GradeOrError, reference: _GradeOrError
+    ) -> GradedResult:
         if result.status == "context_overflow":
-            main = WRONG
-            reference = WRONG if self.graders != "strict" and has_reference(sample) else None
-        grade, error = _grade_and_error(main)
+            main_grade = WRONG
+            reference = WRONG if self.graders != "strict" and has_reference_grader(sample) else None
+        grade, error = _grade_and_error(main_grade)
         reference_grade, reference_error = _grade_and_error(reference)
         judge = str(self.judge or "") if sample.grader == "judge" else ""
-        return Graded(result, sample, grade, error, reference_grade, reference_error, judge)
+        return GradedResult(result, sample, grade, error, reference_grade, reference_error, judge)
 
 
-def write_grades(directory: Path, graded: Sequence[Graded]) -> None:
+def write_grades(directory: Path, graded: Sequence[GradedResult]) -> None:
     """Write grades.jsonl: one result a line, in the order of the results."""
-    lines = [json.dumps(_record(each), ensure_ascii=False) + "\n" for each in graded]
-    (directory / GRADES).write_text("".join(lines), encoding="utf-8")
+    lines = [json.dumps(_grade_record(each), ensure_ascii=False) + "\n" for each in graded]
+    (directory / GRADES_FILE).write_text("".join(lines), encoding="utf-8")
 
 
-def _record(graded: Graded) -> Mapping[str, object]:
-    grade, reference = graded.grade, graded.reference
+def _grade_record(graded: GradedResult) -> Mapping[str, object]:
+    grade, reference = graded.grade, graded.reference_grade
     return {
         **graded.result.key._asdict(),
         "status": graded.result.status,
         "score": float(grade.score) if grade else None,
         "format_failure": grade.format_failure if grade else None,
-        "loose": grade.loose if grade else None,
+        "loose": grade.passes_loose_test if grade else None,
         "error": str(graded.error) if graded.error else None,
         "reference_score": float(reference.score) if reference else None,
         "reference_error": str(graded.reference_error) if graded.reference_error else None,
@@ -171,23 +188,23 @@ def _record(graded: Graded) -> Mapping[str, object]:
 
 
 def _grade_parts(
-    work: _Work,
-    is_first: Sequence[bool],
-    grade_first: Callable[[_Work], Sequence[_Grade]],
-    grade_second: Callable[[_Work], Sequence[_Grade]],
-) -> Sequence[_Grade]:
-    """Grade the answers that `is_first` marks by one function, and the others by another. Return
-    the grades in the order of the answers."""
-    grades: dict[int, _Grade] = {}
+    sample_answers: _SampleAnswers,
+    first_part_mask: Sequence[bool],
+    grade_first: Callable[[_SampleAnswers], Sequence[_GradeOrError]],
+    grade_second: Callable[[_SampleAnswers], Sequence[_GradeOrError]],
+) -> Sequence[_GradeOrError]:
+    """Grade the answers that `first_part_mask` marks by one function, and the others by another.
+    Return the grades in the order of the answers."""
+    grades: dict[int, _GradeOrError] = {}
     for grade_part, mark in ((grade_first, True), (grade_second, False)):
-        places = [place for place, each in enumerate(is_first) if each is mark]
-        found = grade_part([work[place] for place in places])
+        places = [place for place, each in enumerate(first_part_mask) if each is mark]
+        found = grade_part([sample_answers[place] for place in places])
         grades.update(zip(places, found, strict=True))
-    return [grades[place] for place in range(len(work))]
+    return [grades[place] for place in range(len(sample_answers))]
 
 
-def _grade_and_error(found: _Grade) -> tuple[Grade | None, GraderError | None]:
+def _grade_and_error(grade_or_error: _GradeOrError) -> tuple[Grade | None, GraderError | None]:
     """Return the grade that counts, and the error of the grader."""
-    if isinstance(found, GraderError):
-        return (WRONG if found.kind == "grader failure" else None), found
-    return found, None
+    if isinstance(grade_or_error, GraderError):
+        return (WRONG if grade_or_error.kind == "grader failure" else None), grade_or_error
+    return grade_or_error, None

@@ -18,10 +18,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from evaluation.charts import Chart, accuracy_chart, capability_chart, token_chart, turn_chart
-from evaluation.grading import Graded
+from evaluation.grading import GradedResult
 from evaluation.measures import Evaluation, token_uses, tool_uses
-from evaluation.report import NONE, Section, facts, sections, speed, suites
-from evaluation.results import HTML_REPORT, MODES, Mode, Step
+from evaluation.report import (
+    EMPTY_CELL,
+    Section,
+    model_sections,
+    setting_texts,
+    speed_section,
+    suites_section,
+)
+from evaluation.results import HTML_REPORT_FILE, MODES, Mode, Step
 from evaluation.trajectories import capabilities_of, shorten
 
 MAX_EMBEDDED_CHARS = 16_000_000
@@ -30,15 +37,17 @@ MAX_SAMPLES = 20_000
 """Maximum number of samples in the viewer."""
 MAX_TEXT_CHARS = 20_000
 """Maximum length of one text in the viewer."""
-SAMPLE_PAGES = "report-samples"
+SAMPLE_PAGES_DIRECTORY = "report-samples"
 """The directory beside the report for the pages of samples."""
-_NUMERIC = re.compile(r"[-+<≈]?[ \d.,%\[\]+-]*")
-_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_NUMERIC_CELL = re.compile(r"[-+<≈]?[ \d.,%\[\]+-]*")
+_INVISIBLE_CHARS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 """Control characters, and those that change the direction of the text around them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenReport:
     """A written report."""
 
     path: Path
@@ -52,7 +61,7 @@ class Side:
     """The answer of one mode in the viewer."""
 
     mode: Mode
-    graded: Graded | None
+    graded: GradedResult | None
     verdict: str
     """right, wrong, partly with the score, ungraded, or missing."""
 
@@ -92,70 +101,72 @@ class _Shortener:
         return shorten(text, MAX_TEXT_CHARS)
 
 
-def write_html(evaluation: Evaluation) -> Written:
+def write_html(evaluation: Evaluation) -> WrittenReport:
     """Write report.html, and the pages of samples if they do not fit into it."""
     shortener = _Shortener()
-    templates = _environment(shortener)
-    pages = evaluation.directory / SAMPLE_PAGES
+    templates = _template_environment(shortener)
+    pages = evaluation.directory / SAMPLE_PAGES_DIRECTORY
     _remove_pages(pages)
-    rows, left_out = _rows(evaluation)
-    embedded = _sample_texts(evaluation, rows, templates)
+    rows, left_out = _sample_rows(evaluation)
+    embedded = _sample_htmls(evaluation, rows, templates)
     if embedded is None:
         shortener.count = 0  # the samples are rendered again, and so their texts are counted again
         pages.mkdir(exist_ok=True)
         page = templates.get_template("sample_page.html")
         for row in rows:
-            text = _sample_text(evaluation, row, templates)
-            html = page.render(row=row, content=text, report=HTML_REPORT, styles=_styles(templates))
+            text = _sample_html(evaluation, row, templates)
+            html = page.render(
+                row=row, content=text, report=HTML_REPORT_FILE, styles=_styles(templates)
+            )
             (pages / f"{row.number}.html").write_text(html, encoding="utf-8")
-    script = _source(templates, "report.js")
+    script = _template_source(templates, "report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     html = templates.get_template("report.html").render(
         evaluation=evaluation,
-        facts=facts(evaluation),
-        suites=suites(evaluation),
-        speed=speed(evaluation),
-        models=[(model, *_model(evaluation, model)) for model in evaluation.models],
+        facts=setting_texts(evaluation),
+        suites=suites_section(evaluation),
+        speed=speed_section(evaluation),
+        models=[(model, *_sections_and_charts(evaluation, model)) for model in evaluation.models],
         rows=rows,
         embedded=embedded,
-        filters=_filters(rows),
+        filters=_filter_choices(rows),
         left_out=left_out,
         shortened=shortener.count,
         max_chars=MAX_TEXT_CHARS,
-        pages=SAMPLE_PAGES,
+        pages=SAMPLE_PAGES_DIRECTORY,
         styles=_styles(templates),
         script=Markup(script),
         script_digest=digest,
     )
-    path = evaluation.directory / HTML_REPORT
+    path = evaluation.directory / HTML_REPORT_FILE
     path.write_text(html, encoding="utf-8")
     place = "in the page" if embedded is not None else f"on pages in {pages}"
-    return Written(path, f"{len(rows)} samples {place}, {left_out} left out")
+    return WrittenReport(path, f"{len(rows)} samples {place}, {left_out} left out")
 
 
-def _environment(shortener: _Shortener) -> Environment:
+def _template_environment(shortener: _Shortener) -> Environment:
     templates = Environment(
         loader=PackageLoader("evaluation"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_visible,
+        finalize=_replace_invisible,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     templates.filters.update(
-        shorten=shortener, command=_command, is_numeric=_numeric_columns, labels=capabilities_of
+        shorten=shortener, command=_call_text, is_numeric=_numeric_columns, labels=capabilities_of
     )
     return templates
 
 
-def _visible(value: Any) -> Any:
+def _replace_invisible(value: Any) -> Any:
     """Replace characters in a text that a browser hides, or that reorder the text around them."""
     if isinstance(value, str) and not isinstance(value, Markup):
-        return _INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", value.replace("\r\n", "\n"))
+        return _INVISIBLE_CHARS.sub("\N{REPLACEMENT CHARACTER}", value.replace("\r\n", "\n"))
     return value
 
 
-def _source(templates: Environment, name: str) -> str:
+def _template_source(templates: Environment, name: str) -> str:
     """Return the source of a file in the directory of the templates."""
     if templates.loader is None:
         raise TypeError("the environment has no loader")
@@ -163,7 +174,8 @@ def _source(templates: Environment, name: str) -> str:
 
 
 def _styles(templates: Environment) -> Markup:
-    return Markup(_source(templates, "report.css"))  # a file of this package, not of a model
+    # A file of this package, not of a model.
+    return Markup(_template_source(templates, "report.css"))
 
 
 def _remove_pages(directory: Path) -> None:
@@ -173,21 +185,21 @@ def _remove_pages(directory: Path) -> None:
             path.unlink()
 
 
-def _model(evaluation: Evaluation, model: str) -> tuple[list[Section], list[Chart]]:
+def _sections_and_charts(evaluation: Evaluation, model: str) -> tuple[list[Section], list[Chart]]:
     """Return the sections about a model and its charts."""
-    graded = evaluation.of_model(model)
+    graded = evaluation.results_of_model(model)
     charts = [accuracy_chart(evaluation.accuracies[model]), token_chart(token_uses(graded))]
     if uses := tool_uses(evaluation, graded):
         charts += [capability_chart(uses), turn_chart(uses[-1])]
-    return sections(evaluation, model), charts
+    return model_sections(evaluation, model), charts
 
 
 # The samples
 
 
-def _rows(evaluation: Evaluation) -> tuple[list[SampleRow], int]:
+def _sample_rows(evaluation: Evaluation) -> tuple[list[SampleRow], int]:
     """Return the rows of the viewer, and the number of those that are left out."""
-    found: dict[tuple[str, str, int], dict[Mode, Graded]] = {}
+    found: dict[tuple[str, str, int], dict[Mode, GradedResult]] = {}
     for each in evaluation.graded:
         place = (each.result.model, each.result.sample, each.result.repeat)
         found.setdefault(place, {})[each.result.mode] = each
@@ -199,11 +211,11 @@ def _rows(evaluation: Evaluation) -> tuple[list[SampleRow], int]:
     return rows, len(found) - len(kept)
 
 
-def _sides(by_mode: Mapping[Mode, Graded]) -> list[Side]:
+def _sides(by_mode: Mapping[Mode, GradedResult]) -> list[Side]:
     return [Side(mode, by_mode.get(mode), _verdict(by_mode.get(mode))) for mode in MODES]
 
 
-def _verdict(graded: Graded | None) -> str:
+def _verdict(graded: GradedResult | None) -> str:
     if graded is None:
         return "missing"
     if graded.grade is None:
@@ -212,20 +224,20 @@ def _verdict(graded: Graded | None) -> str:
     return "right" if score == 1 else f"partly ({score:.0%})" if score else "wrong"
 
 
-def _sample_texts(
+def _sample_htmls(
     evaluation: Evaluation, rows: Sequence[SampleRow], templates: Environment
 ) -> list[Markup] | None:
     """Return the HTML of all samples, or None if they exceed MAX_EMBEDDED_CHARS."""
     texts, chars = [], 0
     for row in rows:
-        texts.append(_sample_text(evaluation, row, templates))
+        texts.append(_sample_html(evaluation, row, templates))
         chars += len(texts[-1])
         if chars > MAX_EMBEDDED_CHARS:
             return None
     return texts
 
 
-def _sample_text(evaluation: Evaluation, row: SampleRow, templates: Environment) -> Markup:
+def _sample_html(evaluation: Evaluation, row: SampleRow, templates: Environment) -> Markup:
     """Return the HTML of a sample. Its trajectories are read from the file at each call."""
     trajectories = [
         side.graded and evaluation.trajectories.of(side.graded.result) for side in row.sides
@@ -234,7 +246,7 @@ def _sample_text(evaluation: Evaluation, row: SampleRow, templates: Environment)
     return Markup(templates.get_template("sample.html").render(row=row, sides=sides))
 
 
-def _filters(rows: Sequence[SampleRow]) -> Mapping[str, list[str]]:
+def _filter_choices(rows: Sequence[SampleRow]) -> Mapping[str, list[str]]:
     """Return the choices of each filter. Filters with a single choice are left out."""
     states = [state.split(" ") for row in rows for state in row.states.split("|")]
     choices = {
@@ -247,7 +259,7 @@ def _filters(rows: Sequence[SampleRow]) -> Mapping[str, list[str]]:
     return {name: sorted(found) for name, found in choices.items() if len(found) > 1}
 
 
-def _command(step: Step) -> str:
+def _call_text(step: Step) -> str:
     """Return a tool call as text: the command, or the arguments one a line."""
     arguments = step.arguments
     if step.tool == "execute_bash" and set(arguments) <= {"command"}:
@@ -261,4 +273,7 @@ def _command(step: Step) -> str:
 def _numeric_columns(section: Section) -> list[bool]:
     """Return, for each column, True if all its cells are numbers or empty."""
     columns: Iterator[tuple[str, ...]] = zip(*section.rows, strict=True)
-    return [all(cell == NONE or _NUMERIC.fullmatch(cell) for cell in column) for column in columns]
+    return [
+        all(cell == EMPTY_CELL or _NUMERIC_CELL.fullmatch(cell) for cell in column)
+        for column in columns
+    ]

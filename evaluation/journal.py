@@ -63,13 +63,13 @@ def read_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
         raise ResultsError(f"{path}: {error.strerror}.") from error
 
 
-def parse_record(path: Path, number: int, line: bytes, model: type[_Record]) -> _Record:
+def parse_record(path: Path, line_number: int, line: bytes, model: type[_Record]) -> _Record:
     """Return the record of a line. Raises ResultsError with the file, the line's number and the
     field that is wrong."""
     try:
         return model.model_validate_json(line)
     except ValidationError as error:
-        raise ResultsError(f"{path}:{number}: {first_fault(error)}") from error
+        raise ResultsError(f"{path}:{line_number}: {first_fault(error)}") from error
 
 
 def first_fault(error: ValidationError) -> str:

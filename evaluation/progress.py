@@ -35,7 +35,7 @@ class ProgressBar:
             console=Console(stderr=True),
             disable=not sys.stderr.isatty(),
         )
-        self._task = self._progress.add_task(self._totals(), total=total, completed=done)
+        self._task = self._progress.add_task(self._totals_text(), total=total, completed=done)
 
     def __enter__(self) -> "ProgressBar":
         self._progress.start()
@@ -49,7 +49,7 @@ class ProgressBar:
     ) -> None:
         self._progress.stop()
         print(
-            f"{self._done} of {self._total} requests; in this part: {self._totals()}",
+            f"{self._done} of {self._total} requests; in this part: {self._totals_text()}",
             file=sys.stderr,
         )
 
@@ -64,9 +64,9 @@ class ProgressBar:
             self._cost_usd += spent / 1e6
         else:
             self._has_unpriced_model = True
-        self._progress.update(self._task, completed=self._done, description=self._totals())
+        self._progress.update(self._task, completed=self._done, description=self._totals_text())
 
-    def _totals(self) -> str:
+    def _totals_text(self) -> str:
         totals = f"{self._infra_errors} infra errors, {self._tokens:,} tokens"
         if not self._prices:
             return totals

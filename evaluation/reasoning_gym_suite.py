@@ -44,8 +44,8 @@ def generate(seed: int, count: int) -> list[Draft]:
     ]
 
 
-def _draft(number: int, family: str, dataset: Any, families: int) -> Draft:
-    entry = dataset[number // families]
+def _draft(number: int, family: str, dataset: Any, family_count: int) -> Draft:
+    entry = dataset[number // family_count]
     solve = FAMILIES[family]
     return Draft(
         {
@@ -61,17 +61,19 @@ def _draft(number: int, family: str, dataset: Any, families: int) -> Draft:
     )
 
 
-def _print(expression: str) -> str:
+def _print_command(expression: str) -> str:
     """Return a shell command that prints the value of a Python expression."""
     return f"python3 - <<'END'\nimport math\nprint({expression})\nEND"
 
 
-def _count_primes(metadata: Mapping[str, Any]) -> str:
+def _count_primes_command(metadata: Mapping[str, Any]) -> str:
     numbers = f"range({max(2, metadata['start'])}, {metadata['end']} + 1)"
-    return _print(f"sum(all(n % d for d in range(2, math.isqrt(n) + 1)) for n in {numbers})")
+    return _print_command(
+        f"sum(all(n % d for d in range(2, math.isqrt(n) + 1)) for n in {numbers})"
+    )
 
 
-def _base_conversion(metadata: Mapping[str, Any]) -> str:
+def _base_conversion_command(metadata: Mapping[str, Any]) -> str:
     digits = "0123456789abcdefghijklmnopqrstuvwxyz"
     base = metadata["target_base"]
     return (
@@ -82,14 +84,14 @@ def _base_conversion(metadata: Mapping[str, Any]) -> str:
 
 
 FAMILIES: Mapping[str, Callable[[Mapping[str, Any]], str] | None] = {
-    "chain_sum": lambda metadata: _print(metadata["expression"]),
-    "gcd": lambda metadata: _print(f"math.gcd(*{metadata['numbers']!r})"),
-    "count_primes": _count_primes,
+    "chain_sum": lambda metadata: _print_command(metadata["expression"]),
+    "gcd": lambda metadata: _print_command(f"math.gcd(*{metadata['numbers']!r})"),
+    "count_primes": _count_primes_command,
     "spell_backward": lambda metadata: f"echo {metadata['word']} | rev",
-    "letter_counting": lambda metadata: _print(
+    "letter_counting": lambda metadata: _print_command(
         f"{' '.join(metadata['span'])!r}.lower().count({metadata['target_letter']!r})"
     ),
-    "base_conversion": _base_conversion,
+    "base_conversion": _base_conversion_command,
     "prime_factorization": None,
     "calendar_arithmetic": None,
 }

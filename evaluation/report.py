@@ -7,28 +7,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from evaluation.grading import ERROR_KINDS, Graded
+from evaluation.grading import ERROR_KINDS, GradedResult
 from evaluation.measures import (
     CAPABILITIES,
     Accuracy,
     Evaluation,
-    answered,
+    answered_results,
     average,
-    domains,
-    modes,
-    runs_of,
+    results_by_domain,
+    results_by_mode,
+    sandbox_uses,
     speeds,
     token_uses,
     tool_uses,
 )
-from evaluation.reference_graders import PACKAGE, reference_version
+from evaluation.reference_graders import REFERENCE_PACKAGE, reference_version
 from evaluation.results import MODES
 from evaluation.statistics import FLIPS, Estimate, PValue, mean, percentile
 
-NONE = "-"
+EMPTY_CELL = "-"
 """The entry of a table's cell without a value."""
 RECONSTRUCTED = "reconstructed"
-PAIRS = (
+PAIRS_NOTE = (
     "over the pairs: the problems and repeats with an answer in both modes. Left out are those"
     " without an answer in one mode, such as those whose plain prompt exceeds the context window."
 )
@@ -48,23 +48,27 @@ class Section:
 
 def render(evaluation: Evaluation) -> str:
     """Return the whole report in Markdown."""
-    parts = ["# Evaluation\n", *(f"- {name}: {value}" for name, value in facts(evaluation)), ""]
-    parts.append(_table(suites(evaluation)))
+    parts = [
+        "# Evaluation\n",
+        *(f"- {name}: {value}" for name, value in setting_texts(evaluation)),
+        "",
+    ]
+    parts.append(_markdown_table(suites_section(evaluation)))
     for model in evaluation.models:
-        first, *others = sections(evaluation, model)
-        parts += [f"## {model}\n", f"{_table(first)}\n{first.note}\n"]
+        first, *others = model_sections(evaluation, model)
+        parts += [f"## {model}\n", f"{_markdown_table(first)}\n{first.note}\n"]
         parts += [render_section(section, "###") for section in others]
-    parts.append(render_section(speed(evaluation), "##"))
+    parts.append(render_section(speed_section(evaluation), "##"))
     return "\n".join(parts)
 
 
-def facts(evaluation: Evaluation) -> list[tuple[str, str]]:
+def setting_texts(evaluation: Evaluation) -> list[tuple[str, str]]:
     """Return the settings of the evaluation: names and values."""
     settings = evaluation.info.settings
     return [
         ("sandbox", f"`{json.dumps(settings.sandbox)}`"),
         ("request", f"`{json.dumps(settings.request)}`"),
-        ("seed", NONE if settings.seed is None else str(settings.seed)),
+        ("seed", EMPTY_CELL if settings.seed is None else str(settings.seed)),
         *(
             (f"protocol of {name}", f"`{json.dumps(protocol)}`")
             for name, protocol in settings.protocols.items()
@@ -73,7 +77,7 @@ def facts(evaluation: Evaluation) -> list[tuple[str, str]]:
     ]
 
 
-def suites(evaluation: Evaluation) -> Section:
+def suites_section(evaluation: Evaluation) -> Section:
     """Return the table of the suites."""
     rows = [
         [each.name, str(each.count), each.source, each.licence, f"`{each.sha256[:12]}`"]
@@ -82,35 +86,35 @@ def suites(evaluation: Evaluation) -> Section:
     return Section("Suites", ["suite", "samples", "source", "licence", "sha256"], rows)
 
 
-def sections(evaluation: Evaluation, model: str) -> list[Section]:
+def model_sections(evaluation: Evaluation, model: str) -> list[Section]:
     """Return the sections about a model that do not depend on time. The first one is the paper's
     table."""
-    graded = evaluation.of_model(model)
+    graded = evaluation.results_of_model(model)
     return [
-        _accuracy(evaluation.accuracies[model]),
-        _without_ordinary_grade(graded),
-        *_graders(graded),
-        _tokens(graded),
-        _tools(evaluation, graded),
-        _capabilities(evaluation, graded),
-        _reasoning(evaluation, graded),
-        _ends(graded),
-        _errors(graded),
+        _accuracy_section(evaluation.accuracies[model]),
+        _failure_count_section(graded),
+        *_grader_sections(graded),
+        _token_section(graded),
+        _tool_section(evaluation, graded),
+        _capability_section(evaluation, graded),
+        _reasoning_section(evaluation, graded),
+        _end_reason_section(graded),
+        _error_section(graded),
     ]
 
 
-def speed(evaluation: Evaluation) -> Section:
+def speed_section(evaluation: Evaluation) -> Section:
     """Return the section about speed, the only one whose numbers depend on time."""
     rows = []
     for model in evaluation.models:
-        for each in speeds(evaluation, evaluation.of_model(model)):
+        for each in speeds(evaluation, evaluation.results_of_model(model)):
             numbers = (f"{each.per_minute:.1f}", f"{each.p50_s:.2f}", f"{each.p95_s:.2f}")
             row = [model, each.domain, each.mode, str(each.answers), *numbers]
             if each.mode == "plain":
-                row += [NONE, NONE, NONE]
+                row += [EMPTY_CELL, EMPTY_CELL, EMPTY_CELL]
             else:
                 counts = (len(each.pairs.plain), each.pairs.left_out)
-                row += [_ratio(each.ratio), *map(str, counts)]
+                row += [_ratio_text(each.ratio), *map(str, counts)]
             rows.append(row)
     head = ["model", "domain", "mode", "answers", "per minute", "p50 (s)", "p95 (s)"]
     parts = {each.result.concurrency or evaluation.info.concurrency for each in evaluation.graded}
@@ -118,15 +122,15 @@ def speed(evaluation: Evaluation) -> Section:
     note = (
         f"With {at_a_time} requests at a time. Answers per minute are the number"
         " of requests at a time divided by their mean time. The ratio is to those of plain,"
-        f" {PAIRS}"
+        f" {PAIRS_NOTE}"
     )
     return Section("Speed", [*head, "ratio", "pairs", "left out"], rows, note)
 
 
-def percent(estimate: Estimate | None, sign: str = "") -> str:
+def percent_text(estimate: Estimate | None, sign: str = "") -> str:
     """Return a mean and its interval in percent, such as `50.0 [25.0, 75.0]`."""
     if estimate is None:
-        return NONE
+        return EMPTY_CELL
     text = f"{100 * estimate.mean:{sign}.1f}"
     if estimate.interval is None:
         return text
@@ -134,47 +138,47 @@ def percent(estimate: Estimate | None, sign: str = "") -> str:
     return f"{text} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
 
 
-def p_text(p_value: PValue) -> str:
+def p_value_text(p_value: PValue) -> str:
     """Return a p-value with four digits. An estimated one begins with `≈`."""
     if not p_value.is_exact:
         return f"≈ {p_value.value:.4f}"
     return f"{p_value.value:.4f}" if p_value.value >= 0.0001 else "< 0.0001"
 
 
-def p_note(p_values: Sequence[PValue]) -> str:
+def p_value_note(p_values: Sequence[PValue]) -> str:
     """Return the sentence that explains estimated p-values, or an empty text if all are exact."""
     if all(each.is_exact for each in p_values):
         return ""
     return f" A p with ≈ is estimated from {FLIPS:,} random sign flips."
 
 
-def number(value: float, digits: int = 0) -> str:
-    """Return a number with separators of thousands, or NONE for 0."""
-    return f"{value:,.{digits}f}" if value else NONE
+def number_text(value: float, digits: int = 0) -> str:
+    """Return a number with separators of thousands, or EMPTY_CELL for 0."""
+    return f"{value:,.{digits}f}" if value else EMPTY_CELL
 
 
-def judges(graded: Sequence[Graded]) -> str:
+def judge_names(graded: Sequence[GradedResult]) -> str:
     """Return the names of the judges of these answers, or `none`."""
     return ", ".join(sorted({each.judge for each in graded if each.judge})) or "none"
 
 
-def _ratio(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}"
+def _ratio_text(value: float | None) -> str:
+    return EMPTY_CELL if value is None else f"{value:.2f}"
 
 
 # The sections
 
 
-def _accuracy(accuracies: Sequence[Accuracy]) -> Section:
+def _accuracy_section(accuracies: Sequence[Accuracy]) -> Section:
     rows, p_values = [], []
     for each in accuracies:
-        row = [each.domain, percent(each.plain), percent(each.sandbox)]
+        row = [each.domain, percent_text(each.plain), percent_text(each.sandbox)]
         if found := each.difference:
             pairs = str(found.estimate.count)
-            row += [percent(found.estimate, sign="+"), pairs, p_text(found.p_value)]
+            row += [percent_text(found.estimate, sign="+"), pairs, p_value_text(found.p_value)]
             p_values.append(found.p_value)
         else:
-            row += [NONE, NONE, NONE]
+            row += [EMPTY_CELL, EMPTY_CELL, EMPTY_CELL]
         rows.append(row)
     note = (
         "Accuracy in percent, with the 95 % interval of a bootstrap over problems; repeats of a"
@@ -182,10 +186,10 @@ def _accuracy(accuracies: Sequence[Accuracy]) -> Section:
         " problems with a grade in both modes."
     )
     head = ["domain", "plain", "sandbox", "Δ", "pairs", "p"]
-    return Section("Accuracy", head, rows, note + p_note(p_values))
+    return Section("Accuracy", head, rows, note + p_value_note(p_values))
 
 
-def _without_ordinary_grade(graded: Sequence[Graded]) -> Section:
+def _failure_count_section(graded: Sequence[GradedResult]) -> Section:
     """Return the counts of format failures, context overflows, errors of graders and infrastructure
     errors."""
     rows = [
@@ -199,8 +203,8 @@ def _without_ordinary_grade(graded: Sequence[Graded]) -> Section:
             *(str(sum(each.error_kind == kind for each in group)) for kind in ERROR_KINDS),
             str(sum(each.result.status == "infra_error" for each in group)),
         ]
-        for domain, of_domain in domains(graded)
-        for mode, group in modes(of_domain)
+        for domain, of_domain in results_by_domain(graded)
+        for mode, group in results_by_mode(of_domain)
     ]
     head = ["domain", "mode", "results", "graded", "format failures", "context overflows"]
     note = (
@@ -212,12 +216,12 @@ def _without_ordinary_grade(graded: Sequence[Graded]) -> Section:
     return Section("Results without an ordinary grade", [*head, *more], rows, note)
 
 
-def _graders(graded: Sequence[Graded]) -> list[Section]:
+def _grader_sections(graded: Sequence[GradedResult]) -> list[Section]:
     """Return a list of one section: the scores of both graders and of the loose test, and the
     errors of graders by kind. The list is empty if no answer has a judge, a reference grade, a
     loose test or an error of its grader."""
     if not any(
-        each.judge or each.reference or each.error or each.sample.grader == "ifbench"
+        each.judge or each.reference_grade or each.error or each.sample.grader == "ifbench"
         for each in graded
     ):
         return []
@@ -225,69 +229,76 @@ def _graders(graded: Sequence[Graded]) -> list[Section]:
         [
             domain,
             mode,
-            _share([each.grade.score for each in group if each.grade]),
-            _share([each.reference.score for each in group if each.reference]),
-            _share(_loose_scores(group)),
+            _mean_score_text([each.grade.score for each in group if each.grade]),
+            _mean_score_text(
+                [each.reference_grade.score for each in group if each.reference_grade]
+            ),
+            _mean_score_text(_loose_scores(group)),
             str(sum(each.grade is not None and each.grade.format_failure for each in group)),
             *(str(sum(each.error_kind == kind for each in group)) for kind in ERROR_KINDS),
-            str(sum(each.reference is None and bool(each.reference_error) for each in group)),
+            str(sum(each.reference_grade is None and bool(each.reference_error) for each in group)),
         ]
-        for domain, of_domain in domains(graded)
-        for mode, group in modes(of_domain)
+        for domain, of_domain in results_by_domain(graded)
+        for mode, group in results_by_mode(of_domain)
     ]
     head = ["domain", "mode", "score", "reference", "loose", "format failures", *ERROR_KINDS]
     note = (
-        f"Judge: {judges(graded)}. Reference: the paper's own graders,"
-        f" {PACKAGE} {reference_version() or '(not installed)'}. Loose: IFBench's loose test."
+        f"Judge: {judge_names(graded)}. Reference: the paper's own graders,"
+        f" {REFERENCE_PACKAGE} {reference_version() or '(not installed)'}."
+        " Loose: IFBench's loose test."
         " Scores are means in percent over the answers that have one, and each column leaves out"
         " the answers that it has no grade for."
     )
     return [Section("Graders", [*head, "without reference"], rows, note)]
 
 
-def _share(scores: Sequence[Fraction]) -> str:
-    """Return the mean score in percent, or NONE without scores."""
-    return f"{100 * mean(scores):.1f}" if scores else NONE
+def _mean_score_text(scores: Sequence[Fraction]) -> str:
+    """Return the mean score in percent, or EMPTY_CELL without scores."""
+    return f"{100 * mean(scores):.1f}" if scores else EMPTY_CELL
 
 
-def _loose_scores(graded: Sequence[Graded]) -> list[Fraction]:
+def _loose_scores(graded: Sequence[GradedResult]) -> list[Fraction]:
     """Return 1 for each graded answer of IFBench that passes the loose test, else 0."""
     grades = [each.grade for each in graded if each.grade and each.sample.grader == "ifbench"]
-    return [Fraction(bool(grade.loose)) for grade in grades]
+    return [Fraction(bool(grade.passes_loose_test)) for grade in grades]
 
 
-def _tokens(graded: Sequence[Graded]) -> Section:
+def _token_section(graded: Sequence[GradedResult]) -> Section:
     rows = []
     for use in token_uses(graded):
         means = (
             *(use.plain_prompt, use.plain_completion),
             *(use.sandbox_prompt, use.sandbox_completion, use.trajectory),
         )
-        parts = (use.first_prompt, use.model, use.environment)
-        shares = [f"{part / use.trajectory:.1%}" if use.trajectory else NONE for part in parts]
+        parts = (use.first_prompt, use.model_output, use.environment)
+        shares = [
+            f"{part / use.trajectory:.1%}" if use.trajectory else EMPTY_CELL for part in parts
+        ]
         counts = (str(use.pairs), str(use.left_out))
-        rows.append([use.domain, *map(number, means), *shares, _ratio(use.ratio), *counts])
+        rows.append(
+            [use.domain, *map(number_text, means), *shares, _ratio_text(use.ratio), *counts]
+        )
     head = ["domain", "plain: prompt", "plain: completion", "sandbox: prompt"]
     parts_head = ["sandbox: completion", "trajectory", "first prompt", "model", "environment"]
     note = (
         "Mean tokens of an answer, as the backend counts them. Prompt and completion are sums over"
         " all model calls. The trajectory counts each token once, and consists of the first prompt,"
         " the text of the model and the environment, which is the output of tools. The ratio is the"
-        f" trajectory divided by prompt and completion of plain, {PAIRS}"
+        f" trajectory divided by prompt and completion of plain, {PAIRS_NOTE}"
     )
     return Section("Tokens", [*head, *parts_head, "ratio", "pairs", "left out"], rows, note)
 
 
-def _tools(evaluation: Evaluation, graded: Sequence[Graded]) -> Section:
+def _tool_section(evaluation: Evaluation, graded: Sequence[GradedResult]) -> Section:
     rows = []
     for use in tool_uses(evaluation, graded):
-        failed = f"{use.failed_tool_calls / use.tool_calls:.1%}" if use.tool_calls else NONE
+        failed = f"{use.failed_tool_calls / use.tool_calls:.1%}" if use.tool_calls else EMPTY_CELL
         rows.append(
             [
                 use.domain,
-                number(average(use.turns), 1),
-                *(str(percentile(use.turns, share)) for share in (0.5, 0.95)),
-                number(use.model_calls, 1),
+                number_text(average(use.turn_counts), 1),
+                *(str(percentile(use.turn_counts, share)) for share in (0.5, 0.95)),
+                number_text(use.model_calls, 1),
                 str(use.tool_calls),
                 str(use.failed_tool_calls),
                 failed,
@@ -301,14 +312,17 @@ def _tools(evaluation: Evaluation, graded: Sequence[Graded]) -> Section:
     return Section("Turns and tools", head, rows, note)
 
 
-def _capabilities(evaluation: Evaluation, graded: Sequence[Graded]) -> Section:
+def _capability_section(evaluation: Evaluation, graded: Sequence[GradedResult]) -> Section:
     rows = []
     for use in tool_uses(evaluation, graded):
-        shares = [*(use.capability_turns[name] for name in CAPABILITIES), use.idle]
-        if use.pattern_idle is None:
-            patterns = [NONE] * (len(CAPABILITIES) + 1)
+        shares = [*(use.capability_shares[name] for name in CAPABILITIES), use.idle_share]
+        if use.pattern_idle_share is None:
+            patterns = [EMPTY_CELL] * (len(CAPABILITIES) + 1)
         else:
-            found = [*(use.pattern_calls[name] for name in CAPABILITIES), use.pattern_idle]
+            found = [
+                *(use.pattern_calls_per_turn[name] for name in CAPABILITIES),
+                use.pattern_idle_share,
+            ]
             patterns = [f"{share:.1%}" for share in found]
         rows.append([use.domain, *(f"{share:.1%}" for share in shares), *patterns])
     names = [*(name.replace("_", " ") for name in CAPABILITIES), "idle"]
@@ -324,10 +338,10 @@ def _capabilities(evaluation: Evaluation, graded: Sequence[Graded]) -> Section:
     return Section("Capabilities", head, rows, note)
 
 
-def _reasoning(evaluation: Evaluation, graded: Sequence[Graded]) -> Section:
+def _reasoning_section(evaluation: Evaluation, graded: Sequence[GradedResult]) -> Section:
     rows = []
-    for domain, of_domain in domains(answered(graded)):
-        for mode, group in modes(of_domain):
+    for domain, of_domain in results_by_domain(answered_results(graded)):
+        for mode, group in results_by_mode(of_domain):
             keys = [each.result.key for each in group if each.result.key in evaluation.patterns]
             found = [evaluation.patterns[key] for key in keys]
             means = (
@@ -344,19 +358,19 @@ def _reasoning(evaluation: Evaluation, graded: Sequence[Graded]) -> Section:
     return Section("Reasoning patterns", head, rows, note)
 
 
-def _ends(graded: Sequence[Graded]) -> Section:
+def _end_reason_section(graded: Sequence[GradedResult]) -> Section:
     rows = []
-    for domain, of_domain in domains(answered(graded)):
+    for domain, of_domain in results_by_domain(answered_results(graded)):
         plain = Counter(
             each.result.finish_reason for each in of_domain if each.result.mode == MODES[0]
         )
-        sandbox = Counter(run.stop_reason for run in runs_of(of_domain))
-        rows.append([domain, _counts(plain), _counts(sandbox)])
+        sandbox = Counter(run.stop_reason for run in sandbox_uses(of_domain))
+        rows.append([domain, _counts_text(plain), _counts_text(sandbox)])
     head = ["domain", "plain: finish reasons", "sandbox: stop reasons"]
     return Section("Ends of the answers", head, rows)
 
 
-def _errors(graded: Sequence[Graded]) -> Section:
+def _error_section(graded: Sequence[GradedResult]) -> Section:
     """Return all errors and retries by code, and all errors of graders."""
     final, retried = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for each in graded:
@@ -374,27 +388,27 @@ def _errors(graded: Sequence[Graded]) -> Section:
     return Section("Errors", ["domain", "mode", "error", "results", "retried"], rows, note)
 
 
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name or 'none'} {counts[name]}" for name in sorted(counts)) or NONE
+def _counts_text(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name or 'none'} {counts[name]}" for name in sorted(counts)) or EMPTY_CELL
 
 
 # Markdown
 
 
-def render_section(section: Section, marks: str) -> str:
-    """Return a section in Markdown; `marks` begins its heading."""
-    parts = [f"{marks} {section.title}\n"]
-    parts += [_table(section)] if section.rows else []
+def render_section(section: Section, heading_marks: str) -> str:
+    """Return a section in Markdown; `heading_marks` begins its heading."""
+    parts = [f"{heading_marks} {section.title}\n"]
+    parts += [_markdown_table(section)] if section.rows else []
     parts += [f"{section.note}\n"] if section.note else []
     return "\n".join(parts)
 
 
-def _table(section: Section) -> str:
+def _markdown_table(section: Section) -> str:
     lines = [section.head, ["---"] * len(section.head), *section.rows]
-    return "".join(f"| {' | '.join(_escaped(line))} |\n" for line in lines)
+    return "".join(f"| {' | '.join(_escape_cells(line))} |\n" for line in lines)
 
 
-def _escaped(cells: Sequence[str]) -> list[str]:
+def _escape_cells(cells: Sequence[str]) -> list[str]:
     """Return the cells on one line each, without HTML, links and images, as codes of errors are
     hostile texts."""
     lines = (

@@ -31,8 +31,8 @@ from evaluation.journal import (
 Mode = Literal["plain", "sandbox"]
 Status = Literal["answered", "context_overflow", "infra_error"]
 MODES: tuple[Mode, ...] = ("plain", "sandbox")
-RUN, RESULTS, TRAJECTORIES = "run.json", "results.jsonl", "trajectories.jsonl"
-REPORT, HTML_REPORT = "report.md", "report.html"
+RUN_FILE, RESULTS_FILE, TRAJECTORIES_FILE = "run.json", "results.jsonl", "trajectories.jsonl"
+REPORT_FILE, HTML_REPORT_FILE = "report.md", "report.html"
 
 
 class Key(NamedTuple):
@@ -120,7 +120,7 @@ class Step(_Record):
     """None for a call that did not end."""
 
     @property
-    def chars(self) -> int:
+    def char_count(self) -> int:
         """The length of the observation and of the values of the arguments."""
         return len(self.observation) + sum(map(len, self.arguments.values()))
 
@@ -215,10 +215,10 @@ class RunInfo(_Record):
 class ResultWriter:
     """Appends records to results.jsonl and trajectories.jsonl."""
 
-    def __init__(self, results: IO[bytes], trajectories: IO[bytes], done: set[Key]) -> None:
+    def __init__(self, results: IO[bytes], trajectories: IO[bytes], done_keys: set[Key]) -> None:
         self._results = results
         self._trajectories = trajectories
-        self.done = done
+        self.done_keys = done_keys
         """The keys that need no further request. Infrastructure errors are not among them."""
 
     def append(self, result: Result, trajectory: Trajectory | None = None) -> None:
@@ -229,7 +229,7 @@ class ResultWriter:
             append_record(self._trajectories, trajectory)
         append_record(self._results, result)
         if result.status != "infra_error":
-            self.done.add(result.key)
+            self.done_keys.add(result.key)
 
 
 @contextmanager
@@ -242,26 +242,28 @@ def open_results(directory: Path, info: RunInfo) -> Iterator[ResultWriter]:
     """
     directory.mkdir(parents=True, exist_ok=True)
     with (
-        open_journal(directory / RESULTS) as file,
-        open_journal(directory / TRAJECTORIES) as trajectories,
+        open_journal(directory / RESULTS_FILE) as file,
+        open_journal(directory / TRAJECTORIES_FILE) as trajectories,
     ):
         _check_settings(directory, info.settings)
-        _write_run(directory, info)
-        latest = {result.key: result.status for result in read_records(directory / RESULTS, Result)}
+        _write_run_info(directory, info)
+        latest = {
+            result.key: result.status for result in read_records(directory / RESULTS_FILE, Result)
+        }
         done = {key for key, status in latest.items() if status != "infra_error"}
         yield ResultWriter(file, trajectories, done)
 
 
-def _write_run(directory: Path, info: RunInfo) -> None:
+def _write_run_info(directory: Path, info: RunInfo) -> None:
     """Replace run.json in one step, so that a kill leaves the old file or the new one."""
-    temporary = directory / f"{RUN}.new"
+    temporary = directory / f"{RUN_FILE}.new"
     temporary.write_text(info.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    temporary.replace(directory / RUN)
+    temporary.replace(directory / RUN_FILE)
 
 
-def read_run(directory: Path) -> RunInfo:
+def read_run_info(directory: Path) -> RunInfo:
     """Return the contents of run.json. Raises ResultsError."""
-    path = directory / RUN
+    path = directory / RUN_FILE
     try:
         return RunInfo.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -272,7 +274,7 @@ def read_run(directory: Path) -> RunInfo:
 
 def read_results(directory: Path) -> list[Result]:
     """Return the newest record of each key, sorted by key. Raises ResultsError."""
-    latest = {result.key: result for result in read_records(directory / RESULTS, Result)}
+    latest = {result.key: result for result in read_records(directory / RESULTS_FILE, Result)}
     return [latest[key] for key in sorted(latest)]
 
 
@@ -282,17 +284,17 @@ class Trajectories:
     def __init__(self, directory: Path) -> None:
         """Find the records. An evaluation without the file has no trajectories. Raises
         ResultsError if a record is malformed."""
-        self._path = directory / TRAJECTORIES
-        self._places: dict[tuple[Key, str], tuple[int, int]] = {}
+        self._path = directory / TRAJECTORIES_FILE
+        self._line_positions: dict[tuple[Key, str], tuple[int, int]] = {}
         if not self._path.exists():
             return
         for number, offset, line in read_lines(self._path):
             trajectory = parse_record(self._path, number, line, Trajectory)
-            self._places[trajectory.key, trajectory.started] = (number, offset)
+            self._line_positions[trajectory.key, trajectory.started] = (number, offset)
 
     def of(self, result: Result) -> Trajectory | None:
         """Return the trajectory of a result, or None if there is none."""
-        place = self._places.get((result.key, result.started))
+        place = self._line_positions.get((result.key, result.started))
         if place is None:
             return None
         number, offset = place
@@ -302,10 +304,10 @@ class Trajectories:
 
 
 def _check_settings(directory: Path, settings: RunSettings) -> None:
-    if not (directory / RUN).exists():
+    if not (directory / RUN_FILE).exists():
         return
     now, before = (
-        json.loads(each.model_dump_json()) for each in (settings, read_run(directory).settings)
+        json.loads(each.model_dump_json()) for each in (settings, read_run_info(directory).settings)
     )
     for name in now:
         if now[name] != before[name]:

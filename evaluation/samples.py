@@ -23,7 +23,7 @@ GraderName = Literal[
     "number", "text", "verbatim", "json", "reasoning-gym", "math", "choice", "ifbench", "judge"
 ]
 Rubric = Literal["physics", "long-context"]
-MANIFEST, SAMPLES, FILES = "manifest.json", "samples.jsonl", "files"
+MANIFEST_FILE, SAMPLES_FILE, FILES_DIRECTORY = "manifest.json", "samples.jsonl", "files"
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 _Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=200)]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -83,7 +83,7 @@ class Protocol(_Record):
     sandbox: Mapping[str, Any] = {}
     """Fields of the `sandbox` object of the requests with a sandbox."""
 
-    def request(self) -> dict[str, Any]:
+    def request_fields(self) -> dict[str, Any]:
         """Return the fields of all requests, such as temperature."""
         return self.model_dump(include={"temperature", "max_tokens"}, exclude_none=True)
 
@@ -114,7 +114,7 @@ class IfbenchEntry(BaseModel):
     """The arguments of each instruction."""
 
 
-_ENTRIES: Mapping[str, type[BaseModel]] = {
+_ENTRY_MODELS: Mapping[str, type[BaseModel]] = {
     "reasoning-gym": GymEntry,
     "judge": JudgeEntry,
     "ifbench": IfbenchEntry,
@@ -152,7 +152,7 @@ class Suite:
 
     def read(self, file: InputFile) -> str:
         """Return the text of an input file. Raises SuiteError if it is missing or was changed."""
-        path = self.directory / FILES / file.sha256
+        path = self.directory / FILES_DIRECTORY / file.sha256
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -173,12 +173,12 @@ def write_suite(
 ) -> Suite:
     """Write a suite and return it. The manifest is written last: a suite without one is
     incomplete."""
-    files = directory / FILES
+    files = directory / FILES_DIRECTORY
     files.mkdir(parents=True, exist_ok=True)
-    (directory / MANIFEST).unlink(missing_ok=True)
-    lines = [_sample(draft, files).model_dump_json() + "\n" for draft in drafts]
+    (directory / MANIFEST_FILE).unlink(missing_ok=True)
+    lines = [_write_sample(draft, files).model_dump_json() + "\n" for draft in drafts]
     data = "".join(lines).encode()
-    (directory / SAMPLES).write_bytes(data)
+    (directory / SAMPLES_FILE).write_bytes(data)
     digest = hashlib.sha256(data).hexdigest()
     manifest = Manifest(
         name=name,
@@ -188,17 +188,19 @@ def write_suite(
         source=source,
         protocol=protocol or Protocol(),
     )
-    (directory / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    (directory / MANIFEST_FILE).write_text(
+        manifest.model_dump_json(indent=2) + "\n", encoding="utf-8"
+    )
     return load_suite(directory)
 
 
 def load_suite(directory: Path) -> Suite:
     """Return the suite in a directory. Raises SuiteError with the file, the line and the field that
     is wrong."""
-    path = directory / MANIFEST
+    path = directory / MANIFEST_FILE
     try:
         manifest = Manifest.model_validate_json(path.read_bytes())
-        data = (directory / SAMPLES).read_bytes()
+        data = (directory / SAMPLES_FILE).read_bytes()
     except FileNotFoundError as error:
         raise SuiteError(
             f"{error.filename}: no such file. Prepare the suite: sandbox-eval prepare"
@@ -206,32 +208,34 @@ def load_suite(directory: Path) -> Suite:
         ) from error
     except ValidationError as error:
         raise SuiteError(f"{path}: {first_fault(error)}") from error
-    samples = tuple(_read_samples(directory / SAMPLES, data))
+    samples = tuple(_read_samples(directory / SAMPLES_FILE, data))
     if len(samples) != manifest.count:
         raise SuiteError(
-            f"{directory / SAMPLES}: {len(samples)} samples, but the manifest says"
+            f"{directory / SAMPLES_FILE}: {len(samples)} samples, but the manifest says"
             f" {manifest.count}. Prepare the suite again."
         )
     if hashlib.sha256(data).hexdigest() != manifest.sha256:
         raise SuiteError(
-            f"{directory / SAMPLES}: the file does not have the manifest's hash. Prepare the suite"
-            " again."
+            f"{directory / SAMPLES_FILE}: the file does not have the manifest's hash. Prepare"
+            " the suite again."
         )
     return Suite(directory, manifest, samples)
 
 
-def prepared_suites(data: Path) -> list[str]:
+def prepared_suites(data_directory: Path) -> list[str]:
     """Return the names of the suites in a directory, sorted. Raises SuiteError if there is none."""
-    names = sorted(path.parent.name for path in data.glob(f"*/{MANIFEST}"))
+    names = sorted(path.parent.name for path in data_directory.glob(f"*/{MANIFEST_FILE}"))
     if not names:
-        raise SuiteError(f"{data}: no prepared suite. Prepare the suites: sandbox-eval prepare")
+        raise SuiteError(
+            f"{data_directory}: no prepared suite. Prepare the suites: sandbox-eval prepare"
+        )
     return names
 
 
-def load_suites(data: Path, names: Sequence[str]) -> list[Suite]:
+def load_suites(data_directory: Path, names: Sequence[str]) -> list[Suite]:
     """Return the named suites in a directory. Raises SuiteError if a suite cannot be loaded, or if
     two samples have the same id."""
-    suites = [load_suite(data / name) for name in names]
+    suites = [load_suite(data_directory / name) for name in names]
     seen: set[str] = set()
     for suite in suites:
         for sample in suite.samples:
@@ -241,13 +245,13 @@ def load_suites(data: Path, names: Sequence[str]) -> list[Suite]:
     return suites
 
 
-def _sample(draft: Draft, files: Path) -> Sample:
+def _write_sample(draft: Draft, files_directory: Path) -> Sample:
     """Write the files of a draft and return its sample."""
     found = []
     for name, text in draft.documents.items():
         data = text.encode()
         digest = hashlib.sha256(data).hexdigest()
-        (files / digest).write_bytes(data)
+        (files_directory / digest).write_bytes(data)
         found.append(InputFile(name=name, sha256=digest))
     return Sample(**draft.fields, files=tuple(found))
 
@@ -270,7 +274,7 @@ def _read_samples(path: Path, data: bytes) -> Iterator[Sample]:
 
 def _grader_fault(sample: Sample) -> str | None:
     """Return the first fault in the fields that the sample's grader reads, or None."""
-    if model := _ENTRIES.get(sample.grader):
+    if model := _ENTRY_MODELS.get(sample.grader):
         if sample.entry is None:
             return f"entry: the grader {sample.grader} needs an entry"
         try:

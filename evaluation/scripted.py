@@ -14,26 +14,26 @@ from aiohttp import web
 
 from evaluation.samples import Sample
 
-NAME = "scripted-model"
+MODEL_NAME = "scripted-model"
 WINDOW_CHARS = 40_000
 """A longer prompt is refused, as by a model with a small context window."""
 PROMPT_TOKENS, COMPLETION_TOKENS = 100, 10
 """The token counts that each reply reports, whatever its length."""
-UNFORMATTED = "I counted twice.\nThe first time it was 7, the second time 8."
-GIVE_UP = "I do not know."
+UNFORMATTED_ANSWER = "I counted twice.\nThe first time it was 7, the second time 8."
+UNKNOWN_ANSWER = "I do not know."
 MAX_BODY_BYTES = 64 * 2**20
 
-Plain = Literal["right", "wrong", "unformatted"]
-WithTools = Literal["computes", "stumbles", "guesses", "wanders", "fails"]
+PlainConduct = Literal["right", "wrong", "unformatted"]
+ToolConduct = Literal["computes", "stumbles", "guesses", "wanders", "fails"]
 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
     """The conduct of the model for one kind of problem."""
 
-    plain: Plain
+    plain: PlainConduct
     """Without tools: a right answer, a wrong one, or prose without the form of an answer."""
-    tools: WithTools
+    tools: ToolConduct
     """With tools. computes: run the solution, then submit its output. stumbles: the same after a
     command that fails. guesses: submit a wrong answer at once. wanders: run commands and never
     submit. fails: the server answers with status 500."""
@@ -95,10 +95,10 @@ class ScriptedModel:
         sample = self.sample_of(body)
         behaviour = BEHAVIOURS[sample.kind]
         if body.get("tools"):
-            return self._with_tools(sample, behaviour.tools, messages)
+            return self._tool_reply(sample, behaviour.tools, messages)
         if any(message["role"] == "assistant" for message in messages):
-            return _say(GIVE_UP)  # the proxy's last question to a run at its limit
-        return _plain(sample, behaviour.plain)
+            return _text_message(UNKNOWN_ANSWER)  # the proxy's last question to a run at its limit
+        return _plain_reply(sample, behaviour.plain)
 
     def sample_of(self, body: Mapping[str, Any]) -> Sample:
         """Return the sample that a request is about. Raises ServerError if there is none."""
@@ -108,8 +108,8 @@ class ScriptedModel:
                 return sample
         raise ServerError(400, "unknown_problem", "The request is about no sample.")
 
-    def _with_tools(
-        self, sample: Sample, behaviour: WithTools, messages: Sequence[Mapping[str, Any]]
+    def _tool_reply(
+        self, sample: Sample, behaviour: ToolConduct, messages: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
         observations = [_text_of(each) for each in messages if each["role"] == "tool"]
         commands = ["cat /testbed/documents/missing.txt"] if behaviour == "stumbles" else []
@@ -117,10 +117,10 @@ class ScriptedModel:
             case "fails":
                 raise ServerError(500, "scripted_failure", "The script demands a failure.")
             case "guesses":
-                return _call(0, "submit", answer=_wrong(sample))
+                return _call_message(0, "submit", answer=_wrong_answer(sample))
             case "wanders":
                 count = len(observations)
-                return _call(count, "execute_bash", command=f"ls -la / # {count}")
+                return _call_message(count, "execute_bash", command=f"ls -la / # {count}")
         # The answer is the file's content, so that it really comes from the command. A command of
         # a lost sandbox is repeated.
         solution = (
@@ -129,12 +129,12 @@ class ScriptedModel:
         commands.append(solution)
         done = sum("sandbox is lost" not in observation for observation in observations)
         if done == len(commands):
-            return _call(done, "submit")
-        return _call(len(observations), "execute_bash", command=commands[done])
+            return _call_message(done, "submit")
+        return _call_message(len(observations), "execute_bash", command=commands[done])
 
 
 @asynccontextmanager
-async def serving(
+async def serve_model(
     reply: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]],
 ) -> AsyncIterator[str]:
     """Serve a model on a free port of the loopback interface; yield its URL, with /v1. `reply`
@@ -157,7 +157,7 @@ async def serving(
         return response
 
     async def models(_: web.Request) -> web.Response:
-        entry = {"id": NAME, "object": "model", "created": 0, "owned_by": "script"}
+        entry = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "script"}
         return web.json_response({"object": "list", "data": [entry]})
 
     app = web.Application(client_max_size=MAX_BODY_BYTES)
@@ -173,26 +173,26 @@ async def serving(
         await runner.cleanup()
 
 
-def _plain(sample: Sample, behaviour: Plain) -> dict[str, Any]:
+def _plain_reply(sample: Sample, behaviour: PlainConduct) -> dict[str, Any]:
     if behaviour == "unformatted":
-        return _say(UNFORMATTED)
+        return _text_message(UNFORMATTED_ANSWER)
     if behaviour == "wrong":
-        return _say(_wrong(sample))
+        return _text_message(_wrong_answer(sample))
     if sample.grader in ("json", "verbatim"):
-        return _say(sample.ground_truth)
-    return _say(f"I worked it out.\n\nAnswer: {sample.ground_truth}")
+        return _text_message(sample.ground_truth)
+    return _text_message(f"I worked it out.\n\nAnswer: {sample.ground_truth}")
 
 
-def _wrong(sample: Sample) -> str:
+def _wrong_answer(sample: Sample) -> str:
     """Return a wrong answer in the form that the problem asks for. No right answer is -1."""
     return "[-1]" if sample.grader == "json" else "Answer: -1"
 
 
-def _say(text: str) -> dict[str, Any]:
+def _text_message(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def _call(number: int, name: str, **arguments: str) -> dict[str, Any]:
+def _call_message(number: int, name: str, **arguments: str) -> dict[str, Any]:
     function = {"name": name, "arguments": json.dumps(arguments)}
     call = {"id": f"call_{number}", "type": "function", "function": function}
     return {"role": "assistant", "content": None, "tool_calls": [call]}

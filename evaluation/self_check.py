@@ -14,17 +14,17 @@ from importlib import resources
 from pathlib import Path
 
 from evaluation.journal import ResultsError
-from evaluation.results import REPORT
+from evaluation.results import REPORT_FILE
 from evaluation.runner import RunError
 from evaluation.samples import load_suites
-from evaluation.scripted import NAME, ScriptedModel, serving
+from evaluation.scripted import MODEL_NAME, ScriptedModel, serve_model
 
-KNOWN = "known_results.md"
+KNOWN_RESULTS_FILE = "known_results.md"
 """The file of this package with the part of the report that does not depend on time."""
 COMMAND = (sys.executable, "-m", "evaluation")
 MAX_TURNS = 4
 START_TIMEOUT_S, STOP_TIMEOUT_S = 120, 20
-_SERVING = re.compile(r"serving at (http://\S+/v1)\b")
+_SERVING_LINE = re.compile(r"serving at (http://\S+/v1)\b")
 
 
 def check(output: Path) -> int:
@@ -43,8 +43,8 @@ def check(output: Path) -> int:
     samples = [sample for suite in suites for sample in suite.samples]
     asyncio.run(_evaluate(output, data, ScriptedModel(samples)))
     subprocess.run([*COMMAND, "report", str(output)], check=True)
-    found = results_of((output / REPORT).read_text(encoding="utf-8"))
-    known = (resources.files("evaluation") / KNOWN).read_text(encoding="utf-8")
+    found = results_of((output / REPORT_FILE).read_text(encoding="utf-8"))
+    known = (resources.files("evaluation") / KNOWN_RESULTS_FILE).read_text(encoding="utf-8")
     if found == known:
         print("The results are those known in advance.", file=sys.stderr)
         return 0
@@ -55,7 +55,7 @@ def check(output: Path) -> int:
 
 def results_of(report: str) -> str:
     """Return the part of a report about the scripted model that does not depend on time."""
-    return report[report.index(f"## {NAME}") : report.index("## Speed")]
+    return report[report.index(f"## {MODEL_NAME}") : report.index("## Speed")]
 
 
 def run_arguments(output: Path, data: Path, base_url: str) -> list[str]:
@@ -63,12 +63,12 @@ def run_arguments(output: Path, data: Path, base_url: str) -> list[str]:
     limits = json.dumps({"limits": {"max_turns": MAX_TURNS}})
     return [
         *("run", "--output", str(output), "--data", str(data), "--base-url", base_url),
-        *("--models", NAME, "--max-retries", "0", "--sandbox", limits, "--capture"),
+        *("--models", MODEL_NAME, "--max-retries", "0", "--sandbox", limits, "--capture"),
     ]
 
 
 async def _evaluate(output: Path, data: Path, model: ScriptedModel) -> None:
-    async with serving(model.reply) as model_url, _proxy(output, model_url) as base_url:
+    async with serve_model(model.reply) as model_url, _proxy(output, model_url) as base_url:
         arguments = run_arguments(output, data, base_url)
         process = await asyncio.create_subprocess_exec(*COMMAND, *arguments)
         # Exit code 3: the script has errors of the backend, which the known results contain.
@@ -93,7 +93,7 @@ async def _proxy(output: Path, model_url: str) -> AsyncIterator[str]:
             *(sys.executable, "-m", "proxy", *arguments), stdout=log, stderr=log
         )
     try:
-        yield await _url(process, output / "proxy.log")
+        yield await _proxy_url(process, output / "proxy.log")
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
@@ -104,13 +104,13 @@ async def _proxy(output: Path, model_url: str) -> AsyncIterator[str]:
             await process.wait()
 
 
-async def _url(process: asyncio.subprocess.Process, log: Path) -> str:
+async def _proxy_url(process: asyncio.subprocess.Process, log: Path) -> str:
     """Return the URL, with /v1, that the proxy writes to its log when it is ready."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(START_TIMEOUT_S):
             while process.returncode is None:
                 text = await asyncio.to_thread(log.read_text, encoding="utf-8", errors="replace")
-                if found := _SERVING.search(text):
+                if found := _SERVING_LINE.search(text):
                     return found[1]
                 await asyncio.sleep(0.05)
     raise RunError(f"the proxy does not start: see {log}")

@@ -11,7 +11,7 @@ RESAMPLES = 10_000
 FLIPS = 9_999
 """Number of random assignments of signs in a test that is too large to be exact. The smallest
 p-value is then 1 / (FLIPS + 1) = 0.0001."""
-MAX_STATES = 2_000_000
+MAX_EXACT_STEPS = 2_000_000
 """Maximum number of steps of the exact test, about 2 s. A step adds one difference to one possible
 sum. Each data set of the paper needs fewer, such as 530,000 for 650 problems with four votes each.
 """
@@ -61,7 +61,7 @@ def bootstrap_interval(values: Sequence[Fraction]) -> tuple[float, float] | None
         return None
     rng = random.Random(SEED)
     # Integers over a common denominator: their sums do not depend on the order of addition.
-    scale, numbers = _integers(values)
+    scale, numbers = _over_common_denominator(values)
     size = len(numbers)
     sums = sorted(sum(rng.choices(numbers, k=size)) for _ in range(RESAMPLES))
     low, high = (sums[_rank(quantile)] / (scale * size) for quantile in (0.025, 0.975))
@@ -73,29 +73,31 @@ def paired_p_value(differences: Sequence[Fraction]) -> PValue:
     the differences whose sum is at least as far from 0 as the observed sum.
 
     With one repeat and scores of 0 and 1, the differences are -1, 0 and 1, and the test is
-    McNemar's exact test. If the exact test would exceed MAX_STATES, as with many differences of
-    many denominators, the p-value is estimated from FLIPS random assignments with a fixed seed. The
-    observed assignment then counts as one more of them, so that the test keeps its level (Phipson
-    and Smyth 2010, "Permutation p-values should never be zero"). The standard error of an estimate
-    near 0.05 is 0.002.
+    McNemar's exact test. If the exact test would exceed MAX_EXACT_STEPS, as with many differences
+    of many denominators, the p-value is estimated from FLIPS random assignments with a fixed seed.
+    The observed assignment then counts as one more of them, so that the test keeps its level
+    (Phipson and Smyth 2010, "Permutation p-values should never be zero"). The standard error of an
+    estimate near 0.05 is 0.002.
     """
-    _, numbers = _integers([value for value in differences if value])
-    observed = abs(sum(numbers))
-    counts = _sums_of_signs(numbers)
+    _, numbers = _over_common_denominator([value for value in differences if value])
+    observed_sum = abs(sum(numbers))
+    counts = _sign_sum_counts(numbers)
     if counts is None:
-        return PValue((1 + _extreme_flips(numbers, observed)) / (1 + FLIPS), is_exact=False)
-    extreme = sum(count for total, count in counts.items() if abs(total) >= observed)
+        return PValue(
+            (1 + _count_extreme_flips(numbers, observed_sum)) / (1 + FLIPS), is_exact=False
+        )
+    extreme = sum(count for total, count in counts.items() if abs(total) >= observed_sum)
     return PValue(float(Fraction(extreme, 2 ** len(numbers))), is_exact=True)
 
 
-def _sums_of_signs(numbers: Sequence[int]) -> Mapping[int, int] | None:
+def _sign_sum_counts(numbers: Sequence[int]) -> Mapping[int, int] | None:
     """Return the number of assignments of signs that give each sum, or None if counting them takes
-    more than MAX_STATES steps."""
+    more than MAX_EXACT_STEPS steps."""
     counts = Counter({0: 1})
     states = 0
     for number in numbers:
         states += len(counts)
-        if states > MAX_STATES:
+        if states > MAX_EXACT_STEPS:
             return None
         following: Counter[int] = Counter()
         for total, count in counts.items():
@@ -105,8 +107,8 @@ def _sums_of_signs(numbers: Sequence[int]) -> Mapping[int, int] | None:
     return counts
 
 
-def _extreme_flips(numbers: Sequence[int], observed: int) -> int:
-    """Return how many of FLIPS random assignments have a sum that is at least `observed` away
+def _count_extreme_flips(numbers: Sequence[int], observed_sum: int) -> int:
+    """Return how many of FLIPS random assignments have a sum that is at least `observed_sum` away
     from 0."""
     rng = random.Random(SEED)
     sizes = Counter(abs(number) for number in numbers)
@@ -116,7 +118,7 @@ def _extreme_flips(numbers: Sequence[int], observed: int) -> int:
         total = sum(
             size * (count - 2 * rng.getrandbits(count).bit_count()) for size, count in sizes.items()
         )
-        extreme += abs(total) >= observed
+        extreme += abs(total) >= observed_sum
     return extreme
 
 
@@ -125,7 +127,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def _integers(values: Sequence[Fraction]) -> tuple[int, list[int]]:
+def _over_common_denominator(values: Sequence[Fraction]) -> tuple[int, list[int]]:
     """Return a common denominator of the values, and their numerators over it."""
     scale = math.lcm(*(value.denominator for value in values))
     return scale, [int(value * scale) for value in values]

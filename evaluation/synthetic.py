@@ -32,7 +32,7 @@ OBJECTS = (
 SENTENCES_PER_DOCUMENT = 200
 DOCUMENT_COUNT = 6
 
-Make = Callable[[random.Random], Draft]
+MakeProblem = Callable[[random.Random], Draft]
 
 
 def source() -> str:
@@ -42,10 +42,10 @@ def source() -> str:
 
 def generate(seed: int, count: int) -> list[Draft]:
     """Return `count` problems of each domain. The kinds of a domain take turns."""
-    return [draft for domain in KINDS for draft in _domain(domain, seed, count)]
+    return [draft for domain in KINDS for draft in _domain_drafts(domain, seed, count)]
 
 
-def _domain(domain: str, seed: int, count: int) -> Iterator[Draft]:
+def _domain_drafts(domain: str, seed: int, count: int) -> Iterator[Draft]:
     kinds = list(KINDS[domain].items())
     for number in range(count):
         kind, make = kinds[number % len(kinds)]
@@ -66,7 +66,7 @@ def _draft(
     return Draft(fields, documents)
 
 
-def _python(program: str) -> str:
+def _python_command(program: str) -> str:
     """Return a shell command that runs a program."""
     return f"python3 - <<'END'\n{program}\nEND"
 
@@ -74,31 +74,33 @@ def _python(program: str) -> str:
 # Computation
 
 
-def _addition(rng: random.Random) -> Draft:
+def _addition_problem(rng: random.Random) -> Draft:
     a, b = (rng.randrange(10**39, 10**40) for _ in range(2))
     problem = f"What is {a} + {b}? {ANSWER_LINE}"
-    return _draft(problem, a + b, "number", _python(f"print({a} + {b})"))
+    return _draft(problem, a + b, "number", _python_command(f"print({a} + {b})"))
 
 
-def _multiplication(rng: random.Random) -> Draft:
+def _multiplication_problem(rng: random.Random) -> Draft:
     a, b = (rng.randrange(10**11, 10**12) for _ in range(2))
     problem = f"What is {a} times {b}? {ANSWER_LINE}"
-    return _draft(problem, a * b, "number", _python(f"print({a} * {b})"))
+    return _draft(problem, a * b, "number", _python_command(f"print({a} * {b})"))
 
 
-def _power(rng: random.Random) -> Draft:
+def _power_problem(rng: random.Random) -> Draft:
     base, exponent = rng.randrange(2, 1000), rng.randrange(10**5, 10**6)
     modulus = rng.randrange(10**6, 10**7)
     problem = f"What is the remainder of {base}^{exponent} divided by {modulus}? {ANSWER_LINE}"
     power = f"pow({base}, {exponent}, {modulus})"
-    return _draft(problem, pow(base, exponent, modulus), "number", _python(f"print({power})"))
+    return _draft(
+        problem, pow(base, exponent, modulus), "number", _python_command(f"print({power})")
+    )
 
 
-def _letters(rng: random.Random) -> Draft:
+def _letters_problem(rng: random.Random) -> Draft:
     text = "".join(rng.choices("abcdefgh", k=300))
     letter = rng.choice("abcdefgh")
     problem = f"How often does the letter {letter} occur in this text?\n\n{text}\n\n{ANSWER_LINE}"
-    solution = _python(f"print({text!r}.count({letter!r}))")
+    solution = _python_command(f"print({text!r}.count({letter!r}))")
     return _draft(problem, text.count(letter), "number", solution)
 
 
@@ -118,11 +120,11 @@ def _file_name(rng: random.Random, stem: str, extension: str) -> str:
     return f"{stem}-{rng.randrange(10**5, 10**6)}.{extension}"
 
 
-def _csv(header: str, rows: list[tuple[object, ...]]) -> str:
+def _csv_text(header: str, rows: list[tuple[object, ...]]) -> str:
     return "".join(f"{line}\n" for line in (header, *(",".join(map(str, row)) for row in rows)))
 
 
-def _total(rng: random.Random) -> Draft:
+def _total_problem(rng: random.Random) -> Draft:
     orders = _orders(rng, 200)
     region, name = rng.choice(REGIONS), _file_name(rng, "orders", "csv")
     total = sum(cents for _, its, status, cents in orders if (its, status) == (region, "paid"))
@@ -132,11 +134,11 @@ def _total(rng: random.Random) -> Draft:
     )
     rows = f'$2 == "{region}" && $3 == "paid"'
     solution = f"awk -F, '{rows} {{total += $4}} END {{print total}}' {DOCUMENTS}/{name}"
-    documents = {name: _csv("id,region,status,cents", [*orders])}
+    documents = {name: _csv_text("id,region,status,cents", [*orders])}
     return _draft(problem, total, "number", solution, documents)
 
 
-def _join(rng: random.Random) -> Draft:
+def _join_problem(rng: random.Random) -> Draft:
     buyers = [(number, name) for number, name in enumerate(rng.sample(FIRST_NAMES, 8), 1)]
     orders = [
         (number, rng.choice(buyers)[0], rng.randrange(100, 10_000)) for number in range(1, 151)
@@ -155,13 +157,13 @@ for row in csv.DictReader(open("{DOCUMENTS}/{sales}")):
     sums[row["buyer"]] += int(row["cents"])
 print(names[max(sums, key=sums.get)])"""
     documents = {
-        names: _csv("id,name", [*buyers]),
-        sales: _csv("id,buyer,cents", [*orders]),
+        names: _csv_text("id,name", [*buyers]),
+        sales: _csv_text("id,buyer,cents", [*orders]),
     }
-    return _draft(problem, dict(buyers)[best], "text", _python(program), documents)
+    return _draft(problem, dict(buyers)[best], "text", _python_command(program), documents)
 
 
-def _log(rng: random.Random) -> Draft:
+def _log_problem(rng: random.Random) -> Draft:
     hosts = [f"web-{number}" for number in range(1, 6)]
     levels = ("INFO", "INFO", "WARNING", "ERROR")
     lines = [
@@ -180,7 +182,7 @@ def _log(rng: random.Random) -> Draft:
 # Long documents
 
 
-def _filler(rng: random.Random) -> list[list[str]]:
+def _filler_documents(rng: random.Random) -> list[list[str]]:
     """Return documents as lists of sentences that answer no question."""
     return [
         [
@@ -192,47 +194,47 @@ def _filler(rng: random.Random) -> list[list[str]]:
     ]
 
 
-def _texts(documents: list[list[str]]) -> dict[str, str]:
+def _document_texts(documents: list[list[str]]) -> dict[str, str]:
     return {
         f"document-{number}.txt": "\n".join([*sentences, ""])
         for number, sentences in enumerate(documents, 1)
     }
 
 
-def _hide(rng: random.Random, documents: list[list[str]], sentence: str) -> None:
+def _hide_sentence(rng: random.Random, documents: list[list[str]], sentence: str) -> None:
     sentences = rng.choice(documents)
     sentences.insert(rng.randrange(len(sentences)), sentence)
 
 
-def _stations(rng: random.Random) -> list[str]:
+def _station_names(rng: random.Random) -> list[str]:
     """Return names with a number, so that no two problems have the same text."""
     return [f"{bird}-{rng.randrange(1000, 10_000)}" for bird in BIRDS]
 
 
-def _code_of(rng: random.Random) -> str:
+def _access_code(rng: random.Random) -> str:
     return "".join([*rng.choices(string.ascii_uppercase, k=3), "-", *rng.choices("23456789", k=4)])
 
 
-def _code(rng: random.Random) -> Draft:
-    documents = _filler(rng)
-    codes = {station: _code_of(rng) for station in _stations(rng)}
+def _code_problem(rng: random.Random) -> Draft:
+    documents = _filler_documents(rng)
+    codes = {station: _access_code(rng) for station in _station_names(rng)}
     for station, code in codes.items():
-        _hide(rng, documents, f"The access code of the station {station} is {code}.")
+        _hide_sentence(rng, documents, f"The access code of the station {station} is {code}.")
     station = rng.choice(list(codes))
     problem = f"What is the access code of the station {station}? {ANSWER_LINE}"
     pattern = f"code of the station {station} "
     solution = f"grep -h '{pattern}' {DOCUMENTS}/*.txt | sed 's/.* is \\(.*\\)\\./\\1/'"
-    return _draft(problem, codes[station], "text", solution, _texts(documents))
+    return _draft(problem, codes[station], "text", solution, _document_texts(documents))
 
 
-def _hop(rng: random.Random) -> Draft:
-    documents = _filler(rng)
-    names = _stations(rng)[:8]
+def _hop_problem(rng: random.Random) -> Draft:
+    documents = _filler_documents(rng)
+    names = _station_names(rng)[:8]
     sectors = dict(zip(names, rng.sample(range(10**5, 10**6), 8), strict=True))
     keepers = dict(zip(names, rng.sample(FIRST_NAMES, 8), strict=True))
     for name in names:
-        _hide(rng, documents, f"The station {name} stands in sector {sectors[name]}.")
-        _hide(rng, documents, f"{keepers[name]} looks after the station {name}.")
+        _hide_sentence(rng, documents, f"The station {name} stands in sector {sectors[name]}.")
+        _hide_sentence(rng, documents, f"{keepers[name]} looks after the station {name}.")
     name = rng.choice(names)
     sector = f"sector {sectors[name]}"
     problem = f"Who looks after the station that stands in {sector}? {ANSWER_LINE}"
@@ -240,18 +242,18 @@ def _hop(rng: random.Random) -> Draft:
         f"station=$(grep -h 'stands in {sector}' {DOCUMENTS}/*.txt | awk '{{print $3}}')\n"
         f"grep -h \"looks after the station $station\" {DOCUMENTS}/*.txt | awk '{{print $1}}'"
     )
-    return _draft(problem, keepers[name], "text", solution, _texts(documents))
+    return _draft(problem, keepers[name], "text", solution, _document_texts(documents))
 
 
-def _mentions(rng: random.Random) -> Draft:
-    documents = _filler(rng)
-    ship = rng.choice(_stations(rng))
+def _mentions_problem(rng: random.Random) -> Draft:
+    documents = _filler_documents(rng)
+    ship = rng.choice(_station_names(rng))
     count = rng.randrange(5, 20)
     for number in range(count):
-        _hide(rng, documents, f"On day {number + 1} the ship {ship} left the harbour.")
+        _hide_sentence(rng, documents, f"On day {number + 1} the ship {ship} left the harbour.")
     problem = f"How often do the documents say that the ship {ship} left the harbour?"
     solution = f"cat {DOCUMENTS}/*.txt | grep -c 'the ship {ship} left the harbour'"
-    return _draft(f"{problem} {ANSWER_LINE}", count, "number", solution, _texts(documents))
+    return _draft(f"{problem} {ANSWER_LINE}", count, "number", solution, _document_texts(documents))
 
 
 # Formats
@@ -265,60 +267,64 @@ def _people(rng: random.Random) -> list[tuple[str, date, str]]:
     ]
 
 
-def _sentences(people: list[tuple[str, date, str]]) -> str:
+def _birth_texts(people: list[tuple[str, date, str]]) -> str:
     return " ".join(
         f"{name} was born on {born.day} {calendar.month_name[born.month]} {born.year} in {place}."
         for name, born, place in people
     )
 
 
-def _record(rng: random.Random) -> Draft:
+def _record_problem(rng: random.Random) -> Draft:
     people = _people(rng)
     name, born, place = rng.choice(people)
     value = {"name": name, "born": born.isoformat(), "place": place, "year": born.year}
     problem = (
-        f"{_sentences(people)}\n\nWrite a JSON object about {name} with the keys name, born (a text"
-        f" of the form YYYY-MM-DD), place and year (a number). {JSON_ONLY}"
+        f"{_birth_texts(people)}\n\nWrite a JSON object about {name} with the keys name, born (a"
+        f" text of the form YYYY-MM-DD), place and year (a number). {JSON_ONLY}"
     )
     answer = json.dumps(value)
-    return _draft(problem, answer, "json", _python(f"import json\nprint(json.dumps({value!r}))"))
+    return _draft(
+        problem, answer, "json", _python_command(f"import json\nprint(json.dumps({value!r}))")
+    )
 
 
-def _table(rng: random.Random) -> Draft:
+def _table_problem(rng: random.Random) -> Draft:
     people = _people(rng)
     rows = [{"name": name, "place": place} for name, _, place in sorted(people, key=_birthday)]
     problem = (
-        f"{_sentences(people)}\n\nWrite a JSON array with one object for each person, the oldest"
+        f"{_birth_texts(people)}\n\nWrite a JSON array with one object for each person, the oldest"
         f" person first. Each object has the keys name and place. {JSON_ONLY}"
     )
     answer = json.dumps(rows)
-    return _draft(problem, answer, "json", _python(f"import json\nprint(json.dumps({rows!r}))"))
+    return _draft(
+        problem, answer, "json", _python_command(f"import json\nprint(json.dumps({rows!r}))")
+    )
 
 
-def _lines(rng: random.Random) -> Draft:
+def _lines_problem(rng: random.Random) -> Draft:
     people = sorted(_people(rng))
     lines = [f"{name.upper()};{born:%d/%m/%Y};{place}" for name, born, place in people]
     problem = (
-        f"{_sentences(people[::-1])}\n\nWrite one line for each person, sorted by name:"
+        f"{_birth_texts(people[::-1])}\n\nWrite one line for each person, sorted by name:"
         f" NAME;DD/MM/YYYY;Place, with the name in capital letters. {LINES_ONLY}"
     )
     answer = "\n".join(lines)
-    return _draft(problem, answer, "verbatim", _python(f"print({answer!r})"))
+    return _draft(problem, answer, "verbatim", _python_command(f"print({answer!r})"))
 
 
 def _birthday(person: tuple[str, date, str]) -> date:
     return person[1]
 
 
-KINDS: Mapping[str, Mapping[str, Make]] = {
+KINDS: Mapping[str, Mapping[str, MakeProblem]] = {
     "computation": {
-        "addition": _addition,
-        "multiplication": _multiplication,
-        "power": _power,
-        "letters": _letters,
+        "addition": _addition_problem,
+        "multiplication": _multiplication_problem,
+        "power": _power_problem,
+        "letters": _letters_problem,
     },
-    "files": {"total": _total, "join": _join, "log": _log},
-    "long-documents": {"code": _code, "hop": _hop, "mentions": _mentions},
-    "formats": {"record": _record, "table": _table, "lines": _lines},
+    "files": {"total": _total_problem, "join": _join_problem, "log": _log_problem},
+    "long-documents": {"code": _code_problem, "hop": _hop_problem, "mentions": _mentions_problem},
+    "formats": {"record": _record_problem, "table": _table_problem, "lines": _lines_problem},
 }
 """The kinds of problems of each domain."""

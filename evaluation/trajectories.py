@@ -1,8 +1,8 @@
 """Makes trajectories from completions, and counts patterns in them.
 
 The patterns for tool calls are a reconstruction of the paper's Table 15. Only examples of its list
-are known; the other patterns are of the same kind. The patterns for texts, VERIFICATION and
-STRUCTURE, are not from the paper.
+are known; the other patterns are of the same kind. The patterns for texts, VERIFICATION_WORD and
+STRUCTURE_MARK, are not from the paper.
 """
 
 import json
@@ -22,7 +22,7 @@ MAX_STEPS_CHARS = 2_000_000
 MAX_ARGUMENTS = 20
 MAX_FILES = 100
 MAX_WARNINGS = 20
-MALFORMED = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
+MALFORMED_ERRORS = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
 """The errors that reading a response raises if it does not have the expected form."""
 CODE_ARGUMENTS = ("command", "file_text", "new_str")
 """The arguments of the sandbox's tools that contain code."""
@@ -42,12 +42,12 @@ TABLE15: Mapping[str, Sequence[str]] = {
     ),
 }
 """Substrings of tool calls, by capability. They also match inside longer words."""
-VERIFICATION = re.compile(
+VERIFICATION_WORD = re.compile(
     r"\b(?:verif(?:y|ies|ied|ying|ication)|(?:double|re|sanity)[- ]?check(?:s|ed|ing)?"
     r"|check(?:s|ed|ing)?|confirm(?:s|ed|ing)?|make sure)\b",
     re.IGNORECASE,
 )
-STRUCTURE = re.compile(
+STRUCTURE_MARK = re.compile(
     r"^ {0,3}(?:#{1,6} |[-*+] |\d{1,3}[.)] |step \d)", re.IGNORECASE | re.MULTILINE
 )
 """The beginning of a line that is a heading, an item of a list or a numbered step."""
@@ -68,27 +68,28 @@ class PatternCounts:
 
 
 def trajectory_of(result: Result, completion: Mapping[str, Any]) -> Trajectory:
-    """Return the trajectory of a completion. Raises the errors of MALFORMED.
+    """Return the trajectory of a completion. Raises the errors of MALFORMED_ERRORS.
 
     Texts and lists that exceed the bounds of this module are shortened.
     """
     message = completion["choices"][0]["message"]
     sandbox = completion.get("sandbox") or {}
     all_steps = list(_steps(sandbox.get("events") or ()))
-    steps = _within_bounds(all_steps)
+    steps = _first_steps(all_steps)
     files = (sandbox.get("files") or ())[:MAX_FILES]
     warnings = (sandbox.get("warnings") or ())[:MAX_WARNINGS]
     return Trajectory(
         **result.key._asdict(),
         started=result.started,
-        run_id=_kept(sandbox.get("run_id") or ""),
-        reasoning=_kept(message.get("reasoning") or message.get("reasoning_content") or ""),
+        run_id=_bounded_text(sandbox.get("run_id") or ""),
+        reasoning=_bounded_text(message.get("reasoning") or message.get("reasoning_content") or ""),
         steps=steps,
         steps_left_out=len(all_steps) - len(steps),
         files=tuple(
-            ProducedFile(path=_kept(each["path"]), size_bytes=each["bytes"]) for each in files
+            ProducedFile(path=_bounded_text(each["path"]), size_bytes=each["bytes"])
+            for each in files
         ),
-        warnings=tuple(_kept(f"{each['code']}: {each['message']}") for each in warnings),
+        warnings=tuple(_bounded_text(f"{each['code']}: {each['message']}") for each in warnings),
     )
 
 
@@ -101,7 +102,7 @@ def patterns_of(result: Result, trajectory: Trajectory) -> PatternCounts:
         calls.update(found)
         matched_calls += bool(found)
     text = f"{trajectory.reasoning}\n{result.answer}"
-    counts = (len(pattern.findall(text)) for pattern in (VERIFICATION, STRUCTURE))
+    counts = (len(pattern.findall(text)) for pattern in (VERIFICATION_WORD, STRUCTURE_MARK))
     return PatternCounts(calls, matched_calls, *counts)
 
 
@@ -120,7 +121,7 @@ def shorten(text: str, max_chars: int) -> str:
     return f"{head}\n[{len(text) - len(head) - len(tail):,} characters left out]\n{tail}"
 
 
-def clean(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Return a text without lone surrogates, which cannot be written to a file."""
     return text.encode(errors="replace").decode()
 
@@ -135,13 +136,15 @@ def step_of(
     duration_ms: int | None,
 ) -> Step:
     """Return a tool call, with its texts within the bounds of this module. Raises the errors of
-    MALFORMED."""
+    MALFORMED_ERRORS."""
     kept = list(arguments.items())[:MAX_ARGUMENTS]
     return Step(
         number=number,
-        tool=_kept(tool),
-        arguments={_kept(name): _kept(_text_of(value)) for name, value in kept},
-        observation=_kept(observation or ""),
+        tool=_bounded_text(tool),
+        arguments={
+            _bounded_text(name): _bounded_text(_argument_text(value)) for name, value in kept
+        },
+        observation=_bounded_text(observation or ""),
         exit_code=exit_code,
         duration_ms=duration_ms,
     )
@@ -163,21 +166,21 @@ def _steps(events: Sequence[Mapping[str, Any]]) -> Iterator[Step]:
             )
 
 
-def _within_bounds(steps: Sequence[Step]) -> tuple[Step, ...]:
+def _first_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
     """Return the first steps, up to MAX_STEPS and MAX_STEPS_CHARS."""
     kept: list[Step] = []
     chars = 0
     for step in steps[:MAX_STEPS]:
-        chars += step.chars
+        chars += step.char_count
         if chars > MAX_STEPS_CHARS:
             break
         kept.append(step)
     return tuple(kept)
 
 
-def _text_of(value: Any) -> str:
+def _argument_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _kept(text: str) -> str:
-    return shorten(clean(text), MAX_TEXT_CHARS)
+def _bounded_text(text: str) -> str:
+    return shorten(replace_surrogates(text), MAX_TEXT_CHARS)

@@ -17,10 +17,10 @@ import openai
 
 from evaluation.results import Step, Trajectory, Turn
 from evaluation.trajectories import (
-    MALFORMED,
+    MALFORMED_ERRORS,
     MAX_STEPS_CHARS,
     MAX_TEXT_CHARS,
-    clean,
+    replace_surrogates,
     shorten,
     step_of,
 )
@@ -43,19 +43,21 @@ async def with_turns(
     reason. `client` has the URL and the key of the proxy."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            body = await _get(client, http_client, trajectory.run_id)
-        return _added(trajectory, json.loads(body))
+            body = await _fetch_trajectory(client, http_client, trajectory.run_id)
+        return _with_native_turns(trajectory, json.loads(body))
     except TimeoutError:
         reason = f"no trajectory within {TIMEOUT_S:.0f} s"
     except TurnsError as error:
         reason = str(error)
-    except (httpx.HTTPError, httpx.InvalidURL, *MALFORMED) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, *MALFORMED_ERRORS) as error:
         reason = f"{type(error).__name__}: {error}"
-    one_line = " ".join(clean(reason).split())[:MAX_ERROR_CHARS]
+    one_line = " ".join(replace_surrogates(reason).split())[:MAX_ERROR_CHARS]
     return trajectory.model_copy(update={"turns_error": one_line})
 
 
-async def _get(client: openai.AsyncOpenAI, http_client: httpx.AsyncClient, run_id: str) -> bytes:
+async def _fetch_trajectory(
+    client: openai.AsyncOpenAI, http_client: httpx.AsyncClient, run_id: str
+) -> bytes:
     """Return the body of a run's trajectory. Raises TurnsError if the proxy refuses it, or if it is
     larger than MAX_BODY_BYTES."""
     url = f"{client.base_url}runs/{quote(run_id, safe='')}/trajectory"
@@ -75,30 +77,34 @@ def _refusal(status: int, body: bytes) -> str:
     """Return the status and the message of an error of the proxy."""
     try:
         return f"{status}: {json.loads(body)['error']['message']}"
-    except MALFORMED:
+    except MALFORMED_ERRORS:
         return f"the proxy answered with status {status}"
 
 
-def _added(trajectory: Trajectory, native: Mapping[str, Any]) -> Trajectory:
-    """Return `trajectory` with the turns of `native`, the proxy's own trajectory of the run, up to
-    MAX_TURNS and MAX_STEPS_CHARS. Raises the errors of MALFORMED."""
+def _with_native_turns(trajectory: Trajectory, native_trajectory: Mapping[str, Any]) -> Trajectory:
+    """Return `trajectory` with the turns of `native_trajectory`, the proxy's own trajectory of the
+    run, up to MAX_TURNS and MAX_STEPS_CHARS. Raises the errors of MALFORMED_ERRORS."""
     steps = {step.number for step in trajectory.steps}
     # The steps that are left out are the last ones.
     last = max(steps, default=0) if trajectory.steps_left_out else None
-    kept = [each for each in native["tool_calls"] if last is None or each["step"] <= last]
-    tool_calls, model_calls = _by_turn(kept), _by_turn(native["model_calls"])
-    numbers = [each["turn"] for each in native["turns"]]
+    kept = [
+        each for each in native_trajectory["tool_calls"] if last is None or each["step"] <= last
+    ]
+    tool_calls, model_calls = _calls_by_turn(kept), _calls_by_turn(native_trajectory["model_calls"])
+    numbers = [each["turn"] for each in native_trajectory["turns"]]
     turns: list[Turn] = []
     chars = 0
     for number in numbers[:MAX_TURNS]:
         calls = tool_calls[number]
-        turn = _turn(number, model_calls[number], native["messages"]).model_copy(
+        turn = _turn(number, model_calls[number], native_trajectory["messages"]).model_copy(
             update={
                 "steps": tuple(each["step"] for each in calls if each["step"] in steps),
                 "other_calls": tuple(_step(each) for each in calls if each["step"] not in steps),
             }
         )
-        chars += len(turn.text) + len(turn.reasoning) + sum(step.chars for step in turn.other_calls)
+        chars += (
+            len(turn.text) + len(turn.reasoning) + sum(step.char_count for step in turn.other_calls)
+        )
         if chars > MAX_STEPS_CHARS:
             break
         turns.append(turn)
@@ -106,7 +112,7 @@ def _added(trajectory: Trajectory, native: Mapping[str, Any]) -> Trajectory:
     return trajectory.model_copy(update=update)
 
 
-def _by_turn(calls: Sequence[Mapping[str, Any]]) -> Mapping[int, list[Mapping[str, Any]]]:
+def _calls_by_turn(calls: Sequence[Mapping[str, Any]]) -> Mapping[int, list[Mapping[str, Any]]]:
     """Return the calls by the numbers of their turns. A turn without calls has an empty list."""
     found: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for each in calls:
@@ -122,9 +128,9 @@ def _turn(
     reasoning = (each.get("reasoning") or each.get("reasoning_content") for each in replies)
     return Turn(
         number=number,
-        text=_joined([_text_of(each.get("content")) for each in replies]),
-        reasoning=_joined(list(map(_text_of, reasoning))),
-        errors=tuple(_joined([each["error"]]) for each in calls if each["error"]),
+        text=_joined_text([_text_of(each.get("content")) for each in replies]),
+        reasoning=_joined_text(list(map(_text_of, reasoning))),
+        errors=tuple(_joined_text([each["error"]]) for each in calls if each["error"]),
         model_s=round(sum(each["duration_s"] for each in calls), 3),
     )
 
@@ -148,5 +154,5 @@ def _text_of(content: Any) -> str:
     return content or ""
 
 
-def _joined(texts: list[str]) -> str:
-    return shorten(clean("\n\n".join(filter(None, texts))), MAX_TEXT_CHARS)
+def _joined_text(texts: list[str]) -> str:
+    return shorten(replace_surrogates("\n\n".join(filter(None, texts))), MAX_TEXT_CHARS)

@@ -98,13 +98,13 @@ def _reward(arguments: argparse.Namespace) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from training.curves import bars
+    from training.curves import bar_chart
     from training.report import chart_values, measure, report
     from training.rows import TaskError
 
     before, after = measure(arguments.before), measure(arguments.after)
     if arguments.chart:
-        picture = bars(
+        picture = bar_chart(
             chart_values(before, after), ("before", "after"), "Before and after training"
         )
         try:
@@ -127,9 +127,9 @@ def _attempts(tasks: "TaskSet", path: Path) -> Iterator[tuple["TaskRow", "Attemp
         try:
             attempt = Attempt.model_validate(line.fields)
         except ValidationError as error:
-            raise TaskError(f"{line.place}: {first_fault(error)}") from error
+            raise TaskError(f"{line.location}: {first_fault(error)}") from error
         if attempt.id not in rows:
-            raise TaskError(f"{line.place}: id: {attempt.id} is no task of {tasks.directory}")
+            raise TaskError(f"{line.location}: id: {attempt.id} is no task of {tasks.directory}")
         yield rows[attempt.id], attempt
 
 

@@ -61,11 +61,11 @@ def facts(seed: int, count: int) -> list[Context]:
 
 
 def _context(rng: random.Random) -> Context:
-    towns = [_word(rng) for _ in range(3)]
+    towns = [_random_name(rng) for _ in range(3)]
     stations = [
         _Station(
             f"{bird}-{rng.randrange(1000, 10_000)}",
-            f"{rng.choice(FIRST_NAMES)} {_word(rng)}",
+            f"{rng.choice(FIRST_NAMES)} {_random_name(rng)}",
             rng.randrange(10**5, 10**6),
             towns[number % len(towns)],
         )
@@ -114,6 +114,6 @@ def _questions(
     yield Question(f"Which stations have {town} as their next town?", near, names)
 
 
-def _word(rng: random.Random) -> str:
+def _random_name(rng: random.Random) -> str:
     syllables = [rng.choice("bdfgklmnprstv") + rng.choice("aeiou") for _ in range(4)]
     return "".join(syllables).capitalize()

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from evaluation.paper_suites import LETTER_PLAIN
+from evaluation.paper_suites import PLAIN_LETTER_FORM
 from evaluation.samples import Draft, GraderName, write_suite
 from evaluation.synthetic import ANSWER_LINE
 from training.rows import QaType, Split, TaskError, TaskRow, TaskSet
@@ -48,7 +48,7 @@ def convert(tasks: TaskSet, target: Target, out: Path, placement: Placement, spl
     try:
         if target == "bench":
             return _write_suite(tasks, rows, out, placement)
-        convert_row = _ROWS[target]
+        convert_row = _ROW_CONVERTERS[target]
         lines = (
             json.dumps(convert_row(row, number, placement, split), ensure_ascii=False) + "\n"
             for number, row in enumerate(rows)
@@ -60,7 +60,7 @@ def convert(tasks: TaskSet, target: Target, out: Path, placement: Placement, spl
     return len(rows)
 
 
-def _trl(row: TaskRow, number: int, placement: Placement, split: Split) -> dict[str, Any]:
+def _trl_row(row: TaskRow, number: int, placement: Placement, split: Split) -> dict[str, Any]:
     """Return a row of TRL's conversational prompt-only format. The other columns reach reward
     functions and the `reset` of an environment."""
     return {
@@ -70,7 +70,7 @@ def _trl(row: TaskRow, number: int, placement: Placement, split: Split) -> dict[
     }
 
 
-def _verl(row: TaskRow, number: int, placement: Placement, split: Split) -> dict[str, Any]:
+def _verl_row(row: TaskRow, number: int, placement: Placement, split: Split) -> dict[str, Any]:
     """Return a row of verl's format for data (verl documentation, "Prepare Data for
     Post-Training")."""
     return {
@@ -88,9 +88,9 @@ def _verl(row: TaskRow, number: int, placement: Placement, split: Split) -> dict
     }
 
 
-_ROWS: Mapping[
+_ROW_CONVERTERS: Mapping[
     Literal["trl", "verl"], Callable[[TaskRow, int, Placement, Split], dict[str, Any]]
-] = {"trl": _trl, "verl": _verl}
+] = {"trl": _trl_row, "verl": _verl_row}
 
 
 def _write_suite(tasks: TaskSet, rows: Sequence[TaskRow], out: Path, placement: Placement) -> int:
@@ -104,7 +104,7 @@ def _write_suite(tasks: TaskSet, rows: Sequence[TaskRow], out: Path, placement: 
 
 def _draft(row: TaskRow, placement: Placement) -> Draft:
     problem = prompt_of(row, placement)
-    form = LETTER_PLAIN if row.qa_type == "mcq1" else ANSWER_LINE
+    form = PLAIN_LETTER_FORM if row.qa_type == "mcq1" else ANSWER_LINE
     grader = GRADERS[row.qa_type]
     is_judged = grader == "judge"
     entry = {"question": row.meta.question, "rubric": "long-context"} if is_judged else None
@@ -123,10 +123,10 @@ def _draft(row: TaskRow, placement: Placement) -> Draft:
 
 def describe(tasks: TaskSet) -> str:
     """Return the counts of a set of tasks as Markdown."""
-    return "\n".join(_description(tasks)) + "\n"
+    return "\n".join(_description_lines(tasks)) + "\n"
 
 
-def _description(tasks: TaskSet) -> Iterator[str]:
+def _description_lines(tasks: TaskSet) -> Iterator[str]:
     manifest, rows = tasks.manifest, tasks.all_rows
     yield f"{manifest.source}; licence: {manifest.licence}; seed {manifest.seed}"
     yield ""

@@ -1,8 +1,9 @@
 """Training on a CPU through a real proxy and real sandboxes: the parts that `training.demo` and
 `training.small_model` share.
 
-`scripted_traces` captures the runs of a scripted policy, `supervise` trains on their export with
-TRL's SFTTrainer, and `reinforce` trains with TRL's GRPOTrainer on the rewards of rollouts.
+`scripted_traces` captures the runs of a scripted policy, `train_supervised` trains on their export
+with TRL's SFTTrainer, and `train_with_grpo` trains with TRL's GRPOTrainer on the rewards of
+rollouts.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from datasets import Dataset, load_dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
-from training.curves import curves
+from training.curves import line_chart
 from training.policy_server import PolicyServer, completion_of
 from training.rollouts import Rollout, RolloutClient, Score, Segment
 from training.rows import TaskRow
@@ -34,7 +35,7 @@ from training.trl import PAPER_SETTINGS, prompts_of, reward_of_rollout, rollout_
 
 ROOT = Path(__file__).resolve().parent.parent
 GENERATIONS = PAPER_SETTINGS["num_generations"]
-START_S, STOP_S = 60.0, 60.0
+START_TIMEOUT_S, STOP_TIMEOUT_S = 60.0, 60.0
 TRAINER_SETTINGS: dict[str, Any] = {
     "logging_steps": 1,
     "save_strategy": "no",
@@ -75,19 +76,19 @@ def proxy(backend_url: str, sandbox: str) -> Iterator[str]:
         with log.open("wb") as output:
             server = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
         try:
-            yield f"{_address(server, log)}/v1"
+            yield f"{_proxy_url(server, log)}/v1"
         finally:
             server.terminate()
             try:
-                server.wait(STOP_S)
+                server.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()
 
 
-def _address(server: "subprocess.Popen[bytes]", log: Path) -> str:
+def _proxy_url(server: "subprocess.Popen[bytes]", log: Path) -> str:
     """Wait until the proxy serves, and return its URL without `/v1`. Raises RuntimeError."""
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and server.poll() is None:
         _, found, rest = log.read_text(encoding="utf-8").partition("serving at ")
         if found and "/v1" in rest:
@@ -121,7 +122,7 @@ def scripted_traces(tasks: Sequence[TaskRow], reply: Reply, score: Score, sandbo
     return found.text
 
 
-def supervise(
+def train_supervised(
     model: Any,
     tokenizer: Any,
     export: str,
@@ -129,7 +130,7 @@ def supervise(
     steps: int,
     learning_rate: float,
     seed: int,
-    batch: int = 16,
+    batch_size: int = 16,
 ) -> list[float]:
     """Train the model on the assistant's tokens of an export in the format `sft`. Return the loss
     of each step. The chat template of the tokenizer marks these tokens."""
@@ -142,7 +143,7 @@ def supervise(
             **TRAINER_SETTINGS,
             output_dir=directory,
             max_steps=steps,
-            per_device_train_batch_size=batch,
+            per_device_train_batch_size=batch_size,
             learning_rate=learning_rate,
             lr_scheduler_type="linear",
             warmup_steps=min(10, steps // 4),
@@ -163,7 +164,7 @@ class Plan:
 
     tasks: Sequence[TaskRow]
     """The tasks of all steps; each is run GENERATIONS times."""
-    prompts: int
+    prompts_per_step: int
     """Number of tasks in one step."""
     score: Score
     reward: Callable[..., list[float | None]] = reward_of_rollout
@@ -175,9 +176,9 @@ class Plan:
     """Time in seconds that the policy server waits for each further request of a batch."""
     seed: int
     sandbox: str
-    compared: int | None = None
+    compared_rollouts: int | None = None
     """Rollouts of a step whose log probabilities the model computes again. None: all of them."""
-    end_s: float | None = None
+    deadline_s: float | None = None
     """The `time.monotonic()` time after which no step begins. None: the steps use all tasks."""
 
 
@@ -203,20 +204,20 @@ class Measures:
 
 
 class _Deadline(TrainerCallback):
-    """Ends a training after the first step that ends later than `end_s`."""
+    """Ends a training after the first step that ends later than `deadline_s`."""
 
-    def __init__(self, end_s: float) -> None:
-        self._end_s = end_s
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        control.should_training_stop |= time.monotonic() >= self._end_s
+        control.should_training_stop |= time.monotonic() >= self._deadline_s
 
 
-def reinforce(model: Any, tokenizer: Any, measures: Measures, plan: Plan) -> None:
+def train_with_grpo(model: Any, tokenizer: Any, measures: Measures, plan: Plan) -> None:
     """Train the model with GRPO, and fill in the measures."""
-    began, before = time.monotonic(), _fingerprint(model)
+    began, before = time.monotonic(), _weight_fingerprint(model)
     torch.manual_seed(plan.seed)
-    batch = GENERATIONS * plan.prompts
+    batch = GENERATIONS * plan.prompts_per_step
     with (
         PolicyServer(model, tokenizer, batch_wait_s=plan.batch_wait_s) as server,
         proxy(server.base_url, plan.sandbox) as url,
@@ -228,9 +229,9 @@ def reinforce(model: Any, tokenizer: Any, measures: Measures, plan: Plan) -> Non
         )
 
         def observe(rollouts: Sequence[Rollout]) -> None:
-            _measure(measures, rollouts)
-            for rollout in rollouts[: plan.compared]:
-                _compare(measures, rollout, model)
+            _add_measures(measures, rollouts)
+            for rollout in rollouts[: plan.compared_rollouts]:
+                _compare_logprobs(measures, rollout, model)
 
         trainer = GRPOTrainer(
             model,
@@ -238,7 +239,7 @@ def reinforce(model: Any, tokenizer: Any, measures: Measures, plan: Plan) -> Non
             args=GRPOConfig(
                 **{**PAPER_SETTINGS, **TRAINER_SETTINGS, "learning_rate": plan.learning_rate},
                 output_dir=directory,
-                max_steps=len(plan.tasks) // plan.prompts,
+                max_steps=len(plan.tasks) // plan.prompts_per_step,
                 per_device_train_batch_size=batch,
                 max_completion_length=256,
                 lr_scheduler_type="constant",
@@ -247,15 +248,15 @@ def reinforce(model: Any, tokenizer: Any, measures: Measures, plan: Plan) -> Non
             train_dataset=Dataset.from_list(prompts_of(plan.tasks)),
             processing_class=tokenizer,
             rollout_func=rollout_func(client, plan.tasks, observe),
-            callbacks=[] if plan.end_s is None else [_Deadline(plan.end_s)],
+            callbacks=[] if plan.deadline_s is None else [_Deadline(plan.deadline_s)],
         )
         trainer.train()
     measures.loss = _losses(trainer)
-    measures.weights_changed = _fingerprint(model) != before
+    measures.weights_changed = _weight_fingerprint(model) != before
     measures.seconds = round(time.monotonic() - began, 1)
 
 
-def _measure(measures: Measures, rollouts: Sequence[Rollout]) -> None:
+def _add_measures(measures: Measures, rollouts: Sequence[Rollout]) -> None:
     rewards = [each.reward for each in rollouts if each.reward is not None]
     measures.reward.append(round(sum(rewards) / max(1, len(rewards)), 4))
     measures.reads.append(round(sum(each.tool_calls > 0 for each in rollouts) / len(rollouts), 4))
@@ -269,7 +270,7 @@ def _measure(measures: Measures, rollouts: Sequence[Rollout]) -> None:
     )
 
 
-def _compare(measures: Measures, rollout: Rollout, model: Any) -> None:
+def _compare_logprobs(measures: Measures, rollout: Rollout, model: Any) -> None:
     for segment in rollout.segments:
         difference = logprob_difference(model, segment)
         measures.compared_tokens += segment.sampled
@@ -287,7 +288,7 @@ def logprob_difference(model: Any, segment: Segment) -> float:
     return max((abs(one - other) for one, other, is_sampled in pairs if is_sampled), default=0.0)
 
 
-def _fingerprint(model: Any) -> float:
+def _weight_fingerprint(model: Any) -> float:
     return float(sum(each.double().abs().sum().item() for each in model.parameters()))
 
 
@@ -298,7 +299,7 @@ def _losses(trainer: Any) -> list[float]:
 # The results
 
 
-def circumstances(model: Any, seed: int, sandbox: str) -> dict[str, Any]:
+def measurement_conditions(model: Any, seed: int, sandbox: str) -> dict[str, Any]:
     """Return the conditions of a measurement: seed, sandbox, machine and size of the model."""
     return {
         "seed": seed,
@@ -308,18 +309,18 @@ def circumstances(model: Any, seed: int, sandbox: str) -> dict[str, Any]:
     }
 
 
-def write_results(found: Mapping[str, Any], out: Path) -> None:
+def write_results(results: Mapping[str, Any], out: Path) -> None:
     """Write results.json and reward.svg, the reward curves, to a folder, and print a summary."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    lines = {each["name"]: each["reward"] for each in found["trainings"]}
-    picture = curves(lines, "Mean reward of a step", "step")
+    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    lines = {each["name"]: each["reward"] for each in results["trainings"]}
+    picture = line_chart(lines, "Mean reward of a step", "step")
     (out / "reward.svg").write_text(picture, encoding="utf-8")
-    for each in found["trainings"]:
+    for each in results["trainings"]:
         print(
             f"{each['name']}: {each['reward'][0]:.2f} -> {each['reward'][-1]:.2f} in"
             f" {len(each['reward'])} steps, {each['seconds']:.0f} s; {each['splits']} of"
             f" {each['rollouts']} rollouts split; log probabilities differ by at most"
             f" {each['max_logprob_difference']:.1e} on {each['compared_tokens']} tokens"
         )
-    print(f"{found['seconds']:.0f} s in all; see {out}")
+    print(f"{results['seconds']:.0f} s in all; see {out}")

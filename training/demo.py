@@ -21,11 +21,11 @@ from typing import Any
 from training.cpu_training import (
     Measures,
     Plan,
-    circumstances,
+    measurement_conditions,
     prepare_process,
-    reinforce,
     scripted_traces,
-    supervise,
+    train_supervised,
+    train_with_grpo,
     write_results,
 )
 from training.tiny_policy import make_model, make_tasks, make_tokenizer, score, scripted_reply
@@ -33,47 +33,50 @@ from training.trl import reward_of_rollout
 
 LEARNING_RATE = 3e-4
 MAX_TOKENS = 64
-READS = 0.25
-"""The share of the `mixed` traces in which the scripted policy searches its files."""
+SEARCH_SHARE = 0.25
+"""The share of the `mixed_traces` in which the scripted policy searches its files."""
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class DemoSize:
     """The size of a demonstration."""
 
-    readers: int
+    reader_traces: int
     """Number of traces of a policy that always searches its files."""
-    mixed: int
+    mixed_traces: int
     """Number of traces of a policy that mostly guesses."""
-    steps_of_readers: int
-    steps_of_mixed: int
-    prompts: int
+    reader_steps: int
+    mixed_steps: int
+    prompts_per_step: int
     """Number of tasks in one step of GRPO."""
-    steps: int
+    grpo_steps: int
     control_steps: int
 
 
-FULL = Size(800, 600, 240, 80, 8, 20, 10)
-QUICK = Size(128, 64, 100, 10, 2, 2, 1)
+FULL_SIZE = DemoSize(800, 600, 240, 80, 8, 20, 10)
+QUICK_SIZE = DemoSize(128, 64, 100, 10, 2, 2, 1)
 """Too small to learn anything, but passes through all parts."""
 
 
-def run(size: Size, seed: int, sandbox: str) -> dict[str, Any]:
+def run(size: DemoSize, seed: int, sandbox: str) -> dict[str, Any]:
     """Run the demonstration and return its results."""
     began, rng = time.monotonic(), random.Random(seed)
     readers, mixed = (
         scripted_traces(
-            make_tasks(count, rng), partial(scripted_reply, rng=rng, reads=reads), score, sandbox
+            make_tasks(count, rng),
+            partial(scripted_reply, rng=rng, search_share=reads),
+            score,
+            sandbox,
         )
-        for count, reads in ((size.readers, 1.0), (size.mixed, READS))
+        for count, reads in ((size.reader_traces, 1.0), (size.mixed_traces, SEARCH_SHARE))
     )
     lines = [*readers.splitlines()[:200], *mixed.splitlines()[:100]]
     tokenizer = make_tokenizer([json.loads(line)["messages"] for line in lines])
     model = make_model(tokenizer, seed)
-    losses = supervise(
-        model, tokenizer, readers, steps=size.steps_of_readers, learning_rate=2e-3, seed=seed
+    losses = train_supervised(
+        model, tokenizer, readers, steps=size.reader_steps, learning_rate=2e-3, seed=seed
     )
-    supervise(model, tokenizer, mixed, steps=size.steps_of_mixed, learning_rate=5e-4, seed=seed)
+    train_supervised(model, tokenizer, mixed, steps=size.mixed_steps, learning_rate=5e-4, seed=seed)
     start = {name: value.clone() for name, value in model.state_dict().items()}
     results = []
     coin = random.Random(seed)
@@ -82,14 +85,14 @@ def run(size: Size, seed: int, sandbox: str) -> dict[str, Any]:
         return [float(coin.random() < 0.5) for _ in prompts]
 
     for name, steps, reward in (
-        ("reward of the answer", size.steps, reward_of_rollout),
+        ("reward of the answer", size.grpo_steps, reward_of_rollout),
         ("random reward", size.control_steps, random_reward),
     ):
         model.load_state_dict(start)
         measures = Measures(name)
         plan = Plan(
-            tasks=make_tasks(steps * size.prompts, random.Random(f"{seed} {name}")),
-            prompts=size.prompts,
+            tasks=make_tasks(steps * size.prompts_per_step, random.Random(f"{seed} {name}")),
+            prompts_per_step=size.prompts_per_step,
             score=score,
             reward=reward,
             learning_rate=LEARNING_RATE,
@@ -97,10 +100,10 @@ def run(size: Size, seed: int, sandbox: str) -> dict[str, Any]:
             seed=seed,
             sandbox=sandbox,
         )
-        reinforce(model, tokenizer, measures, plan)
+        train_with_grpo(model, tokenizer, measures, plan)
         results.append(measures)
     return {
-        **circumstances(model, seed, sandbox),
+        **measurement_conditions(model, seed, sandbox),
         "supervised_loss": losses,
         "seconds": round(time.monotonic() - began, 1),
         "trainings": [asdict(each) for each in results],
@@ -116,7 +119,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a minute; learns nothing")
     arguments = parser.parse_args()
     prepare_process()
-    found = run(QUICK if arguments.quick else FULL, arguments.seed, arguments.sandbox)
+    found = run(QUICK_SIZE if arguments.quick else FULL_SIZE, arguments.seed, arguments.sandbox)
     write_results(found, arguments.out)
     return 0
 

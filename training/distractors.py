@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from training.leaks import contains, normalised
+from training.leaks import contains_answer, normalise
 
-Mode = Literal["random", "same-domain", "bm25"]
-MODES: tuple[Mode, ...] = ("random", "same-domain", "bm25")
+DistractorMode = Literal["random", "same-domain", "bm25"]
+MODES: tuple[DistractorMode, ...] = ("random", "same-domain", "bm25")
 K1, B = 1.2, 0.75
 """The parameters of BM25: saturation of a word's count, and normalisation by length."""
 CANDIDATES_PER_DISTRACTOR = 20
@@ -34,7 +34,7 @@ class Candidate:
     topic: str
     title: str
     text: str
-    words: str
+    normalised_text: str
     """The normalised text."""
 
 
@@ -49,44 +49,44 @@ class DistractorPool:
 
     def draw(
         self,
-        mode: Mode,
+        mode: DistractorMode,
         count: int,
         rng: random.Random,
         *,
         topic: str,
-        own: Collection[str],
+        own_documents: Collection[str],
         question: str,
         answers: Sequence[str],
     ) -> list[Candidate]:
         """Return at most `count` documents of other contexts.
 
-        Documents that are in `own`, the normalised documents of the context, or that contain one
-        of the answers are left out. Only the mode same-domain uses `topic`, and only bm25 uses
-        `question`. At most CANDIDATES_PER_DISTRACTOR * (count + 1) documents are tried.
+        Documents that are in `own_documents`, the normalised documents of the context, or that
+        contain one of the answers are left out. Only the mode same-domain uses `topic`, and only
+        bm25 uses `question`. At most CANDIDATES_PER_DISTRACTOR * (count + 1) documents are tried.
         """
         found: dict[str, Candidate] = {}
         limit = CANDIDATES_PER_DISTRACTOR * (count + 1)
-        for number in self._numbers(mode, limit, rng, topic, question):
+        for number in self._candidate_numbers(mode, limit, rng, topic, question):
             each = self._candidates[number]
             if len(found) == count:
                 break
-            if each.words in own or each.words in found:
+            if each.normalised_text in own_documents or each.normalised_text in found:
                 continue
-            if not any(contains(each.words, answer) for answer in answers):
-                found[each.words] = each
+            if not any(contains_answer(each.normalised_text, answer) for answer in answers):
+                found[each.normalised_text] = each
         return list(found.values())
 
-    def _numbers(
-        self, mode: Mode, limit: int, rng: random.Random, topic: str, question: str
+    def _candidate_numbers(
+        self, mode: DistractorMode, limit: int, rng: random.Random, topic: str, question: str
     ) -> Sequence[int]:
         if mode == "bm25":
-            return self._index.best(normalised(question).split(), limit)
+            return self._bm25_index.best_documents(normalise(question).split(), limit)
         pool = self._topics[topic] if mode == "same-domain" else range(len(self._candidates))
         return rng.sample(pool, min(limit, len(pool)))
 
     @cached_property
-    def _index(self) -> "Bm25":
-        return Bm25([each.words.split() for each in self._candidates])
+    def _bm25_index(self) -> "Bm25":
+        return Bm25([each.normalised_text.split() for each in self._candidates])
 
 
 class Bm25:
@@ -102,7 +102,7 @@ class Bm25:
             for word, times in Counter(words).items():
                 self._postings[word].append((number, times * (K1 + 1) / (times + length)))
 
-    def best(self, query: Sequence[str], count: int) -> list[int]:
+    def best_documents(self, query: Sequence[str], count: int) -> list[int]:
         """Return the numbers of at most `count` documents that have a word of the query, the best
         first. Of equal documents the one with the lower number is first."""
         scores: dict[int, float] = defaultdict(float)

@@ -15,18 +15,18 @@ from typing import NamedTuple
 MAX_COMMANDS_CHARS = 500_000
 """A run whose commands have more characters in all is not checked, and not flagged."""
 _HEREDOC = re.compile(r"(?<!<)<<-?\s*(?P<quote>['\"]?)(?P<tag>\w+)(?P=quote)")
-_PYTHON = re.compile(r"python[\d.]*")
-_WRITERS = frozenset(("echo", "printf", "cat", "tee"))
-_NEUTRAL = frozenset(
+_PYTHON_PROGRAM = re.compile(r"python[\d.]*")
+_WRITING_PROGRAMS = frozenset(("echo", "printf", "cat", "tee"))
+_NEUTRAL_PROGRAMS = frozenset(
     ("cd", "chmod", "clear", "date", "ls", "mkdir", "pwd", "sleep", "touch", "true")
 )
 """Programs that neither show nor change the content of a file."""
-_ANSWER = "answer.txt"
-_CALLS = frozenset(
+_ANSWER_FILE = "answer.txt"
+_ALLOWED_CALLS = frozenset(
     ("open", "print", "write", "write_text", "close", "Path", "str", "join", "makedirs")
 )
-_MODULES = frozenset(("os", "pathlib", "sys"))
-_ALLOWED = (
+_ALLOWED_MODULES = frozenset(("os", "pathlib", "sys"))
+_ALLOWED_NODES = (
     *(ast.Module, ast.Expr, ast.Assign, ast.With, ast.withitem, ast.Import, ast.ImportFrom),
     *(ast.alias, ast.Call, ast.Attribute, ast.Name, ast.Constant, ast.keyword, ast.Load, ast.Store),
     *(ast.JoinedStr, ast.FormattedValue, ast.List, ast.Tuple, ast.Dict, ast.UnaryOp, ast.USub),
@@ -41,32 +41,32 @@ def is_hardcoded(commands: Sequence[str]) -> bool:
     """
     if sum(map(len, commands)) > MAX_COMMANDS_CHARS:
         return False
-    kinds = [_kind(command) for command in commands]
+    kinds = [_command_kind(command) for command in commands]
     return "constant" in kinds and "source" not in kinds
 
 
-def _kind(command: str) -> str:
+def _command_kind(command: str) -> str:
     """Return `source` for a command that reads or computes, `constant` for one that writes a
     constant, and `neutral` for any other."""
-    heredocs, rest = _divided(command)
+    heredocs, rest = _split_heredocs(command)
     if not heredocs and _is_program(command):
         return _program_kind(command)
     kinds = [_heredoc_kind(each) for each in heredocs]
-    kinds += map(_words_kind, _shell_commands(rest))
+    kinds += map(_simple_command_kind, _shell_commands(rest))
     return next((kind for kind in ("source", "constant") if kind in kinds), "neutral")
 
 
 class _Heredoc(NamedTuple):
     """A here-document of a shell command."""
 
-    head: Sequence[str]
+    other_words: Sequence[str]
     """The other words of its line."""
     is_quoted: bool
     """True if the shell expands nothing in the body."""
     body: str
 
 
-def _divided(command: str) -> tuple[list[_Heredoc], str]:
+def _split_heredocs(command: str) -> tuple[list[_Heredoc], str]:
     """Return the here-documents of a command, and its other lines."""
     heredocs, rest = [], []
     lines = iter(command.split("\n"))
@@ -75,22 +75,22 @@ def _divided(command: str) -> tuple[list[_Heredoc], str]:
         if found is None:
             rest.append(line)
             continue
-        body = takewhile(partial(_is_not, found["tag"]), lines)
+        body = takewhile(partial(_is_body_line, found["tag"]), lines)
         head = f"{line[: found.start()]} {line[found.end() :]}".split()
         heredocs.append(_Heredoc(head, bool(found["quote"]), "\n".join(body)))
     return heredocs, "\n".join(rest)
 
 
-def _is_not(tag: str, line: str) -> bool:
+def _is_body_line(tag: str, line: str) -> bool:
     return line.strip() != tag
 
 
 def _heredoc_kind(heredoc: _Heredoc) -> str:
-    program = heredoc.head[0] if heredoc.head else ""
-    if _PYTHON.fullmatch(program):
+    program = heredoc.other_words[0] if heredoc.other_words else ""
+    if _PYTHON_PROGRAM.fullmatch(program):
         return _program_kind(heredoc.body)
     is_expanded = not heredoc.is_quoted and ("$" in heredoc.body or "`" in heredoc.body)
-    return "constant" if program in _WRITERS and not is_expanded else "source"
+    return "constant" if program in _WRITING_PROGRAMS and not is_expanded else "source"
 
 
 def _shell_commands(text: str) -> Iterator[list[str]]:
@@ -112,17 +112,17 @@ def _shell_commands(text: str) -> Iterator[list[str]]:
             command.append(word)
 
 
-def _words_kind(words: Sequence[str]) -> str:
+def _simple_command_kind(words: Sequence[str]) -> str:
     program = words[0]
-    if program in _NEUTRAL:
+    if program in _NEUTRAL_PROGRAMS:
         return "neutral"
-    if _PYTHON.fullmatch(program) and words[1:2] == ["-c"] and len(words) > 2:
+    if _PYTHON_PROGRAM.fullmatch(program) and words[1:2] == ["-c"] and len(words) > 2:
         return _program_kind(words[2])
-    if any("$" in word or "`" in word for word in words) or program not in _WRITERS:
+    if any("$" in word or "`" in word for word in words) or program not in _WRITING_PROGRAMS:
         return "source"
     if program != "cat":
         return "constant"
-    return "neutral" if all(word.endswith(_ANSWER) for word in words[1:]) else "source"
+    return "neutral" if all(word.endswith(_ANSWER_FILE) for word in words[1:]) else "source"
 
 
 def _is_program(text: str) -> bool:
@@ -145,7 +145,7 @@ def _program_kind(text: str) -> str:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return "source"
     nodes = list(ast.walk(tree))
-    if not all(isinstance(node, _ALLOWED) and _is_constant(node) for node in nodes):
+    if not all(isinstance(node, _ALLOWED_NODES) and _is_constant(node) for node in nodes):
         return "source"
     return "constant" if any(isinstance(node, ast.Call) for node in nodes) else "neutral"
 
@@ -154,11 +154,11 @@ def _is_constant(node: ast.AST) -> bool:
     """Return True if a node neither reads a file nor computes."""
     match node:
         case ast.Import(names=names):
-            return all(name.name in _MODULES for name in names)
+            return all(name.name in _ALLOWED_MODULES for name in names)
         case ast.ImportFrom(module=module):
-            return module in _MODULES
+            return module in _ALLOWED_MODULES
         case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name)):
-            return name in _CALLS and (name != "open" or _is_opened_to_write(node))
+            return name in _ALLOWED_CALLS and (name != "open" or _is_opened_to_write(node))
         case ast.Call():
             return False
     return True

@@ -15,20 +15,20 @@ _WORD = re.compile(r"\w+")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
 
 
-def normalised(text: str) -> str:
+def normalise(text: str) -> str:
     """Return the words of a text in lower case, with one space between them. Commas between
     thousands are left out."""
     return " ".join(_WORD.findall(_THOUSANDS.sub("", text).casefold()))
 
 
-def contains(words: str, answer: str) -> bool:
+def contains_answer(words: str, answer: str) -> bool:
     """Return True if normalised words contain an answer.
 
     Numbers and answers of less than MIN_SUBSTRING_CHARS ASCII characters are compared as whole
     words, so that 19 is not found in 1912. Other answers are also found inside of words, as some
     scripts have no spaces between them. An answer without words is found nowhere.
     """
-    gold = normalised(answer)
+    gold = normalise(answer)
     if not gold:
         return False
     is_short = len(gold) < MIN_SUBSTRING_CHARS or gold.replace(" ", "").isdecimal()
@@ -42,11 +42,11 @@ class Decontamination:
 
     def __init__(self, prompts: Iterable[str]) -> None:
         self._ngrams: set[str] = set()
-        self._short: set[str] = set()
+        self._short_prompts: set[str] = set()
         for prompt in prompts:
-            words = normalised(prompt).split()
+            words = normalise(prompt).split()
             if len(words) < NGRAM_WORDS:
-                self._short.add(" ".join(words))
+                self._short_prompts.add(" ".join(words))
             self._ngrams.update(_ngrams(words))
 
     @classmethod
@@ -59,8 +59,8 @@ class Decontamination:
     def is_contaminated(self, text: str) -> bool:
         """Return True if a text shares NGRAM_WORDS words in a row with a prompt, or if its words
         equal those of a prompt that has less than NGRAM_WORDS words."""
-        words = normalised(text).split()
-        if " ".join(words) in self._short:
+        words = normalise(text).split()
+        if " ".join(words) in self._short_prompts:
             return True
         return any(ngram in self._ngrams for ngram in _ngrams(words))
 

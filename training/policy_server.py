@@ -25,8 +25,8 @@ MAX_BATCH = 64
 MAX_BODY_BYTES = 64 << 20
 REPLY_TIMEOUT_S = 600.0
 """Maximum time of one reply, the wait for its batch included."""
-_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*')
+_TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_CALL_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*')
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class PolicyServer:
         self._server.policy = self
         self._threads = [
             threading.Thread(target=self._server.serve_forever, name="policy server"),
-            threading.Thread(target=self._generate, name="policy generation"),
+            threading.Thread(target=self._generate_batches, name="policy generation"),
         ]
 
     @property
@@ -117,10 +117,10 @@ class PolicyServer:
 
     # The thread that generates
 
-    def _generate(self) -> None:
+    def _generate_batches(self) -> None:
         while (batch := self._next_batch()) is not None:
             try:
-                replies = self._sample(batch)
+                replies = self._sample_replies(batch)
             except Exception as error:
                 log.exception("a batch failed")
                 for request in batch:
@@ -151,7 +151,7 @@ class PolicyServer:
         return batch
 
     @torch.inference_mode()
-    def _sample(self, batch: Sequence[_Request]) -> list[tuple[list[int], list[float]]]:
+    def _sample_replies(self, batch: Sequence[_Request]) -> list[tuple[list[int], list[float]]]:
         """Return the sampled tokens of each request, and their log probabilities at temperature
         1."""
         pad, eos = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
@@ -212,8 +212,8 @@ def _temperature(request: _Request) -> float:
 def _message(text: str) -> dict[str, Any]:
     """Return the message for a sampled text. The arguments of calls stay as they were written."""
     calls = []
-    for written in _CALL.findall(text):
-        named = _NAME.match(written)
+    for written in _TOOL_CALL.findall(text):
+        named = _CALL_HEAD.match(written)
         if named is None or not written.rstrip().endswith("}"):
             continue
         arguments = written[named.end() :].rstrip()[:-1].rstrip()

@@ -21,14 +21,14 @@ from evaluation.statistics import estimate, percentile
 from training.rollouts import INFRA_ERROR
 from training.rows import TaskError
 
-OWN_ENDS = frozenset({"submitted", "answered", "refused", "client_tool_calls"})
+MODEL_STOP_REASONS = frozenset({"submitted", "answered", "refused", "client_tool_calls"})
 """Stop reasons of runs that the model ended. All other stop reasons count as limits."""
-_CHECKS = re.compile(
+_CHECKING_WORDS = re.compile(
     r"\b(?:let me (?:check|confirm)|double[- ]check|verify(?:ing)?|wait|actually|to be sure)\b",
     re.IGNORECASE,
 )
 """Words with which a model checks its own work."""
-_MARKS = re.compile(r"^(?:#{1,6} |[-*] |\d+[.)] )|\*\*[^*\n]+\*\*", re.MULTILINE)
+_STRUCTURE_MARKS = re.compile(r"^(?:#{1,6} |[-*] |\d+[.)] )|\*\*[^*\n]+\*\*", re.MULTILINE)
 """Headings, list items and bold text."""
 
 
@@ -51,7 +51,7 @@ class Measures:
 def measure(path: Path) -> Measures:
     """Return the measures of the trajectories in a native export. Raises TaskError."""
     runs, errors = list[_Run](), 0
-    for run in _read(path):
+    for run in _read_runs(path):
         if run is None:
             errors += 1
         else:
@@ -66,7 +66,9 @@ def measure(path: Path) -> Measures:
     rates = {
         "runs with a tool call": _share(runs, lambda run: run.tool_calls > 0),
         "runs that submitted": _share(runs, lambda run: run.outcome == "submitted"),
-        "runs that ended at a limit": _share(runs, lambda run: run.outcome not in OWN_ENDS),
+        "runs that ended at a limit": _share(
+            runs, lambda run: run.outcome not in MODEL_STOP_REASONS
+        ),
         **{
             f"turns with {name.replace('_', ' ')}": (
                 sum(run.capability_turns.get(name, 0) for run in runs) / turns if turns else None
@@ -81,8 +83,8 @@ def measure(path: Path) -> Measures:
         "failed commands": _mean([run.failed_commands for run in runs]),
         "tokens written": _mean([run.written_tokens for run in runs]),
         "tokens of tool output": _mean([run.output_tokens for run in runs]),
-        "words of checking": _mean([run.checks for run in runs]),
-        "marks of structure": _mean([run.marks for run in runs]),
+        "words of checking": _mean([run.checking_words for run in runs]),
+        "marks of structure": _mean([run.structure_marks for run in runs]),
     }
     interval = found.interval if found else None
     return Measures(
@@ -103,8 +105,8 @@ class _Run:
     written_tokens: int
     output_tokens: int
     capability_turns: Mapping[str, int]
-    checks: int
-    marks: int
+    checking_words: int
+    structure_marks: int
 
     @classmethod
     def of(cls, trajectory: Mapping[str, Any]) -> "_Run":
@@ -125,28 +127,28 @@ class _Run:
             written_tokens=stats["completion_tokens"],
             output_tokens=stats["env_tokens"],
             capability_turns=stats["capability_turns"],
-            checks=len(_CHECKS.findall(said)),
-            marks=len(_MARKS.findall(said)),
+            checking_words=len(_CHECKING_WORDS.findall(said)),
+            structure_marks=len(_STRUCTURE_MARKS.findall(said)),
         )
 
 
-def _read(path: Path) -> Iterator[_Run | None]:
+def _read_runs(path: Path) -> Iterator[_Run | None]:
     """Yield the runs of an export; None for a run that failed."""
     try:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
-                yield _parsed(line, f"{path}:{number}")
+                yield _parse_run(line, f"{path}:{number}")
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"{path}: {error}") from error
 
 
-def _parsed(line: str, place: str) -> _Run | None:
+def _parse_run(line: str, location: str) -> _Run | None:
     try:
         trajectory = json.loads(line)
         has_failed = trajectory["outcome"] == INFRA_ERROR or trajectory["result"] is None
         return None if has_failed else _Run.of(trajectory)
     except (ValueError, RecursionError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise TaskError(f"{place}: not a trajectory of an export with format=native") from error
+        raise TaskError(f"{location}: not a trajectory of an export with format=native") from error
 
 
 def _texts(reply: Mapping[str, Any]) -> Iterator[str]:
@@ -155,8 +157,8 @@ def _texts(reply: Mapping[str, Any]) -> Iterator[str]:
             yield text
 
 
-def _share(runs: Sequence[_Run], is_one: Callable[[_Run], bool]) -> float | None:
-    return sum(map(is_one, runs)) / len(runs) if runs else None
+def _share(runs: Sequence[_Run], is_counted: Callable[[_Run], bool]) -> float | None:
+    return sum(map(is_counted, runs)) / len(runs) if runs else None
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -167,19 +169,21 @@ def report(before: Measures, after: Measures) -> str:
     """Return the measures beside each other, as a Markdown table."""
     both = (before, after)
     lines = ["| | before | after | change |", "| --- | --- | --- | --- |"]
-    lines.append(_line("trajectories", *(f"{each.trajectories}" for each in both)))
-    lines.append(_line("infrastructure errors, left out", *(f"{e.infra_errors}" for e in both)))
-    change = _change(before.reward, after.reward, "{:+.3f}")
-    lines.append(_line("mean reward (95 % interval)", *map(_reward, both), change))
+    lines.append(_table_line("trajectories", *(f"{each.trajectories}" for each in both)))
+    lines.append(
+        _table_line("infrastructure errors, left out", *(f"{e.infra_errors}" for e in both))
+    )
+    change = _change_text(before.reward, after.reward, "{:+.3f}")
+    lines.append(_table_line("mean reward (95 % interval)", *map(_reward_text, both), change))
     for name in before.rates:
         one, other = before.rates[name], after.rates[name]
-        cells = [_number(each, "{:.1%}") for each in (one, other)]
-        points = _change(one, other, "{:+.1f} points", scale=100)
-        lines.append(_line(name, *cells, points))
+        cells = [_number_text(each, "{:.1%}") for each in (one, other)]
+        points = _change_text(one, other, "{:+.1f} points", scale=100)
+        lines.append(_table_line(name, *cells, points))
     for name in before.means:
         one, other = before.means[name], after.means[name]
-        cells = [_number(each, "{:.2f}") for each in (one, other)]
-        lines.append(_line(f"{name}, of a run", *cells, _change(one, other, "{:+.2f}")))
+        cells = [_number_text(each, "{:.2f}") for each in (one, other)]
+        lines.append(_table_line(f"{name}, of a run", *cells, _change_text(one, other, "{:+.2f}")))
     return "\n".join([*lines, ""])
 
 
@@ -194,20 +198,20 @@ def chart_values(before: Measures, after: Measures) -> dict[str, tuple[float, fl
     }
 
 
-def _line(*cells: str) -> str:
+def _table_line(*cells: str) -> str:
     return f"| {' | '.join(cells)} |" if len(cells) == 4 else f"| {' | '.join(cells)} | |"
 
 
-def _number(value: float | None, form: str) -> str:
-    return "none" if value is None else form.format(value)
+def _number_text(value: float | None, template: str) -> str:
+    return "none" if value is None else template.format(value)
 
 
-def _reward(measures: Measures) -> str:
+def _reward_text(measures: Measures) -> str:
     if measures.reward is None or measures.reward_interval is None:
-        return _number(measures.reward, "{:.3f}")
+        return _number_text(measures.reward, "{:.3f}")
     low, high = measures.reward_interval
     return f"{measures.reward:.3f} ({low:.3f} to {high:.3f})"
 
 
-def _change(one: float | None, other: float | None, form: str, scale: float = 1) -> str:
-    return "" if one is None or other is None else form.format((other - one) * scale)
+def _change_text(before: float | None, after: float | None, template: str, scale: float = 1) -> str:
+    return "" if before is None or after is None else template.format((after - before) * scale)

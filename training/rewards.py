@@ -32,7 +32,7 @@ from evaluation.isolation import (
 )
 from evaluation.samples import Sample
 from training.hardcoded import is_hardcoded
-from training.leaks import normalised
+from training.leaks import normalise
 from training.rows import TaskError, TaskRow
 
 MAX_LENGTH_RATIO = 4
@@ -115,7 +115,7 @@ def reward(
     try:
         if function is not None:
             value, reason = run_isolated(
-                _call, function, row.model_dump(), attempt.answer, timeout_s=timeout_s
+                _call_function, function, row.model_dump(), attempt.answer, timeout_s=timeout_s
             )
         else:
             value, reason = run_isolated(score, row, attempt.answer, timeout_s=timeout_s)
@@ -129,7 +129,7 @@ def reward(
 
 
 def reward_all(
-    work: Sequence[tuple[TaskRow, Attempt]],
+    attempts: Sequence[tuple[TaskRow, Attempt]],
     *,
     function: str | None = None,
     needs_submit: bool = True,
@@ -139,14 +139,14 @@ def reward_all(
     of `reward`."""
     preload([__name__, "math_verify", "rouge_score.rouge_scorer"])
 
-    def one(each: tuple[TaskRow, Attempt]) -> Reward:
+    def reward_one(each: tuple[TaskRow, Attempt]) -> Reward:
         row, attempt = each
         return reward(
             row, attempt, function=function, needs_submit=needs_submit, timeout_s=timeout_s
         )
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        return list(threads.map(one, work))
+        return list(threads.map(reward_one, attempts))
 
 
 def _grades_ground_truth(row: TaskRow, timeout_s: float) -> bool:
@@ -165,10 +165,10 @@ def _grades_ground_truth(row: TaskRow, timeout_s: float) -> bool:
 def score(row: TaskRow, answer: str) -> tuple[float, Reason]:
     """Return the value of an answer and the rule that decided, in this process."""
     if row.qa_type == "mcq1":
-        return float(_grade(row, answer, "choice").score), "choice"
+        return float(_grade_answer(row, answer, "choice").score), "choice"
     if row.qa_type == "mcqN":
-        return _f1(set(row.ground_truth.split(",")), _letters(answer)), "choices"
-    is_equal = _equal_math(row, answer)
+        return _f1(set(row.ground_truth.split(",")), _answer_letters(answer)), "choices"
+    is_equal = _is_math_equal(row, answer)
     if is_equal is not None or row.qa_type == "number":
         return float(is_equal or False), "math"
     given = final_answer(answer) or answer.strip()
@@ -177,7 +177,7 @@ def score(row: TaskRow, answer: str) -> tuple[float, Reason]:
     return _rouge_l(row.ground_truth, given), "rouge"
 
 
-def _letters(answer: str) -> set[str]:
+def _answer_letters(answer: str) -> set[str]:
     """Return the letters of an answer: a last line `Answer: A,C`, the last box, or letters alone.
     Return no letters if there is other text."""
     given = boxed(answer) or final_answer(answer) or ""
@@ -189,7 +189,7 @@ def _f1(right: set[str], given: set[str]) -> float:
     return 2 * len(right & given) / (len(right) + len(given)) if given else 0.0
 
 
-def _equal_math(row: TaskRow, answer: str) -> bool | None:
+def _is_math_equal(row: TaskRow, answer: str) -> bool | None:
     """Return whether math-verify finds the answer equal to the right answer; None if one of them
     is not an expression.
 
@@ -202,13 +202,13 @@ def _equal_math(row: TaskRow, answer: str) -> bool | None:
         return None
     given = answer if "\\boxed" in answer else final_answer(answer) or answer
     try:
-        found = _grade(row, given, "math")
+        found = _grade_answer(row, given, "math")
     except UnreadableSampleError:  # such as a date
         return None
     return None if found.format_failure else found.score == 1
 
 
-def _grade(row: TaskRow, answer: str, grader: Literal["choice", "math"]) -> Grade:
+def _grade_answer(row: TaskRow, answer: str, grader: Literal["choice", "math"]) -> Grade:
     return grade(
         Sample(
             id=row.id,
@@ -222,18 +222,18 @@ def _grade(row: TaskRow, answer: str, grader: Literal["choice", "math"]) -> Grad
     )
 
 
-def _rouge_l(gold: str, given: str) -> float:
+def _rouge_l(gold_answer: str, given_answer: str) -> float:
     """Return the F-measure of ROUGE-L (Lin, 2004) with stemmed words, as the package rouge-score
     computes it. Return 1 for equal words, because the package drops letters other than a to z."""
     from rouge_score import rouge_scorer
 
-    if normalised(gold) and normalised(gold) == normalised(given):
+    if normalise(gold_answer) and normalise(gold_answer) == normalise(given_answer):
         return 1.0
     scorer = rouge_scorer.RougeScorer(["rougeL"], use_stemmer=True)
-    return float(scorer.score(gold, given)["rougeL"].fmeasure)
+    return float(scorer.score(gold_answer, given_answer)["rougeL"].fmeasure)
 
 
-def _call(name: str, row: dict[str, Any], answer: str) -> tuple[float, Reason]:
+def _call_function(name: str, row: dict[str, Any], answer: str) -> tuple[float, Reason]:
     """Call the user's function and return its value. Raises UngradableError if the module has no
     such function, and ValueError if its result is not a number from 0 to 1."""
     module_name, _, function_name = name.partition(":")

@@ -29,9 +29,9 @@ REQUEST_TIMEOUT_S = 60.0
 MAX_RETRY_DELAY_S = 10.0
 PAUSE_TIMEOUT_S = 600.0
 """Time after which a pause ends by itself, so that a dead trainer does not stop the proxy."""
-PAUSED = "runs_paused"
+PAUSED_CODE = "runs_paused"
 """The code of the proxy's refusals during a pause."""
-MISTAKES = frozenset({401, 403, 404, 405})
+PERMANENT_STATUSES = frozenset({401, 403, 404, 405})
 """HTTP statuses that a repeated request would get again."""
 Score = Callable[[TaskRow, Attempt], Reward]
 
@@ -99,7 +99,7 @@ class RolloutClient:
         one."""
         self._base_url = base_url
         self._headers = {"authorization": f"Bearer {api_key}"}
-        self._body = {**(parameters or {}), "model": model}
+        self._common_fields = {**(parameters or {}), "model": model}
         self._sandbox = {"capture": "tokens", **(sandbox or {})}
         self._score = score
         self._concurrency = concurrency
@@ -140,7 +140,7 @@ class RolloutClient:
 
             async def one(row: TaskRow) -> Rollout:
                 async with slots:
-                    return await self._run(http, row, f"{step}-{row.id}")
+                    return await self._run_task(http, row, f"{step}-{row.id}")
 
             try:
                 async with asyncio.TaskGroup() as group:
@@ -149,24 +149,26 @@ class RolloutClient:
                 raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _run(self, http: httpx.AsyncClient, row: TaskRow, group_id: str) -> Rollout:
+    async def _run_task(self, http: httpx.AsyncClient, row: TaskRow, group_id: str) -> Rollout:
         rollout = Rollout(row.id, group_id, INFRA_ERROR, None)
         for attempt in range(self._attempts):
             if attempt:
                 delay_s = self._retry_delay_s * 2 ** (attempt - 1)
                 await asyncio.sleep(min(MAX_RETRY_DELAY_S, delay_s))
             try:
-                rollout = await self._attempt(http, row, group_id)
+                rollout = await self._attempt_rollout(http, row, group_id)
             except (httpx.HTTPError, KeyError, ValueError) as error:
                 log.warning("%s: a rollout failed: %s", row.id, error)
             if rollout.outcome != INFRA_ERROR:
                 break
         return rollout
 
-    async def _attempt(self, http: httpx.AsyncClient, row: TaskRow, group_id: str) -> Rollout:
+    async def _attempt_rollout(
+        self, http: httpx.AsyncClient, row: TaskRow, group_id: str
+    ) -> Rollout:
         """Run a task once and append the reward to its trajectory. Raises HTTPError,
         RolloutError."""
-        answered = await self._ask(http, self._request(row, group_id))
+        answered = await self._send_request(http, self._request(row, group_id))
         _raise_for_status(answered)
         completion, run_id = answered.json(), answered.headers["x-sandbox-run"]
         found = await http.get(f"/runs/{run_id}/trajectory")
@@ -197,12 +199,14 @@ class RolloutClient:
             tool_calls=len(trajectory["tool_calls"]),
         )
 
-    async def _ask(self, http: httpx.AsyncClient, request: Mapping[str, Any]) -> httpx.Response:
+    async def _send_request(
+        self, http: httpx.AsyncClient, request: Mapping[str, Any]
+    ) -> httpx.Response:
         """Send a request, and again after each `Retry-After` during a pause of the proxy."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             answered = await http.post("/chat/completions", json=request)
-            is_paused = answered.status_code == 503 and PAUSED in answered.text
+            is_paused = answered.status_code == 503 and PAUSED_CODE in answered.text
             if not is_paused or time.monotonic() > deadline:
                 return answered
             delay_s = float(answered.headers["retry-after"])
@@ -215,7 +219,7 @@ class RolloutClient:
         ]
         content.append({"type": "text", "text": row.problem_statement})
         return {
-            **self._body,
+            **self._common_fields,
             "messages": [{"role": "user", "content": content}],
             "metadata": {"group_id": group_id, "task_id": row.id},
             "sandbox": self._sandbox,
@@ -248,6 +252,6 @@ def _raise_for_status(response: httpx.Response) -> None:
         return
     message = f"{response.status_code}: {response.text[:500]}"
     is_refusal = response.status_code == 400 and '"sandbox.' in response.text
-    if response.status_code in MISTAKES or is_refusal:
+    if response.status_code in PERMANENT_STATUSES or is_refusal:
         raise RolloutError(message)
     raise httpx.HTTPStatusError(message, request=response.request, response=response)

@@ -24,7 +24,7 @@ QaType = Literal["mcq1", "mcqN", "number", "span", "free"]
 """mcq1: one choice; mcqN: several choices; number; span: words of the context; free: other text."""
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")
-MANIFEST = "manifest.json"
+MANIFEST_FILE = "manifest.json"
 MAX_ANSWER_CHARS = 10_000
 """Maximum length of a right answer."""
 
@@ -131,19 +131,19 @@ def write_tasks(
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / MANIFEST).unlink(missing_ok=True)
+        (directory / MANIFEST_FILE).unlink(missing_ok=True)
         files = {}
         for split in SPLITS:
             path = directory / f"{split}.jsonl"
             path.unlink(missing_ok=True)
             if rows.get(split):
-                data = b"".join(f"{_dump(row)}\n".encode() for row in rows[split])
+                data = b"".join(f"{_row_json(row)}\n".encode() for row in rows[split])
                 path.write_bytes(data)
                 digest = hashlib.sha256(data).hexdigest()
                 files[path.name] = FileRecord(count=len(rows[split]), sha256=digest)
         written = manifest.model_copy(update={"files": files})
         text = written.model_dump_json(indent=2) + "\n"
-        (directory / MANIFEST).write_text(text, encoding="utf-8")
+        (directory / MANIFEST_FILE).write_text(text, encoding="utf-8")
     except OSError as error:
         raise TaskError(f"{error.filename}: {error.strerror}") from error
     return TaskSet(directory, written, rows)
@@ -152,7 +152,7 @@ def write_tasks(
 def read_tasks(directory: Path) -> TaskSet:
     """Return the set of tasks in a directory. Raises TaskError with the file, the line and the
     field that is wrong."""
-    path = directory / MANIFEST
+    path = directory / MANIFEST_FILE
     try:
         manifest = Manifest.model_validate_json(path.read_bytes())
         rows: dict[Split, Sequence[TaskRow]] = {}
@@ -180,7 +180,7 @@ def first_fault(error: ValidationError) -> str:
     return f"{place}: {first['msg']}"
 
 
-def _dump(row: TaskRow) -> str:
+def _row_json(row: TaskRow) -> str:
     return json.dumps(row.model_dump(mode="json"), ensure_ascii=False)
 
 

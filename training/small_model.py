@@ -21,26 +21,33 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from training.cpu_training import (
     Measures,
     Plan,
-    circumstances,
+    measurement_conditions,
     prepare_process,
-    reinforce,
     scripted_traces,
-    supervise,
+    train_supervised,
+    train_with_grpo,
     write_results,
 )
 from training.rewards import Attempt, Reward
 from training.rows import TaskRow
-from training.tiny_policy import ANIMALS, TEMPLATE, Message, call_of, reading_task, text_of
+from training.tiny_policy import (
+    ANIMALS,
+    CHAT_TEMPLATE,
+    Message,
+    call_message,
+    reading_task,
+    text_of,
+)
 
-TRACES, STEPS, BATCH = 64, 8, 8
+TRACE_COUNT, SUPERVISED_STEPS, BATCH_SIZE = 64, 8, 8
 """Numbers of traces, of steps, and of traces in a step, in the supervised start. After this start,
 the model still often runs a wrong command."""
-SUPERVISED_RATE, LEARNING_RATE = 3e-4, 5e-5
+SUPERVISED_LEARNING_RATE, LEARNING_RATE = 3e-4, 5e-5
 TRAINED_LAYERS = 10
 """Number of layers that are trained: the last of 30. The others are frozen, to save time."""
-COMPARED = 4
+COMPARED_ROLLOUTS = 4
 """Number of rollouts in a step whose log probabilities are compared. More would take long."""
-PROMPTS = 2
+PROMPTS_PER_STEP = 2
 """Number of tasks in one step of GRPO."""
 MAX_TOKENS = 48
 BATCH_WAIT_S = 0.5
@@ -75,10 +82,10 @@ def scripted_reply(messages: Sequence[Message]) -> Message:
     last = text_of(messages[-1])
     if messages[-1]["role"] != "user":
         printed = re.search(r"\[stdout\]\s*(\d+)", last)
-        return call_of("submit", answer=printed[1] if printed else "0")
+        return call_message("submit", answer=printed[1] if printed else "0")
     asked = re.search(rf"({'|'.join(COMMANDS)}) (\w+\.txt)\?", last)
     assert asked, "a task has one of the questions"
-    return call_of("execute_bash", command=f"{COMMANDS[asked[1]]} documents/{asked[2]}")
+    return call_message("execute_bash", command=f"{COMMANDS[asked[1]]} documents/{asked[2]}")
 
 
 def score(row: TaskRow, attempt: Attempt) -> Reward:
@@ -94,37 +101,37 @@ def run(model_path: Path, seed: int, sandbox: str, seconds: float) -> dict[str, 
     began, rng = time.monotonic(), random.Random(seed)
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(model_path)
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = CHAT_TEMPLATE
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     model.requires_grad_(False)
     model.model.layers[-TRAINED_LAYERS:].requires_grad_(True)
-    traces = scripted_traces(make_tasks(TRACES, rng), scripted_reply, score, sandbox)
-    losses = supervise(
+    traces = scripted_traces(make_tasks(TRACE_COUNT, rng), scripted_reply, score, sandbox)
+    losses = train_supervised(
         model,
         tokenizer,
         traces,
-        steps=STEPS,
-        learning_rate=SUPERVISED_RATE,
+        steps=SUPERVISED_STEPS,
+        learning_rate=SUPERVISED_LEARNING_RATE,
         seed=seed,
-        batch=BATCH,
+        batch_size=BATCH_SIZE,
     )
     supervised_s = time.monotonic() - began
     measures = Measures("reward of the answer")
     plan = Plan(
-        tasks=make_tasks(MAX_STEPS * PROMPTS, rng),
-        prompts=PROMPTS,
+        tasks=make_tasks(MAX_STEPS * PROMPTS_PER_STEP, rng),
+        prompts_per_step=PROMPTS_PER_STEP,
         score=score,
         learning_rate=LEARNING_RATE,
         max_tokens=MAX_TOKENS,
         batch_wait_s=BATCH_WAIT_S,
-        compared=COMPARED,
+        compared_rollouts=COMPARED_ROLLOUTS,
         seed=seed,
         sandbox=sandbox,
-        end_s=began + seconds,
+        deadline_s=began + seconds,
     )
-    reinforce(model, tokenizer, measures, plan)
+    train_with_grpo(model, tokenizer, measures, plan)
     return {
-        **circumstances(model, seed, sandbox),
+        **measurement_conditions(model, seed, sandbox),
         "supervised_loss": losses,
         "supervised_seconds": round(supervised_s, 1),
         "seconds": round(time.monotonic() - began, 1),

@@ -11,13 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
-from evaluation.row_sources import HUB, MAX_BYTES, MAX_ROWS, DataSet, Row, read_files, read_hub
+from evaluation.row_sources import (
+    HUB_PREFIX,
+    MAX_BYTES,
+    MAX_ROWS,
+    DataSet,
+    Row,
+    read_files,
+    read_hub,
+)
 from training.contexts import LICENCE as FACTS_LICENCE
 from training.contexts import Context, Document, Question, facts
 from training.rows import QaType, TaskError
 
 Kind = Literal["squad", "race", "directory", "synthetic", "generic"]
-QUESTIONS = "questions.jsonl"
+QUESTIONS_FILE = "questions.jsonl"
 """The file of a directory of documents that has the questions."""
 MAX_CONTEXTS = MAX_ROWS
 
@@ -49,7 +57,7 @@ def read_source(kind: Kind, source: str, licence: str | None, seed: int) -> Sour
     return Source(kind, origin, licence or known, contexts)
 
 
-def _synthetic(source: str, seed: int) -> tuple[str, Sequence[Context]]:
+def _read_synthetic(source: str, seed: int) -> tuple[str, Sequence[Context]]:
     if not source.isascii() or not source.isdecimal() or not 1 <= int(source) <= MAX_CONTEXTS:
         raise TaskError(
             f"{source}: with --kind synthetic the source is a number of contexts from 1 to"
@@ -61,54 +69,57 @@ def _synthetic(source: str, seed: int) -> tuple[str, Sequence[Context]]:
 # SQuAD
 
 
-def _squad(source: str, _: int) -> tuple[str, Sequence[Context]]:
+def _read_squad(source: str, _: int) -> tuple[str, Sequence[Context]]:
     """Read SQuAD 1.1 or 2.0: the authors' JSON file, or the rows of the hub."""
-    data_set = _rows(source)
+    data_set = _read_data_set(source)
     return data_set.origin, [each for row in data_set.rows for each in _squad_contexts(row)]
 
 
 def _squad_contexts(row: Row) -> Iterator[Context]:
     if "data" not in row.fields:
-        title, answers = str(row.fields.get("title") or ""), _field(row, row.fields, "answers")
+        title, answers = (
+            str(row.fields.get("title") or ""),
+            _required_field(row, row.fields, "answers"),
+        )
         if not isinstance(answers, dict) or not isinstance(answers.get("text"), list):
-            raise TaskError(f"{row.place}: answers: an object with a list `text` is required")
-        question = Question(row.text("question"), _texts(row, answers["text"]))
+            raise TaskError(f"{row.location}: answers: an object with a list `text` is required")
+        question = Question(row.text("question"), _answer_texts(row, answers["text"]))
         yield Context("squad", title, (Document(title, row.text("context")),), (question,))
         return
-    for article in _objects(row, row.fields, "data"):
-        title = _string(row, article, "title")
-        for paragraph in _objects(row, article, "paragraphs"):
+    for article in _objects_field(row, row.fields, "data"):
+        title = _string_field(row, article, "title")
+        for paragraph in _objects_field(row, article, "paragraphs"):
             questions = tuple(_squad_questions(row, paragraph))
-            document = Document(title, _string(row, paragraph, "context"))
+            document = Document(title, _string_field(row, paragraph, "context"))
             yield Context("squad", title, (document,), questions)
 
 
 def _squad_questions(row: Row, paragraph: Mapping[str, Any]) -> Iterator[Question]:
-    for each in _objects(row, paragraph, "qas"):
+    for each in _objects_field(row, paragraph, "qas"):
         answers: list[Any] = []
         if not each.get("is_impossible"):
-            answers = [answer.get("text") for answer in _objects(row, each, "answers")]
-        yield Question(_string(row, each, "question"), _texts(row, answers))
+            answers = [answer.get("text") for answer in _objects_field(row, each, "answers")]
+        yield Question(_string_field(row, each, "question"), _answer_texts(row, answers))
 
 
 # RACE
 
 
-def _race(source: str, _: int) -> tuple[str, Sequence[Context]]:
+def _read_race(source: str, _: int) -> tuple[str, Sequence[Context]]:
     """Read RACE: the authors' directory, with one JSON object in each `.txt` file, or the rows of
     the hub."""
     path = Path(source)
-    if path.is_dir() and (files := _files(path, (".txt",))):
-        rows = [Row(name, 1, _json(name, text)) for name, text in files.items()]
-        return f"{path.name}, {len(rows)} files", [_race_passage(row) for row in rows]
-    data_set = _rows(source)
-    return data_set.origin, [_race_row(row) for row in data_set.rows]
+    if path.is_dir() and (files := _read_files(path, (".txt",))):
+        rows = [Row(name, 1, _parse_object(name, text)) for name, text in files.items()]
+        return f"{path.name}, {len(rows)} files", [_race_file_context(row) for row in rows]
+    data_set = _read_data_set(source)
+    return data_set.origin, [_race_row_context(row) for row in data_set.rows]
 
 
-def _race_passage(row: Row) -> Context:
-    columns = [_list(row, row.fields, name) for name in ("questions", "options", "answers")]
+def _race_file_context(row: Row) -> Context:
+    columns = [_list_field(row, row.fields, name) for name in ("questions", "options", "answers")]
     if len({len(column) for column in columns}) != 1:
-        raise TaskError(f"{row.place}: questions, options and answers differ in number")
+        raise TaskError(f"{row.location}: questions, options and answers differ in number")
     questions = tuple(
         _choice_question(row, str(question), options, answer)
         for question, options, answer in zip(*columns, strict=True)
@@ -117,43 +128,45 @@ def _race_passage(row: Row) -> Context:
     return _race_context(row, PurePosixPath(row.file).parent.name, key, questions)
 
 
-def _race_row(row: Row) -> Context:
-    options, answer = _field(row, row.fields, "options"), row.text("answer")
+def _race_row_context(row: Row) -> Context:
+    options, answer = _required_field(row, row.fields, "options"), row.text("answer")
     question = _choice_question(row, row.text("question"), options, answer)
     key = str(row.fields.get("example_id") or "")
     return _race_context(row, PurePosixPath(row.file).parent.name, key, (question,))
 
 
-def _race_context(row: Row, level: str, key: str, questions: tuple[Question, ...]) -> Context:
-    level = next((each for each in ("high", "middle") if each in key), level)
-    title = PurePosixPath(key).stem
+def _race_context(
+    row: Row, level: str, passage_id: str, questions: tuple[Question, ...]
+) -> Context:
+    level = next((each for each in ("high", "middle") if each in passage_id), level)
+    title = PurePosixPath(passage_id).stem
     return Context("race", level, (Document(title, row.text("article")),), questions)
 
 
 # A directory
 
 
-def _directory(source: str, _: int) -> tuple[str, Sequence[Context]]:
+def _read_directory(source: str, _: int) -> tuple[str, Sequence[Context]]:
     """Read the `.txt` and `.md` files of a directory, and the questions of `questions.jsonl`.
 
     A question has the fields question, answer, documents (a path in the directory, or a list of
     them), and may have choices, type and domain. Questions with the same documents share a context.
     """
     path = Path(source)
-    texts = _files(path, (".txt", ".md"))
-    data_set = read_files(path / QUESTIONS, ())
+    texts = _read_files(path, (".txt", ".md"))
+    data_set = read_files(path / QUESTIONS_FILE, ())
     groups: dict[tuple[str, ...], list[Question]] = {}
     domains: dict[tuple[str, ...], str] = {}
     for row in data_set.rows:
-        named = _field(row, row.fields, "documents")
+        named = _required_field(row, row.fields, "documents")
         names = tuple(str(name) for name in (named if isinstance(named, list) else [named]))
         for name in names:
             if name not in texts:
-                raise TaskError(f"{row.place}: documents: there is no file {name} in {path}")
+                raise TaskError(f"{row.location}: documents: there is no file {name} in {path}")
         if not names:
-            raise TaskError(f"{row.place}: documents: a file is required")
+            raise TaskError(f"{row.location}: documents: a file is required")
         folder = PurePosixPath(names[0]).parent.name or "documents"
-        domains.setdefault(names, _domain(row, folder))
+        domains.setdefault(names, _domain_field(row, folder))
         groups.setdefault(names, []).append(_question(row, row.fields))
     contexts = [
         Context(
@@ -166,11 +179,11 @@ def _directory(source: str, _: int) -> tuple[str, Sequence[Context]]:
     ]
     used = {name for names in groups for name in names}
     spare = [name for name in texts if name not in used]
-    contexts += [_unasked(name, texts[name]) for name in spare]
+    contexts += [_context_without_questions(name, texts[name]) for name in spare]
     return f"{path.name}, {len(texts)} documents, {data_set.origin}", contexts
 
 
-def _unasked(name: str, text: str) -> Context:
+def _context_without_questions(name: str, text: str) -> Context:
     """Return a document without questions, which may be a distractor."""
     place = PurePosixPath(name)
     domain = place.parent.name or "documents"
@@ -180,11 +193,11 @@ def _unasked(name: str, text: str) -> Context:
 # Generic rows
 
 
-def _generic(source: str, _: int) -> tuple[str, Sequence[Context]]:
+def _read_generic(source: str, _: int) -> tuple[str, Sequence[Context]]:
     """Read rows with the fields `context` (a text) or `contexts` (a list of texts, or an object of
     texts by title), `tasks` and `domain`. A task has the fields q, a, and may have choices and
     type."""
-    data_set = _rows(source)
+    data_set = _read_data_set(source)
     return data_set.origin, [_generic_context(row) for row in data_set.rows]
 
 
@@ -193,28 +206,30 @@ def _generic_context(row: Row) -> Context:
     if given is None:
         given = [row.text("context")]
     if not isinstance(given, list | dict) or not given:
-        raise TaskError(f"{row.place}: contexts: a list or an object of texts is required")
+        raise TaskError(f"{row.location}: contexts: a list or an object of texts is required")
     titled = given if isinstance(given, dict) else dict(enumerate(given, 1))
     documents = tuple(
-        Document(str(title), _string(row, titled, title)) for title, _ in titled.items()
+        Document(str(title), _string_field(row, titled, title)) for title, _ in titled.items()
     )
-    domain = _domain(row, "generic")
-    tasks = _objects(row, row.fields, "tasks")
+    domain = _domain_field(row, "generic")
+    tasks = _objects_field(row, row.fields, "tasks")
     return Context(domain, domain, documents, tuple(_question(row, each) for each in tasks))
 
 
 def _question(row: Row, fields: Mapping[str, Any]) -> Question:
     """Return the question of an object with the fields q or question, a or answer, choices and
     type."""
-    text = _string(row, fields, "q" if "q" in fields else "question")
-    answer = _field(row, fields, "a" if "a" in fields else "answer")
+    text = _string_field(row, fields, "q" if "q" in fields else "question")
+    answer = _required_field(row, fields, "a" if "a" in fields else "answer")
     if (choices := fields.get("choices")) is not None:
         return _choice_question(row, text, choices, answer)
     kind = fields.get("type")
     if kind is not None and kind not in get_args(QaType)[2:]:
-        raise TaskError(f"{row.place}: type: {kind!r} is not number, span or free (or has choices)")
+        raise TaskError(
+            f"{row.location}: type: {kind!r} is not number, span or free (or has choices)"
+        )
     answers = answer if isinstance(answer, list) else [] if answer is None else [answer]
-    return Question(text, _texts(row, answers), qa_type=kind)
+    return Question(text, _answer_texts(row, answers), qa_type=kind)
 
 
 def _choice_question(row: Row, text: str, choices: Any, answer: Any) -> Question:
@@ -222,17 +237,20 @@ def _choice_question(row: Row, text: str, choices: Any, answer: Any) -> Question
     them. None and an empty list mean that no choice is right."""
     letters = string.ascii_uppercase
     if not isinstance(choices, list) or not 2 <= len(choices) <= len(letters):
-        raise TaskError(f"{row.place}: choices: a list of 2 to {len(letters)} texts is required")
-    texts = [_valid(row, each.strip()) if isinstance(each, str) else str(each) for each in choices]
+        raise TaskError(f"{row.location}: choices: a list of 2 to {len(letters)} texts is required")
+    texts = [
+        _require_unicode(row, each.strip()) if isinstance(each, str) else str(each)
+        for each in choices
+    ]
     named = dict(zip(letters, texts, strict=False))
     given = answer if isinstance(answer, list) else [] if answer is None else [answer]
     found = set()
-    for each in _texts(row, given):
+    for each in _answer_texts(row, given):
         parts = [each] if each in texts else [part.strip() for part in each.split(",")]
         for part in parts:
             letter = part if part in named else letters[texts.index(part)] if part in texts else ""
             if not letter:
-                raise TaskError(f"{row.place}: answer: {part[:40]!r} is none of the choices")
+                raise TaskError(f"{row.location}: answer: {part[:40]!r} is none of the choices")
             found.add(letter)
     return Question(text, tuple(sorted(found)), tuple(texts))
 
@@ -240,14 +258,14 @@ def _choice_question(row: Row, text: str, choices: Any, answer: Any) -> Question
 # Files and fields
 
 
-def _rows(source: str) -> DataSet:
+def _read_data_set(source: str) -> DataSet:
     patterns = (("*.jsonl", "*.json", "*.csv", "*.parquet"),)
-    if source.startswith(HUB):
-        return read_hub(source.removeprefix(HUB), patterns)
+    if source.startswith(HUB_PREFIX):
+        return read_hub(source.removeprefix(HUB_PREFIX), patterns)
     return read_files(Path(source), patterns)
 
 
-def _files(path: Path, suffixes: Sequence[str]) -> dict[str, str]:
+def _read_files(path: Path, suffixes: Sequence[str]) -> dict[str, str]:
     """Return the texts of the files of a directory by their paths in it, sorted. Raises
     TaskError."""
     try:
@@ -258,19 +276,19 @@ def _files(path: Path, suffixes: Sequence[str]) -> dict[str, str]:
             raise TaskError(
                 f"{path}: more than {MAX_ROWS} files or {MAX_BYTES} bytes are not supported"
             )
-        return {each.relative_to(path).as_posix(): _text(each) for each in found}
+        return {each.relative_to(path).as_posix(): _read_text(each) for each in found}
     except OSError as error:
         raise TaskError(f"{error.filename}: {error.strerror}") from error
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise TaskError(f"{path}: not UTF-8: {error}") from error
 
 
-def _json(name: str, text: str) -> Mapping[str, Any]:
+def _parse_object(name: str, text: str) -> Mapping[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -280,66 +298,66 @@ def _json(name: str, text: str) -> Mapping[str, Any]:
     return value
 
 
-def _field(row: Row, fields: Mapping[Any, Any], name: Any) -> Any:
+def _required_field(row: Row, fields: Mapping[Any, Any], name: Any) -> Any:
     if name not in fields:
-        raise TaskError(f"{row.place}: the field {name} is missing")
+        raise TaskError(f"{row.location}: the field {name} is missing")
     return fields[name]
 
 
-def _string(row: Row, fields: Mapping[Any, Any], name: Any) -> str:
-    value = _field(row, fields, name)
+def _string_field(row: Row, fields: Mapping[Any, Any], name: Any) -> str:
+    value = _required_field(row, fields, name)
     if not isinstance(value, str) or not value.strip():
-        raise TaskError(f"{row.place}: {name}: text is required")
-    return _valid(row, value)
+        raise TaskError(f"{row.location}: {name}: text is required")
+    return _require_unicode(row, value)
 
 
-def _list(row: Row, fields: Mapping[Any, Any], name: str) -> list[Any]:
-    value = _field(row, fields, name)
+def _list_field(row: Row, fields: Mapping[Any, Any], name: str) -> list[Any]:
+    value = _required_field(row, fields, name)
     if not isinstance(value, list):
-        raise TaskError(f"{row.place}: {name}: a list is required")
+        raise TaskError(f"{row.location}: {name}: a list is required")
     return value
 
 
-def _objects(row: Row, fields: Mapping[Any, Any], name: str) -> list[Mapping[str, Any]]:
-    value = _list(row, fields, name)
+def _objects_field(row: Row, fields: Mapping[Any, Any], name: str) -> list[Mapping[str, Any]]:
+    value = _list_field(row, fields, name)
     if not all(isinstance(each, dict) for each in value):
-        raise TaskError(f"{row.place}: {name}: a list of objects is required")
+        raise TaskError(f"{row.location}: {name}: a list of objects is required")
     return value
 
 
-def _texts(row: Row, values: Sequence[Any]) -> tuple[str, ...]:
+def _answer_texts(row: Row, values: Sequence[Any]) -> tuple[str, ...]:
     """Return answers as different texts without white space around them."""
     texts: dict[str, None] = {}
     for value in values:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise TaskError(
-                f"{row.place}: answer: text or a number is required (got {value!r:.40})"
+                f"{row.location}: answer: text or a number is required (got {value!r:.40})"
             )
-        if text := _valid(row, str(value)).strip():
+        if text := _require_unicode(row, str(value)).strip():
             texts[text] = None
     return tuple(texts)
 
 
-def _domain(row: Row, default: str) -> str:
-    return _valid(row, str(row.fields.get("domain") or default))
+def _domain_field(row: Row, default: str) -> str:
+    return _require_unicode(row, str(row.fields.get("domain") or default))
 
 
-def _valid(row: Row, text: str) -> str:
+def _require_unicode(row: Row, text: str) -> str:
     """Return a text. Raises TaskError if it has a lone surrogate, which cannot be written to a
     file."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise TaskError(f"{row.place}: not valid Unicode: {error}") from error
+        raise TaskError(f"{row.location}: not valid Unicode: {error}") from error
     return text
 
 
 _Reader = Callable[[str, int], tuple[str, Sequence[Context]]]
 _READERS: Mapping[Kind, tuple[_Reader, str]] = {
-    "squad": (_squad, "CC-BY-SA-4.0"),
-    "race": (_race, "non-commercial research only"),
-    "directory": (_directory, "unknown"),
-    "synthetic": (_synthetic, FACTS_LICENCE),
-    "generic": (_generic, "unknown"),
+    "squad": (_read_squad, "CC-BY-SA-4.0"),
+    "race": (_read_race, "non-commercial research only"),
+    "directory": (_read_directory, "unknown"),
+    "synthetic": (_read_synthetic, FACTS_LICENCE),
+    "generic": (_read_generic, "unknown"),
 }
 """The reader and the licence of each kind."""

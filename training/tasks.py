@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from training.contexts import Context, Document, Question
-from training.distractors import Candidate, DistractorPool, Mode
-from training.leaks import Decontamination, contains, normalised
+from training.distractors import Candidate, DistractorMode, DistractorPool
+from training.leaks import Decontamination, contains_answer, normalise
 from training.rows import MAX_ANSWER_CHARS, Manifest, Meta, QaType, Split, TaskRow, files_json
 from training.sources import Source
 
@@ -24,7 +24,7 @@ MAX_ANSWER_TOKENS = 30
 """A question with a longer right answer is dropped. Tokens are words and punctuation marks."""
 MAX_FILES_CHARS = 2_000_000
 """Maximum characters of the files of one task. Distractors that exceed it are left out."""
-FORMS: Mapping[QaType, str] = {
+ANSWER_FORMS: Mapping[QaType, str] = {
     "mcq1": "One choice is right. The answer is its letter.",
     "mcqN": (
         "Several choices are right. The answer is their letters in alphabetical order, with commas"
@@ -38,7 +38,7 @@ FORMS: Mapping[QaType, str] = {
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?", re.ASCII)
 _YES_NO = frozenset(("yes", "no", "true", "false"))
-_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+_UNSAFE_CHARS = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class BuildOptions:
     examples: int = 3
     """Maximum number of examples in a prompt."""
     distractors: int = 4
-    distractor_mode: Mode = "random"
+    distractor_mode: DistractorMode = "random"
     names: Names = "neutral"
     """Names of the files: doc_01.txt and so on, or made of the titles. The order is random."""
     tasks_per_context: int = 1
@@ -60,7 +60,7 @@ class BuildOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuildResult:
     """The result of a build: the rows, and a manifest without files."""
 
     manifest: Manifest
@@ -73,7 +73,7 @@ class _Task:
 
     question: Question
     qa_type: QaType
-    gold: str
+    gold_answer: str
     statement: str
     """The question with its choices."""
 
@@ -87,36 +87,36 @@ class _Task:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _ContextTasks:
     """The tasks of a context, in the order of the source."""
 
     key: str
     context: Context
-    words: tuple[str, ...]
+    normalised_documents: tuple[str, ...]
     """The normalised documents."""
     tasks: tuple[_Task, ...]
 
 
 def build(
     source: Source, options: BuildOptions, decontamination: Decontamination | None = None
-) -> Built:
+) -> BuildResult:
     """Return the tasks of a source. Contexts are split by the hash of their words, so that a
     context is in the same split with every seed."""
-    dropped: Counter[str] = Counter()
-    contexts = _merged(source.contexts)
-    groups = list(_groups(contexts, decontamination or Decontamination(()), dropped))
-    splits: dict[Split, list[_Group]] = {"train": [], "val": []}
+    dropped_counts: Counter[str] = Counter()
+    contexts = _merge_contexts(source.contexts)
+    groups = list(_context_tasks(contexts, decontamination or Decontamination(()), dropped_counts))
+    splits: dict[Split, list[_ContextTasks]] = {"train": [], "val": []}
     for group in groups:
         splits["val" if _is_held_out(group.key, options.val_fraction) else "train"].append(group)
-    chosen = _chosen(groups, options)
+    chosen = _choose_tasks(groups, options)
     rows: dict[Split, Sequence[TaskRow]] = {}
     for split, members in splits.items():
         # Distractors of the other split would show its contexts.
         pool = DistractorPool([each for group in members for each in _candidates(group)])
         rows[split] = [
-            _row(source, options, group, at, pool)
+            _row(source, options, group, task_number, pool)
             for group in members
-            for at in chosen.get(group.key, ())
+            for task_number in chosen.get(group.key, ())
         ]
     manifest = Manifest(
         kind=source.kind,
@@ -126,36 +126,36 @@ def build(
         options=asdict(options),
         contexts=len(contexts),
         questions=sum(len(context.questions) for context in source.contexts),
-        dropped=dict(sorted(dropped.items())),
+        dropped=dict(sorted(dropped_counts.items())),
         files={},
     )
-    return Built(manifest, rows)
+    return BuildResult(manifest, rows)
 
 
 # Contexts and questions
 
 
-def _groups(
-    contexts: Mapping[str, Context], decontamination: Decontamination, dropped: Counter[str]
-) -> Iterator[_Group]:
+def _context_tasks(
+    contexts: Mapping[str, Context], decontamination: Decontamination, dropped_counts: Counter[str]
+) -> Iterator[_ContextTasks]:
     for key, context in contexts.items():
         texts = [document.text for document in context.documents]
         if any(map(decontamination.is_contaminated, texts)):
-            dropped["contexts: contaminated"] += 1
+            dropped_counts["contexts: contaminated"] += 1
         elif sum(map(len, texts)) > MAX_FILES_CHARS:
-            dropped["contexts: too large"] += 1
+            dropped_counts["contexts: too large"] += 1
         else:
-            words = tuple(map(normalised, texts))
-            tasks = _tasks(context, words, decontamination, dropped)
-            yield _Group(key, context, words, tuple(tasks))
+            normalised_documents = tuple(map(normalise, texts))
+            tasks = _tasks(context, normalised_documents, decontamination, dropped_counts)
+            yield _ContextTasks(key, context, normalised_documents, tuple(tasks))
 
 
-def _merged(contexts: Sequence[Context]) -> dict[str, Context]:
+def _merge_contexts(contexts: Sequence[Context]) -> dict[str, Context]:
     """Return the contexts by hash. The questions of contexts with the same words are joined."""
     merged: dict[str, Context] = {}
     questions: dict[str, list[Question]] = {}
     for context in contexts:
-        words = "\n".join(normalised(document.text) for document in context.documents)
+        words = "\n".join(normalise(document.text) for document in context.documents)
         key = hashlib.sha256(words.encode()).hexdigest()
         merged.setdefault(key, context)
         questions.setdefault(key, []).extend(context.questions)
@@ -166,15 +166,15 @@ def _merged(contexts: Sequence[Context]) -> dict[str, Context]:
 
 def _tasks(
     context: Context,
-    words: Sequence[str],
+    normalised_documents: Sequence[str],
     decontamination: Decontamination,
-    dropped: Counter[str],
+    dropped_counts: Counter[str],
 ) -> Iterator[_Task]:
     seen: set[str] = set()
     for question in context.questions:
-        task = _task(question, words)
-        key = normalised(task.statement)
-        reason = _reason_to_drop(task)
+        task = _task(question, normalised_documents)
+        key = normalise(task.statement)
+        reason = _drop_reason(task)
         if reason is None and key in seen:
             reason = "repeated"
         if reason is None and any(
@@ -182,42 +182,47 @@ def _tasks(
         ):
             reason = "contaminated"
         if reason is not None:
-            dropped[f"questions: {reason}"] += 1
+            dropped_counts[f"questions: {reason}"] += 1
             continue
         seen.add(key)
         yield task
 
 
-def _task(question: Question, words: Sequence[str]) -> _Task:
+def _task(question: Question, normalised_documents: Sequence[str]) -> _Task:
     gold = question.answers[0] if question.answers else ""
     if question.choices:
         qa_type: QaType = "mcq1" if len(question.answers) == 1 else "mcqN"
         lines = [f"{chr(ord('A') + at)}. {text}" for at, text in enumerate(question.choices)]
         statement = "\n".join([question.text.strip(), *lines])
         return _Task(question, qa_type, ",".join(question.answers), statement)
-    return _Task(question, question.qa_type or _type_of(gold, words), gold, question.text.strip())
+    return _Task(
+        question,
+        question.qa_type or _qa_type_of(gold, normalised_documents),
+        gold,
+        question.text.strip(),
+    )
 
 
-def _type_of(gold: str, words: Sequence[str]) -> QaType:
+def _qa_type_of(gold: str, normalised_documents: Sequence[str]) -> QaType:
     if _NUMBER.fullmatch(gold):
         return "number"
-    return "span" if any(contains(each, gold) for each in words) else "free"
+    return "span" if any(contains_answer(each, gold) for each in normalised_documents) else "free"
 
 
-def _reason_to_drop(task: _Task) -> str | None:
-    if not task.gold:
+def _drop_reason(task: _Task) -> str | None:
+    if not task.gold_answer:
         return "unanswerable"
-    if {normalised(answer) for answer in task.answers} & _YES_NO:
+    if {normalise(answer) for answer in task.answers} & _YES_NO:
         return "yes or no"
     choices = task.question.choices
-    if len(set(map(normalised, choices))) < len(set(choices)) or len(set(choices)) < len(choices):
+    if len(set(map(normalise, choices))) < len(set(choices)) or len(set(choices)) < len(choices):
         return "two equal choices"
-    if task.qa_type == "number" and not _NUMBER.fullmatch(task.gold):
+    if task.qa_type == "number" and not _NUMBER.fullmatch(task.gold_answer):
         return "answer of the type number that is no number"
-    if not all(map(normalised, task.answers)):
+    if not all(map(normalise, task.answers)):
         return "answer without letters and digits"
-    is_long = len(_TOKEN.findall(task.gold)) > MAX_ANSWER_TOKENS
-    if not choices and (is_long or len(task.gold) > MAX_ANSWER_CHARS):
+    is_long = len(_TOKEN.findall(task.gold_answer)) > MAX_ANSWER_TOKENS
+    if not choices and (is_long or len(task.gold_answer) > MAX_ANSWER_CHARS):
         return f"answer over {MAX_ANSWER_TOKENS} tokens"
     return None
 
@@ -229,7 +234,7 @@ def _is_held_out(key: str, fraction: float) -> bool:
     return int(key[:8], 16) / 16**8 < fraction
 
 
-def _chosen(groups: Sequence[_Group], options: BuildOptions) -> dict[str, list[int]]:
+def _choose_tasks(groups: Sequence[_ContextTasks], options: BuildOptions) -> dict[str, list[int]]:
     """Return the numbers of the questions that become tasks, by context. A limit keeps the
     contexts with the smallest hashes of seed and context."""
     chosen = {
@@ -253,8 +258,8 @@ def _chosen(groups: Sequence[_Group], options: BuildOptions) -> dict[str, list[i
     return drawn
 
 
-def _candidates(group: _Group) -> Iterator[Candidate]:
-    for document, words in zip(group.context.documents, group.words, strict=True):
+def _candidates(group: _ContextTasks) -> Iterator[Candidate]:
+    for document, words in zip(group.context.documents, group.normalised_documents, strict=True):
         yield Candidate(group.context.topic, document.title, document.text, words)
 
 
@@ -262,28 +267,32 @@ def _candidates(group: _Group) -> Iterator[Candidate]:
 
 
 def _row(
-    source: Source, options: BuildOptions, group: _Group, at: int, pool: DistractorPool
+    source: Source,
+    options: BuildOptions,
+    group: _ContextTasks,
+    task_number: int,
+    pool: DistractorPool,
 ) -> TaskRow:
-    task, context = group.tasks[at], group.context
-    rng = random.Random(f"{options.seed}/{group.key}/{at}")
-    examples = _examples(group.tasks[:at], task, options.examples)
+    task, context = group.tasks[task_number], group.context
+    rng = random.Random(f"{options.seed}/{group.key}/{task_number}")
+    examples = _examples(group.tasks[:task_number], task, options.examples)
     drawn = pool.draw(
         options.distractor_mode,
         options.distractors,
         rng,
         topic=context.topic,
-        own=group.words,
+        own_documents=group.normalised_documents,
         question=task.statement,
         answers=task.answers,
     )
-    distractors = _within_size(context.documents, drawn)
-    files, own = _files(context.documents, distractors, rng, options.names)
+    distractors = _fitting_distractors(context.documents, drawn)
+    files, context_files = _shuffle_files(context.documents, distractors, rng, options.names)
     digest = hashlib.sha256(f"{group.key}\n{task.statement}".encode()).hexdigest()
     return TaskRow(
         id=f"{source.kind}/{digest[:16]}",
         domain=context.domain[:100],
-        problem_statement=_statement(task, examples),
-        ground_truth=task.gold,
+        problem_statement=_problem_statement(task, examples),
+        ground_truth=task.gold_answer,
         input_files=files_json(files),
         qa_type=task.qa_type,
         meta=Meta(
@@ -296,67 +305,79 @@ def _row(
             n_files=len(files),
             n_distractors=len(distractors),
             sizes=tuple(map(len, files.values())),
-            gold_files=tuple(_gold_files(task, files, own)),
+            gold_files=tuple(_gold_files(task, files, context_files)),
         ),
     )
 
 
-def _files(
-    own: Sequence[Document], distractors: Sequence[Document], rng: random.Random, names: Names
+def _shuffle_files(
+    context_documents: Sequence[Document],
+    distractors: Sequence[Document],
+    rng: random.Random,
+    names: Names,
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the texts of all files by name, in random order, and the names of those in `own`."""
-    order = list(range(len(own) + len(distractors)))
+    """Return the texts of all files by name, in random order, and the names of those in
+    `context_documents`."""
+    order = list(range(len(context_documents) + len(distractors)))
     rng.shuffle(order)
-    documents = [[*own, *distractors][number] for number in order]
+    documents = [[*context_documents, *distractors][number] for number in order]
     found = _file_names(documents, names)
     files = {name: each.text for name, each in zip(found, documents, strict=True)}
-    return files, [name for name, number in zip(found, order, strict=True) if number < len(own)]
+    return files, [
+        name for name, number in zip(found, order, strict=True) if number < len(context_documents)
+    ]
 
 
-def _gold_files(task: _Task, files: Mapping[str, str], own: Sequence[str]) -> list[str]:
+def _gold_files(task: _Task, files: Mapping[str, str], context_files: Sequence[str]) -> list[str]:
     """Return the names of the context's files that contain the answer, or of all if none does."""
     gold = [
         name
-        for name in own
-        if any(contains(normalised(files[name]), answer) for answer in task.answers)
+        for name in context_files
+        if any(contains_answer(normalise(files[name]), answer) for answer in task.answers)
     ]
-    return sorted(gold or own)
+    return sorted(gold or context_files)
 
 
-def _examples(earlier: Sequence[_Task], task: _Task, count: int) -> list[_Task]:
+def _examples(earlier_tasks: Sequence[_Task], task: _Task, count: int) -> list[_Task]:
     """Return the last `count` earlier tasks whose answers do not contain the answer of `task`.
 
     Choices are compared by their texts: if no example had the letter of the right choice, the
     letters of the examples would tell which choice is wrong.
     """
-    golds = list(map(normalised, task.answers))
+    golds = list(map(normalise, task.answers))
     others = [
         each
-        for each in earlier
-        if not any(gold in normalised(answer) for gold in golds for answer in each.answers)
+        for each in earlier_tasks
+        if not any(gold in normalise(answer) for gold in golds for answer in each.answers)
     ]
     return others[max(0, len(others) - count) :]
 
 
-def _statement(task: _Task, examples: Sequence[_Task]) -> str:
+def _problem_statement(task: _Task, examples: Sequence[_Task]) -> str:
     if not examples:
-        return f"Answer this question about the documents.\n\n{task.statement}\n\n{_form(task)}"
-    shown = "\n\n".join(f"Question: {each.statement}\nAnswer: {each.gold}" for each in examples)
+        return (
+            f"Answer this question about the documents.\n\n{task.statement}\n\n{_answer_form(task)}"
+        )
+    shown = "\n\n".join(
+        f"Question: {each.statement}\nAnswer: {each.gold_answer}" for each in examples
+    )
     return (
         f"These questions about the documents have their answers beside them.\n\n{shown}\n\n"
         f"Answer the next question about the documents.\n\nQuestion: {task.statement}\n\n"
-        f"{_form(task)}"
+        f"{_answer_form(task)}"
     )
 
 
-def _form(task: _Task) -> str:
-    return FORMS[task.qa_type]
+def _answer_form(task: _Task) -> str:
+    return ANSWER_FORMS[task.qa_type]
 
 
-def _within_size(own: Sequence[Document], drawn: Sequence[Candidate]) -> list[Document]:
-    left = MAX_FILES_CHARS - sum(len(document.text) for document in own)
+def _fitting_distractors(
+    context_documents: Sequence[Document], candidates: Sequence[Candidate]
+) -> list[Document]:
+    left = MAX_FILES_CHARS - sum(len(document.text) for document in context_documents)
     kept = []
-    for each in drawn:
+    for each in candidates:
         if len(each.text) <= left:
             left -= len(each.text)
             kept.append(Document(each.title, each.text))
@@ -371,7 +392,7 @@ def _file_names(documents: Sequence[Document], names: Names) -> list[str]:
         return [f"doc_{number:0{width}}.txt" for number in range(1, len(documents) + 1)]
     found: dict[str, str] = {}
     for document in documents:
-        stem = _NAME.sub("-", document.title).strip("-._")[:80] or "document"
+        stem = _UNSAFE_CHARS.sub("-", document.title).strip("-._")[:80] or "document"
         name, number = stem, 1
         while name.casefold() in found:
             number += 1

@@ -25,10 +25,10 @@ ANIMALS = (
     *("ant", "bat", "rat", "elk", "emu", "ape", "koi", "yak"),
 )
 COLOURS = ("red", "blue", "green", "black", "white", "brown", "pink", "grey")
-FACTS, FILES = 12, ("a.txt", "b.txt", "c.txt")
-PAD, BEGIN, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
-VOCABULARY = 512
-TEMPLATE = """\
+FACT_COUNT, FILE_NAMES = 12, ("a.txt", "b.txt", "c.txt")
+PAD_TOKEN, BEGIN_TOKEN, END_TOKEN = "<|pad|>", "<|im_start|>", "<|im_end|>"
+VOCABULARY_SIZE = 512
+CHAT_TEMPLATE = """\
 {%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' }}
 {%- if message.role == 'assistant' %}
@@ -63,11 +63,12 @@ def make_tasks(count: int, rng: random.Random) -> list[TaskRow]:
 
 
 def _make_task(rng: random.Random) -> TaskRow:
-    colours = {animal: rng.choice(COLOURS) for animal in rng.sample(ANIMALS, FACTS)}
+    colours = {animal: rng.choice(COLOURS) for animal in rng.sample(ANIMALS, FACT_COUNT)}
     facts = [f"The color of the {animal} is {colour}.\n" for animal, colour in colours.items()]
-    size = FACTS // len(FILES)
+    size = FACT_COUNT // len(FILE_NAMES)
     files = {
-        name: "".join(facts[size * index : size * (index + 1)]) for index, name in enumerate(FILES)
+        name: "".join(facts[size * index : size * (index + 1)])
+        for index, name in enumerate(FILE_NAMES)
     }
     asked = rng.choice(list(colours))
     return reading_task(f"What is the color of the {asked}?", files, colours[asked], "span")
@@ -106,21 +107,21 @@ def score(row: TaskRow, attempt: Attempt) -> Reward:
     return Reward(float(attempt.answer.strip() == row.ground_truth), "function")
 
 
-def scripted_reply(messages: Sequence[Message], rng: random.Random, reads: float) -> Message:
-    """Return the next message of a scripted policy. It searches the files in a share `reads` of the
-    runs, and guesses in the others."""
+def scripted_reply(messages: Sequence[Message], rng: random.Random, search_share: float) -> Message:
+    """Return the next message of a scripted policy. It searches the files in a share `search_share`
+    of the runs, and guesses in the others."""
     last = text_of(messages[-1])
     if messages[-1]["role"] != "user":
         found = re.search(r" is (\w+)\.", last)
         return {"role": "assistant", "content": found[1] if found else rng.choice(COLOURS)}
-    if rng.random() >= reads:
+    if rng.random() >= search_share:
         return {"role": "assistant", "content": rng.choice(COLOURS)}
     asked = re.search(r"the color of the (\w+)\?", last)
     assert asked, "a task asks for a colour"
-    return call_of("execute_bash", command=f"grep {asked[1]} documents/*")
+    return call_message("execute_bash", command=f"grep {asked[1]} documents/*")
 
 
-def call_of(tool: str, **arguments: str) -> Message:
+def call_message(tool: str, **arguments: str) -> Message:
     """Return a message of the assistant with a call."""
     function = {"name": tool, "arguments": json.dumps(arguments)}
     call = {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
@@ -144,23 +145,25 @@ def make_tokenizer(traces: Iterable[Sequence[Message]]) -> PreTrainedTokenizerFa
         text
         for trace in traces
         for message in trace
-        for text in (text_of(message), *_written_calls(message))
+        for text in (text_of(message), *_call_texts(message))
     ]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=[PAD, BEGIN, END], initial_alphabet=alphabet
+        vocab_size=VOCABULARY_SIZE,
+        special_tokens=[PAD_TOKEN, BEGIN_TOKEN, END_TOKEN],
+        initial_alphabet=alphabet,
     )
     tokenizer.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=END,
+        pad_token=PAD_TOKEN,
+        eos_token=END_TOKEN,
         clean_up_tokenization_spaces=False,
     )
-    fast.chat_template = TEMPLATE
+    fast.chat_template = CHAT_TEMPLATE
     return fast
 
 
@@ -184,6 +187,6 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalL
     return Qwen2ForCausalLM(config).float()
 
 
-def _written_calls(message: Message) -> list[str]:
+def _call_texts(message: Message) -> list[str]:
     calls = message.get("tool_calls") or []
     return [f"{call['function']['name']}{call['function']['arguments']}" for call in calls]

@@ -52,7 +52,7 @@ def rollout_func(
 
     def roll_out(prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
         rollouts = asyncio.run(client.run([by_id[prompt] for prompt in prompts]))
-        _log(rollouts, trainer)
+        _log_measures(rollouts, trainer)
         if observe:
             observe(rollouts)
         return trainer_rows(rollouts, trainer.processing_class.eos_token_id)
@@ -60,11 +60,11 @@ def rollout_func(
     return roll_out
 
 
-def trainer_rows(rollouts: Sequence[Rollout], filler: int) -> dict[str, list[Any]]:
+def trainer_rows(rollouts: Sequence[Rollout], filler_token: int) -> dict[str, list[Any]]:
     """Return the columns that TRL expects, with one row for each rollout: its segment with the most
-    sampled tokens. A rollout without segments gets the token `filler`, which is not trained on, and
-    no reward."""
-    empty = Segment([filler], [filler], [0], [0.0])
+    sampled tokens. A rollout without segments gets the token `filler_token`, which is not trained
+    on, and no reward."""
+    empty = Segment([filler_token], [filler_token], [0], [0.0])
     taken = [max(each.segments, key=lambda s: s.sampled, default=empty) for each in rollouts]
     return {
         "prompt_ids": [each.prompt_ids for each in taken],
@@ -86,7 +86,7 @@ def reward_of_rollout(
     return list(rollout_reward)
 
 
-def _log(rollouts: Sequence[Rollout], trainer: Any) -> None:
+def _log_measures(rollouts: Sequence[Rollout], trainer: Any) -> None:
     """Add the measures of a batch of rollouts to the trainer's log."""
     segments = [len(each.segments) for each in rollouts if each.segments]
     measures = {

@@ -41,14 +41,14 @@ def serve(sandbox: PeerSandbox) -> None:
         for line in sys.stdin:
             order: dict[str, Any] = json.loads(line)
             running = order["do"] != "stop" and (running or order["do"] == "start")
-            sys.stdout.write(f"{json.dumps(_follow(sandbox, **order))}\n")
+            sys.stdout.write(f"{json.dumps(_run_order(sandbox, **order))}\n")
             sys.stdout.flush()
     finally:
         if running:
             sandbox.stop()
 
 
-def _follow(sandbox: PeerSandbox, do: str, **arguments: str) -> dict[str, Any]:
+def _run_order(sandbox: PeerSandbox, do: str, **arguments: str) -> dict[str, Any]:
     started = time.perf_counter()
     try:
         with redirect_stdout(sys.stderr):

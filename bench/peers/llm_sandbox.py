@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.peers.driver import serve
 
-BARE = {"skip_environment_setup": True}
+NO_SETUP = {"skip_environment_setup": True}
 """Without this option, llm-sandbox first installs Python packages from the network."""
 
 
@@ -20,7 +20,7 @@ class LlmSandbox:
 
     def __init__(self, image: str, kind: str) -> None:
         package = importlib.import_module("llm_sandbox")
-        quick: dict[str, Any] = {"lang": "python", **({} if kind == "pool" else BARE)}
+        quick: dict[str, Any] = {"lang": "python", **({} if kind == "pool" else NO_SETUP)}
         if kind == "bubblewrap":
             # Its seccomp filter needs a library that may be missing. The namespaces are the same.
             config = importlib.import_module("llm_sandbox.local.config").LocalSandboxConfig
@@ -28,7 +28,7 @@ class LlmSandbox:
         elif kind == "pool":
             quick |= {"pool": _pool(image)}
         else:
-            quick |= {"backend": "docker", **_container(image)}
+            quick |= {"backend": "docker", **_container_options(image)}
         self._make: Any = lambda: package.SandboxSession(**quick)
         self._directory = "/sandbox" if kind == "bubblewrap" else "/tmp"
         self._session: Any = None
@@ -54,7 +54,7 @@ class LlmSandbox:
         self._session.close()
 
 
-def _container(image: str) -> dict[str, Any]:
+def _container_options(image: str) -> dict[str, Any]:
     """Return container options with a command, because this project's image has no command."""
     return {"image": image, "runtime_configs": {"command": ["sleep", "infinity"]}}
 
@@ -65,8 +65,8 @@ def _pool(image: str) -> Any:
         backend="docker",
         config=package.PoolConfig(min_pool_size=1, max_pool_size=1),
         lang="python",
-        **BARE,
-        **_container(image),
+        **NO_SETUP,
+        **_container_options(image),
     )
     atexit.register(pool.close)
     return pool

@@ -28,7 +28,7 @@ from policies.workspace import ANSWER_FILES
 from sandbox_runtime.pool.pool import Pool
 from sandbox_runtime.sandbox import Sandbox
 
-COMMAND_S = 10
+COMMAND_TIMEOUT_S = 10
 MAX_ANSWER_BYTES = 1 << 20
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
@@ -50,9 +50,11 @@ async def chat(request: Request) -> Response:
             messages.append(message)
             for call in message["tool_calls"]:
                 if call["function"]["name"] == "submit":
-                    answer = await _read(sandbox, ANSWER_FILES[0])
+                    answer = await _read_text(sandbox, ANSWER_FILES[0])
                 else:
-                    observation = await _act(sandbox, json.loads(call["function"]["arguments"]))
+                    observation = await _run_tool(
+                        sandbox, json.loads(call["function"]["arguments"])
+                    )
                     messages.append(
                         {"role": "tool", "tool_call_id": call["id"], "content": observation}
                     )
@@ -65,19 +67,19 @@ async def health(request: Request) -> Response:
     return PlainTextResponse("ok")
 
 
-async def _act(sandbox: Sandbox, arguments: Mapping[str, str]) -> str:
+async def _run_tool(sandbox: Sandbox, arguments: Mapping[str, str]) -> str:
     if "path" in arguments:
-        await sandbox.put(arguments["path"], _whole(arguments["file_text"]))
+        await sandbox.put(arguments["path"], _text_chunks(arguments["file_text"]))
         return "Created."
     command = arguments["command"]
-    return (await sandbox.exec(command, timeout_s=COMMAND_S, stdin=None)).stdout
+    return (await sandbox.exec(command, timeout_s=COMMAND_TIMEOUT_S, stdin=None)).stdout
 
 
-async def _whole(text: str) -> AsyncIterator[bytes]:
+async def _text_chunks(text: str) -> AsyncIterator[bytes]:
     yield text.encode()
 
 
-async def _read(sandbox: Sandbox, path: str) -> str:
+async def _read_text(sandbox: Sandbox, path: str) -> str:
     content = bytearray()
 
     async def take(piece: bytes) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from bench.peers.driver import serve
 
 
-class Reference:
+class ReferenceSandbox:
     """See `driver.PeerSandbox`."""
 
     def __init__(self, image: str) -> None:
@@ -39,4 +39,4 @@ class Reference:
 
 
 if __name__ == "__main__":
-    serve(Reference(sys.argv[1]))
+    serve(ReferenceSandbox(sys.argv[1]))

@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.peers.driver import serve
 
-READY_S = 30.0
+READY_TIMEOUT_S = 30.0
 
 
 class SweRex:
@@ -36,7 +36,7 @@ class SweRex:
         self._name, token, port = (
             f"bench-swe-rex-{secrets.token_hex(4)}",
             secrets.token_hex(),
-            _port(),
+            _free_port(),
         )
         packages = sysconfig.get_paths()["purelib"]
         command = ["docker", "run", "--rm", "--detach", "--name", self._name]
@@ -45,7 +45,7 @@ class SweRex:
         server = ["python3", "-m", "swerex.server", "--auth-token", token]
         subprocess.run([*command, *server], check=True, capture_output=True)
         self._runtime = self._runtimes.RemoteRuntime(auth_token=token, port=port, timeout=0.15)
-        self._run(self._runtime.wait_until_alive(timeout=READY_S))
+        self._run(self._runtime.wait_until_alive(timeout=READY_TIMEOUT_S))
         self._run(self._runtime.create_session(self._requests.CreateBashSessionRequest()))
 
     def exec(self, command: str) -> str:
@@ -68,7 +68,7 @@ class SweRex:
         return self._runner.run(work)
 
 
-def _port() -> int:
+def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port: int = listening.getsockname()[1]
     return port

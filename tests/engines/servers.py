@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 import httpx
 
-from bench.servers import BenchServer, free_port, running
+from bench.servers import BenchServer, free_port, run_server
 from tests.engines.engine import REQUEST_TIMEOUT_S, Engine, Launch, Tools
 from tests.engines.llama_cpp import LLAMA_CPP
 from tests.engines.vllm import VLLM
@@ -96,7 +96,7 @@ async def model_server(
     command = ENGINE.command(Launch(port, tools, window, slots))
     groups: list[int] = []
     try:
-        async with running(
+        async with run_server(
             ["setsid", *command],
             port,
             path="/health",
@@ -126,7 +126,7 @@ async def proxy(url: str, **more: Any) -> AsyncIterator[BenchServer]:
         file = Path(directory, "config.yaml")
         file.write_text(json.dumps(config), encoding="utf-8")
         command = [sys.executable, "-m", "proxy", "serve", "--config", str(file)]
-        async with running(command, port, path="/health") as server:
+        async with run_server(command, port, path="/health") as server:
             yield server
 
 

@@ -90,4 +90,4 @@ def write(
     with open_results(output, info) as writer:
         for result, trajectory in records:
             writer.append(result, trajectory)
-        return writer.done
+        return writer.done_keys

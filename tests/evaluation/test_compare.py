@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from evaluation.samples import Suite
-from evaluation.scripted import serving
+from evaluation.scripted import serve_model
 from tests.evaluation.evaluation_process import answered, grades_of, rows, sandbox_eval, sums
 from tests.evaluation.made_results import USE, plain, with_sandbox, write
 from tests.evaluation.test_judge import ReplyingJudge, judge_arguments, judged
@@ -85,7 +85,7 @@ async def test_comparison_names_the_judge_and_exits_with_3_if_verdicts_are_missi
         answered(tmp_path / "b", [(judged(1), "1 m"), (judged(2), "2 m")]),
     ]
     judge = ReplyingJudge(lambda prompt, _: "No." if "Question 2?" in prompt else "CORRECT")
-    async with serving(judge.reply) as url:
+    async with serve_model(judge.reply) as url:
         ended = await sandbox_eval("compare", *outputs, *judge_arguments(url, votes=1))
         assert (ended.returncode, ended.stderr) == (
             3,
@@ -93,7 +93,7 @@ async def test_comparison_names_the_judge_and_exits_with_3_if_verdicts_are_missi
         )
         assert "Differences are to A. Judge: judge, votes: 1." in ended.stdout
         judge = ReplyingJudge(lambda _, __: "CORRECT")
-    async with serving(judge.reply) as url:
+    async with serve_model(judge.reply) as url:
         ended = await sandbox_eval("compare", *outputs, *judge_arguments(url, votes=1))
     assert (ended.returncode, ended.stderr) == (0, "")
 
@@ -101,7 +101,7 @@ async def test_comparison_names_the_judge_and_exits_with_3_if_verdicts_are_missi
 async def test_comparison_does_not_change_the_grades_of_the_last_report(tmp_path: Path) -> None:
     outputs = [answered(tmp_path / name, [(judged(1), "1 m")]) for name in ("a", "b")]
     judge = ReplyingJudge(lambda _, __: "CORRECT")
-    async with serving(judge.reply) as url:
+    async with serve_model(judge.reply) as url:
         await sandbox_eval("report", outputs[0], *judge_arguments(url, votes=1))
     ended = await sandbox_eval("compare", *outputs)
     assert ended.returncode == 0, ended.stderr

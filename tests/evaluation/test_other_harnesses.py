@@ -13,10 +13,10 @@ from typing import Any
 import anyio
 import pytest
 
-from evaluation.grading import Grading
+from evaluation.grading import ResultGrader
 from evaluation.results import MODES, Mode, read_results
 from evaluation.samples import Suite
-from evaluation.scripted import NAME, ScriptedModel, serving
+from evaluation.scripted import MODEL_NAME, ScriptedModel, serve_model
 from evaluation.self_check import MAX_TURNS, run_arguments
 from tests.clients.stacks.environments import python_of, variables
 from tests.e2e import proxy_process
@@ -51,7 +51,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
 async def evaluate(home: Path) -> Evaluated:
     suite = await synthetic_suite(home / "data", COUNT)
     async with (
-        serving(ScriptedModel(suite.samples).reply) as model_url,
+        serve_model(ScriptedModel(suite.samples).reply) as model_url,
         proxy_process.serving(home, "bubblewrap", model_url) as server,
     ):
         arguments = run_arguments(home / "output", home / "data", f"{server.url}/v1")
@@ -59,7 +59,7 @@ async def evaluate(home: Path) -> Evaluated:
     assert ended.returncode == 0, ended.stderr
     exported = {sample.id for group in tasks_of(suite.samples).values() for sample in group}
     scores: dict[Mode, dict[str, float]] = {mode: {} for mode in MODES}
-    for each in Grading(home).grade_results([suite], read_results(home / "output")):
+    for each in ResultGrader(home).grade_results([suite], read_results(home / "output")):
         if each.sample.id in exported:
             assert each.grade is not None
             scores[each.result.mode][each.sample.id] = float(each.grade.score)
@@ -67,7 +67,7 @@ async def evaluate(home: Path) -> Evaluated:
 
 
 def model_name(mode: Mode) -> str:
-    return f"{NAME}:plain" if mode == "plain" else NAME
+    return f"{MODEL_NAME}:plain" if mode == "plain" else MODEL_NAME
 
 
 async def run_harness(
@@ -76,7 +76,7 @@ async def run_harness(
     """Run commands of a harness one after the other, with a proxy before the scripted model. URL in
     an argument stands for the proxy's URL, with /v1."""
     async with (
-        serving(ScriptedModel(suite.samples).reply) as model_url,
+        serve_model(ScriptedModel(suite.samples).reply) as model_url,
         proxy_process.serving(home, "bubblewrap", model_url) as server,
     ):
         for arguments in commands:

@@ -21,7 +21,7 @@ import pytest
 from evaluation.results import MODES, read_results
 from evaluation.runner import Plan
 from evaluation.samples import Sample, load_suite, load_suites
-from evaluation.scripted import NAME, ScriptedModel, ServerError, serving
+from evaluation.scripted import MODEL_NAME, ScriptedModel, ServerError, serve_model
 from tests.e2e import proxy_process
 from tests.evaluation.evaluation_process import grades_of, rows, sandbox_eval, with_packages
 from tests.evaluation.grader_packages import grader_packages
@@ -142,7 +142,8 @@ async def evaluate(packages: Path, home: Path) -> Evaluated:
     suites = load_suites(data, list(COUNTS))
     assert {each.manifest.name: each.manifest.count for each in suites} == COUNTS
     documents, instructions = (
-        [sample for _, sample in Plan([suite], [NAME], limit=LIMIT).samples()] for suite in suites
+        [sample for _, sample in Plan([suite], [MODEL_NAME], limit=LIMIT).samples()]
+        for suite in suites
     )
     right = {sample.id: sample.ground_truth for sample in documents[: len(documents) // 2]}
     answers = {sample.id: right.get(sample.id, WRONG) for sample in documents}
@@ -150,15 +151,15 @@ async def evaluate(packages: Path, home: Path) -> Evaluated:
     # With a wider default, the requests may select the profiles of both domains.
     config = {"profile": "paper-long-context"}
     async with (
-        serving(model.reply) as model_url,
+        serve_model(model.reply) as model_url,
         proxy_process.serving(home, "bubblewrap", model_url, config) as server,
     ):
         ended = await sandbox_eval(
             *("run", "--output", output, "--data", data, "--base-url", f"{server.url}/v1"),
-            *("--models", NAME, "--repeats", "1", "--limit", str(LIMIT)),
+            *("--models", MODEL_NAME, "--repeats", "1", "--limit", str(LIMIT)),
         )
     assert ended.returncode == 0, ended.stderr
-    async with serving(judge.reply) as url:
+    async with serve_model(judge.reply) as url:
         ended = await sandbox_eval(
             *("report", str(output), *judge_arguments(url, VOTES)),
             packages=packages,
@@ -263,7 +264,7 @@ def test_report_has_the_known_accuracy_and_counts(
 ) -> None:
     graded = [found for found in checked.values() if found is not None]
     accuracy = f"{100 * sum(strict for strict, _ in graded) / len(graded):.1f}"
-    of_domains = rows(evaluated.report, f"## {NAME}")[:2]
+    of_domains = rows(evaluated.report, f"## {MODEL_NAME}")[:2]
     assert [[cell.split()[0] for cell in row[:5]] for row in of_domains] == [
         ["instructions", accuracy, accuracy, "+0.0", str(len(graded))],
         ["long-context", "0.0", "50.0", "+50.0", str(len(evaluated.documents))],

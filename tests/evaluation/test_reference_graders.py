@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from evaluation.scripted import serving
+from evaluation.scripted import serve_model
 from tests.evaluation.evaluation_process import (
     answered,
     grades_of,
@@ -86,7 +86,7 @@ async def test_both_graders_agree_with_the_labels_and_the_references_own_scores(
     work, labels = labelled(grader)
     assert len(work) >= 30
     output = answered(tmp_path, work)
-    async with serving(ReplyingJudge(verdict_reply).reply) as url:
+    async with serve_model(ReplyingJudge(verdict_reply).reply) as url:
         arguments = ("--grader", "both", *judge_arguments(url, votes=1))
         ended = await sandbox_eval("report", output, *arguments, packages=packages)
         own = await reference_scores(packages, tmp_path, url)
@@ -175,7 +175,7 @@ async def test_long_context_answers_are_judged_with_their_own_reference_prompt(
     fields = sample(grader="judge", domain="long-context", ground_truth="Ada", entry=entry)
     output = answered(tmp_path, [(fields, "<think>Bo?</think>Ada"), (fields, "")])
     judge = ReplyingJudge(lambda _, __: "No opinion.")
-    async with serving(judge.reply) as url:
+    async with serve_model(judge.reply) as url:
         arguments = ("--grader", "reference", *judge_arguments(url, votes=1))
         ended = await sandbox_eval("report", output, *arguments, packages=packages)
     assert ended.returncode == 0, ended.stderr

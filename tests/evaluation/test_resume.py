@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
-from evaluation.results import RESULTS, TRAJECTORIES, Trajectories, read_results
+from evaluation.results import RESULTS_FILE, TRAJECTORIES_FILE, Trajectories, read_results
 from evaluation.samples import Suite
-from evaluation.scripted import ScriptedModel, serving
+from evaluation.scripted import ScriptedModel, serve_model
 from evaluation.self_check import results_of, run_arguments
 from tests.e2e import proxy_process
 from tests.evaluation.evaluation_process import (
@@ -48,7 +48,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 async def evaluate_undisturbed(home: Path) -> Undisturbed:
     suite = await synthetic_suite(home / "data", COUNT)
     async with (
-        serving(ScriptedModel(suite.samples).reply) as model_url,
+        serve_model(ScriptedModel(suite.samples).reply) as model_url,
         proxy(home / "proxy", model_url) as server,
     ):
         ended = await sandbox_eval(*arguments(suite, home / "output", server.url))
@@ -91,7 +91,7 @@ async def test_evaluation_continues_after_its_runner_was_killed(
     suite, output = undisturbed.suite, tmp_path / "disturbed"
     model = Disturbance(suite, lambda _, request: request == TOTAL)
     async with (
-        serving(model.reply) as model_url,
+        serve_model(model.reply) as model_url,
         proxy(tmp_path / "proxy", model_url) as server,
     ):
         command = [*COMMAND, *arguments(suite, output, server.url)]
@@ -100,16 +100,16 @@ async def test_evaluation_continues_after_its_runner_was_killed(
                 model.act = lambda: runner.send_signal(number)
                 code = await runner.wait()
         finished = len(read_results(output))
-        with (output / RESULTS).open("ab") as file:
+        with (output / RESULTS_FILE).open("ab") as file:
             file.write(b'{"model": "scripted-mod')  # as a kill in the midst of a write leaves it
-        with (output / TRAJECTORIES).open("ab") as file:
+        with (output / TRAJECTORIES_FILE).open("ab") as file:
             file.write(b'{"model": "scripted-mod')
         continued = await sandbox_eval(*arguments(suite, output, server.url))
     assert code == (130 if number == signal.SIGINT else -signal.SIGKILL)
     assert 0 < finished < TOTAL
     assert continued.returncode == 0, continued.stderr
     assert f"{TOTAL} of {TOTAL} requests; in this part: 0 infra errors" in continued.stderr
-    assert len((output / RESULTS).read_text("utf-8").splitlines()) == TOTAL
+    assert len((output / RESULTS_FILE).read_text("utf-8").splitlines()) == TOTAL
     results, trajectories = read_results(output), Trajectories(output)
     assert [trajectories.of(each) is not None for each in results] == [
         each.status == "answered" for each in results
@@ -122,7 +122,7 @@ async def test_results_are_completed_after_the_death_of_the_proxy(
 ) -> None:
     suite, output = undisturbed.suite, tmp_path / "disturbed"
     model = Disturbance(suite, lambda _, request: request == TOTAL)
-    async with serving(model.reply) as model_url:
+    async with serve_model(model.reply) as model_url:
         async with proxy(tmp_path / "proxy", model_url) as server:
             model.act = server.process.kill
             ended = await sandbox_eval(*arguments(suite, output, server.url))
@@ -142,7 +142,7 @@ async def test_results_are_completed_after_the_death_of_a_sandbox(
     suite, output = undisturbed.suite, tmp_path / "disturbed"
     model = Disturbance(suite, lambda body, _: any(has_run(each) for each in body["messages"]))
     async with (
-        serving(model.reply) as model_url,
+        serve_model(model.reply) as model_url,
         proxy(tmp_path / "proxy", model_url) as server,
     ):
         model.act = lambda: kill_sandboxes(server.process.pid)

@@ -9,15 +9,15 @@ import pytest
 from aiohttp import web
 
 from evaluation.results import (
-    RESULTS,
-    RUN,
+    RESULTS_FILE,
+    RUN_FILE,
     Result,
     RunInfo,
     RunSettings,
     Trajectories,
     open_results,
     read_results,
-    read_run,
+    read_run_info,
 )
 from evaluation.samples import Draft, write_suite
 from proxy.models.scripted import call, text_reply, tool_reply
@@ -222,13 +222,13 @@ async def test_run_json_is_replaced_in_one_step(tmp_path: Path) -> None:
     settings = RunSettings(suites={}, sandbox={}, request={}, seed=None)
     info = RunInfo(settings=settings, data="", concurrency=1, versions={})
     with open_results(tmp_path, info):
-        (tmp_path / "earlier.json").hardlink_to(tmp_path / RUN)
+        (tmp_path / "earlier.json").hardlink_to(tmp_path / RUN_FILE)
     later = info.model_copy(update={"concurrency": 2})
     with open_results(tmp_path, later):
         pass
     # A file that was written over would have changed under both names.
     earlier = RunInfo.model_validate_json((tmp_path / "earlier.json").read_bytes())
-    assert (earlier, read_run(tmp_path)) == (info, later)
+    assert (earlier, read_run_info(tmp_path)) == (info, later)
 
 
 async def test_limit_option_takes_problems_of_each_kind_in_turn(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ async def test_limit_option_takes_problems_of_each_kind_in_turn(tmp_path: Path) 
         for limit in (["--limit", "3"], ["--limit", "4"], []):
             ended = await sandbox_eval(*arguments(tmp_path, url, *PLAIN, *limit))
             assert ended.returncode == 0, ended.stderr
-            lines = (tmp_path / "output" / RESULTS).read_text("utf-8").splitlines()
+            lines = (tmp_path / "output" / RESULTS_FILE).read_text("utf-8").splitlines()
             sent.append([json.loads(line)["sample"] for line in lines])
     first = ["0-optics", "3-waves", "4-heat"]
     assert sent == [first, [*first, "1-optics"], [*first, "1-optics", "2-optics"]]
@@ -304,11 +304,11 @@ async def test_input_file_that_is_missing_ends_the_run(tmp_path: Path) -> None:
 
 async def test_malformed_result_is_named(tmp_path: Path) -> None:
     await evaluate(tmp_path, [RIGHT], *PLAIN)
-    with (tmp_path / "output" / RESULTS).open("a", encoding="utf-8") as file:
+    with (tmp_path / "output" / RESULTS_FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps({"model": MODEL}) + "\n")
     ended = await sandbox_eval("report", tmp_path / "output")
     assert ended.returncode == 1
-    assert f"{RESULTS}:2: mode: Field required" in ended.stderr
+    assert f"{RESULTS_FILE}:2: mode: Field required" in ended.stderr
 
 
 async def test_proxy_that_does_not_answer_is_named(tmp_path: Path) -> None:

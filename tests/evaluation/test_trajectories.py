@@ -7,7 +7,7 @@ import pytest
 
 from evaluation.journal import ResultsError
 from evaluation.results import (
-    TRAJECTORIES,
+    TRAJECTORIES_FILE,
     ProducedFile,
     Result,
     Step,
@@ -117,7 +117,7 @@ def test_result_has_the_trajectory_of_its_own_attempt_and_of_no_earlier_one(tmp_
 def test_unfinished_line_is_ignored_and_removed_by_the_next_run(tmp_path: Path) -> None:
     output, suite = tmp_path / "output", sums(tmp_path / "data")
     write(output, suite, [(RESULT, trajectory(RESULT, "ls"))])
-    path = output / TRAJECTORIES
+    path = output / TRAJECTORIES_FILE
     complete = path.read_bytes()
     path.write_bytes(complete + b"{" + b"x" * 200_000)
     assert Trajectories(output).of(RESULT) == trajectory(RESULT, "ls")
@@ -126,7 +126,7 @@ def test_unfinished_line_is_ignored_and_removed_by_the_next_run(tmp_path: Path) 
 
 
 def test_malformed_trajectory_is_named(tmp_path: Path) -> None:
-    (tmp_path / TRAJECTORIES).write_text('{"model": "m"}\n', encoding="utf-8")
+    (tmp_path / TRAJECTORIES_FILE).write_text('{"model": "m"}\n', encoding="utf-8")
     with pytest.raises(ResultsError, match=r"trajectories.jsonl:1: mode: Field required"):
         Trajectories(tmp_path)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from evaluation.results import MODES, Mode
-from evaluation.scripted import serving
+from evaluation.scripted import serve_model
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.e2e import proxy_process
 from tests.evaluation.evaluation_process import grades_of, sandbox_eval
@@ -123,7 +123,10 @@ async def test_scores_are_those_of_the_references_benchmark_command(tmp_path: Pa
         for task, (_, answers) in TASKS.items()
         for number, (_, _, score) in enumerate(answers)
     }
-    async with scripted_backend(reply, model=MODEL) as backend, serving(judge.reply) as judge_url:
+    async with (
+        scripted_backend(reply, model=MODEL) as backend,
+        serve_model(judge.reply) as judge_url,
+    ):
         with benchmark_image():
             theirs = await asyncio.to_thread(
                 scores_by_reference, python, files, backend.base_url, judge_url, tmp_path

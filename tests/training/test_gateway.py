@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bench.servers import free_port, running
+from bench.servers import free_port, run_server
 from tests.clients.chat_http import answer_text, http_client, post_chat
 from tests.clients.stacks.environments import python_of
 from tests.clients.test_trajectory_export import ALLOWED, ANSWER, STEP
@@ -27,7 +27,7 @@ async def rllm_gateway(backend: ScriptedBackend, directory: Path) -> AsyncIterat
         *(str(python), "-m", "rllm_model_gateway", "--host", "127.0.0.1", "--port", str(port)),
         *("--worker", backend.base_url, "--store", "memory"),
     ]
-    async with running(command, port, path="/health", env={"HOME": str(directory)}):
+    async with run_server(command, port, path="/health", env={"HOME": str(directory)}):
         yield f"http://127.0.0.1:{port}"
 
 

@@ -34,7 +34,7 @@ from training.distractors import MODES, Bm25
 from training.leaks import NGRAM_WORDS, Decontamination
 from training.rows import TaskRow, read_tasks
 from training.sources import Source
-from training.tasks import BuildOptions, Built
+from training.tasks import BuildOptions, BuildResult
 from training.tasks import build as build_tasks
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ def contexts(draw: st.DrawFn) -> list[Context]:
     ]
 
 
-def built(made: Sequence[Context], **options: Any) -> Built:
+def built(made: Sequence[Context], **options: Any) -> BuildResult:
     source = Source("generic", "made", "none", made)
     return build_tasks(source, BuildOptions(**{"seed": 0, "tasks_per_context": 9, **options}))
 
@@ -276,7 +276,7 @@ def test_distractor_ranking_follows_the_bm25_formula(
         return total
 
     scores = list(map(score, documents))
-    found = [scores[number] for number in Bm25(documents).best(query, count)]
+    found = [scores[number] for number in Bm25(documents).best_documents(query, count)]
     expected = sorted((each for each in scores if each > 0), reverse=True)
     assert found == pytest.approx(expected[:count])
 

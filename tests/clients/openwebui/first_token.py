@@ -47,7 +47,7 @@ async def measure(program: Path, page: Page, kind: Kind, home: Path, rounds: int
         for number in range(rounds + 1):  # the first round is a warm-up
             for name in MODELS:
                 began, seen = await _ask(chat, name, clock)
-                turn = clock.asked + time.time() - time.perf_counter()
+                turn = clock.asked_at + time.time() - time.perf_counter()
                 if number:
                     for row, since in zip(_rows(name), (began, turn), strict=True):
                         took[row].append(seen - since)

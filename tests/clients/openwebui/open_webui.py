@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from bench.servers import free_port, running
+from bench.servers import free_port, run_server
 from tests.clients.locked_packages import make_virtualenv
 
 LOCK = Path(__file__).parent / "requirements.txt"
@@ -58,7 +58,7 @@ async def open_webui(
     port = free_port()
     command = [str(program), "serve", "--host", "127.0.0.1", "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
-    async with running(command, port, path="/health", env=variables):
+    async with run_server(command, port, path="/health", env=variables):
         await _dismiss_release_notes(url)
         yield url
 
