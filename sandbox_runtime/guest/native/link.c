@@ -8,11 +8,14 @@
 #include "memory.h"
 #include "loop.h"
 
+#define BLOCK_BYTES (4u << 10) /* most operations are no larger: nothing is allocated for them */
 #define READ_BYTES (256u << 10)
 #define MAX_UNSENT_BYTES (1u << 20)
 
 static void (*on_frame)(const struct frame *frame);
-static struct buffer received, unsent;
+static char received_block[BLOCK_BYTES], unsent_block[BLOCK_BYTES];
+static struct buffer received = {.own_block = received_block, .own_capacity = BLOCK_BYTES};
+static struct buffer unsent = {.own_block = unsent_block, .own_capacity = BLOCK_BYTES};
 static struct watch input, output;
 static struct timer watchdog;
 static double timeout;
@@ -33,7 +36,10 @@ static void reset_watchdog(void)
 static void receive(void *unused)
 {
     (void)unused;
-    ssize_t count = buffer_read(&received, STDIN_FILENO, READ_BYTES);
+    static bool has_more; /* the last read filled the block */
+    size_t max_bytes = has_more || received.length ? READ_BYTES : BLOCK_BYTES;
+    ssize_t count = buffer_read(&received, STDIN_FILENO, max_bytes);
+    has_more = count >= (ssize_t)BLOCK_BYTES;
     if (count < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (count <= 0)

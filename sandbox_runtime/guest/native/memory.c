@@ -57,10 +57,20 @@ static void reserve(struct buffer *buffer, size_t more)
     }
     if (buffer->length + more <= buffer->capacity)
         return;
+    if (!buffer->block && more <= buffer->own_capacity) {
+        buffer->block = buffer->own_block;
+        buffer->capacity = buffer->own_capacity;
+        return;
+    }
     size_t capacity = buffer->capacity ? buffer->capacity : MIN_CAPACITY;
     while (capacity < buffer->length + more)
         capacity *= 2;
-    buffer->block = resize(buffer->block, capacity);
+    if (buffer->block && buffer->block == buffer->own_block) {
+        buffer->block = resize(NULL, capacity);
+        memcpy(buffer->block, buffer->own_block, buffer->length);
+    } else {
+        buffer->block = resize(buffer->block, capacity);
+    }
     buffer->capacity = capacity;
 }
 
@@ -101,8 +111,10 @@ void buffer_consume(struct buffer *buffer, size_t length)
 
 void buffer_free(struct buffer *buffer)
 {
-    free(buffer->block);
-    *buffer = (struct buffer){0};
+    if (buffer->block != buffer->own_block)
+        free(buffer->block);
+    *buffer = (struct buffer){.own_block = buffer->own_block,
+                              .own_capacity = buffer->own_capacity};
 }
 
 ssize_t buffer_read(struct buffer *buffer, int fd, size_t max_bytes)

@@ -17,6 +17,8 @@ char *format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 struct buffer {
     char *block;
     size_t start, length, capacity; /* the data begins at block + start */
+    char *own_block;                /* used while the data fits, instead of allocated memory */
+    size_t own_capacity;
 };
 
 static inline char *buffer_data(const struct buffer *buffer)
@@ -28,7 +30,7 @@ void buffer_append(struct buffer *buffer, const void *data, size_t length);
 void buffer_append_text(struct buffer *buffer, const char *text);
 void buffer_printf(struct buffer *buffer, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-/* Remove the first `length` bytes. Frees the memory when the buffer becomes empty. */
+/* Remove the first `length` bytes. Frees allocated memory when the buffer becomes empty. */
 void buffer_consume(struct buffer *buffer, size_t length);
 void buffer_free(struct buffer *buffer);
 /* Append the bytes of one read(2) of at most `max_bytes`; return the result of read(2). */
