@@ -81,8 +81,9 @@ class SampleRow:
         return next(side.graded.sample for side in self.sides if side.graded)
 
     @property
-    def states(self) -> str:
-        """The mode, status and grade of each answer, as the filters read them."""
+    def filter_values(self) -> str:
+        """The value that the page's filters read: `mode status grade` of each answer, separated by
+        `|`."""
         return "|".join(
             f"{side.mode} {side.graded.result.status} {side.verdict.partition(' ')[0]}"
             for side in self.sides
@@ -248,7 +249,7 @@ def _sample_html(evaluation: Evaluation, row: SampleRow, templates: Environment)
 
 def _filter_choices(rows: Sequence[SampleRow]) -> Mapping[str, list[str]]:
     """Return the choices of each filter. Filters with a single choice are left out."""
-    states = [state.split(" ") for row in rows for state in row.states.split("|")]
+    states = [state.split(" ") for row in rows for state in row.filter_values.split("|")]
     choices = {
         "model": {row.model for row in rows},
         "domain": {row.sample.domain for row in rows},

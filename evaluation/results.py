@@ -58,7 +58,7 @@ class Failure(_Record):
 
 
 class SandboxUse(_Record):
-    """The counts and the stop reason of a run with a sandbox."""
+    """How a run used its sandbox: its numbers of turns, calls and tokens, and why it stopped."""
 
     stop_reason: str
     route: str

@@ -161,7 +161,7 @@ def session_states(messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[str
 
 
 def state_names(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the name of the state before each message, and after the last message."""
+    """Yield the name of the workspace's state before each message, then after the last one."""
     state = ""
     for message in messages:
         yield state

@@ -112,9 +112,11 @@ class FileStore:
             f"?exp={expires_at}&sig={signature}"
         )
 
-    def is_signed(self, container_id: str, file_id: str, expires_at: str, signature: str) -> bool:
+    def is_valid_link(
+        self, container_id: str, file_id: str, expires_at: str, signature: str
+    ) -> bool:
         """Return True if this server signed the link and it has not expired."""
-        return self._signer.is_signed(container_id, file_id, expires_at, signature)
+        return self._signer.is_valid_link(container_id, file_id, expires_at, signature)
 
     async def replace_links(self, messages: Sequence[Message], owner: str) -> Sequence[Message]:
         """Return the messages with paths in place of links to the owner's files. In a content part,
@@ -256,7 +258,9 @@ class LinkSigner:
         text = f"{container_id}/{file_id}/{expires_at}".encode()
         return hmac.new(self._key, text, hashlib.sha256).hexdigest()
 
-    def is_signed(self, container_id: str, file_id: str, expires_at: str, signature: str) -> bool:
+    def is_valid_link(
+        self, container_id: str, file_id: str, expires_at: str, signature: str
+    ) -> bool:
         """Return True if the signature is valid and the link has not expired."""
         if not (
             expires_at.isascii() and expires_at.isdigit() and len(expires_at) <= _MAX_EXPIRY_DIGITS

@@ -62,7 +62,8 @@ class SnapshotStore(Protocol):
 
 
 class WorkspaceLease:
-    """The lease of a workspace by one run. Its sandboxes start with the files of a state."""
+    """The lease of a workspace by one run. The run's sandboxes start with the files that the
+    workspace had after an earlier run, if there is one to resume from."""
 
     def __init__(self, sandboxes: Sandboxes, isolation: Isolation) -> None:
         self.isolation = isolation

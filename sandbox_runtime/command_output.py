@@ -117,12 +117,14 @@ class OutputRetention:
 
     def reserve(self, cap: OutputCap) -> "RetainedFiles":
         """Reserve bytes for a command's files."""
-        allowed = min(cap.max_kept_bytes, MAX_KEPT_BYTES - self._bytes) if cap.keep_in else 0
+        allowed = (
+            min(cap.max_kept_bytes, MAX_KEPT_BYTES - self._bytes) if cap.output_directory else 0
+        )
         if allowed <= 0:
             return RetainedFiles(None, 0)
         self._bytes += allowed
         # A random name: a restored workspace may contain files of an earlier sandbox.
-        return RetainedFiles(f"{cap.keep_in}/{uuid.uuid4().hex[:8]}", allowed)
+        return RetainedFiles(f"{cap.output_directory}/{uuid.uuid4().hex[:8]}", allowed)
 
     def release(self, files: "RetainedFiles") -> None:
         """Release the bytes that a command has reserved and not used."""
@@ -144,8 +146,8 @@ class RetainedFiles:
     """Number of bytes that may still be added."""
 
     def path(self, stream: StreamName, reading: int, size: int) -> str:
-        """Return the path of the file for a stream in one reading, or "" if `size`, the number of
-        kept bytes, is 0."""
+        """Return the path of the file with the output of a stream in the reading of this number, or
+        "" if `size`, the number of kept bytes, is 0. `protocol` defines readings."""
         return f"{self.name}-{reading}.{stream}" if self.name is not None and size > 0 else ""
 
     def with_added(self, size: int) -> "RetainedFiles":

@@ -31,11 +31,11 @@ class OutputCap:
 
     max_bytes: int = 1 << 20
     max_lines: int = 1_000_000
-    keep_in: str | None = None
+    output_directory: str | None = None
     """A directory inside the sandbox where the full output of a truncated stream is kept; None: it
     is not kept."""
     max_kept_bytes: int = 4 << 20
-    """Maximum number of bytes of one command's output that are kept in `keep_in`."""
+    """Maximum number of bytes of one command's output that are kept in `output_directory`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,7 +275,7 @@ def _authorized_owner(
 ) -> str | None:
     """Return the owner whose files the request may read, or None if a valid signed link authorizes
     the request. Raises UnauthorizedError if neither a link nor a key does."""
-    if services.files.is_signed(container_id, file_id, link.exp, link.sig):
+    if services.files.is_valid_link(container_id, file_id, link.exp, link.sig):
         return None
     if not has_valid_key(request):
         raise UnauthorizedError("This link has expired or is not one of ours.")

@@ -109,7 +109,8 @@ class TrajectoryRecorder:
             callback()
 
     def _start_write(self, ends: Sequence[Result | BaseException] = ()) -> asyncio.Task[None]:
-        """Start to store the lines so far, and the ends of the choices if they have ended."""
+        """Start to store the lines so far. `ends` has the result or error of each choice; it is
+        empty while the run goes on."""
         self._write_task = asyncio.create_task(self._write(self._write_task, ends))
         return self._write_task
 

@@ -141,9 +141,9 @@ def _to_chat_messages(
     input: str | Sequence[Item],
     earlier_items: Sequence[Mapping[str, Any]],
 ) -> ChatMessages:
-    """Return checked instructions, the earlier items and the input as chat messages, in this order.
+    """Return the instructions, the earlier items and the input as chat messages, in this order.
 
-    Raises NotFoundError for a reference to an unknown item.
+    The caller has checked their types. Raises NotFoundError for a reference to an unknown item.
     """
     chat = ChatMessages()
     if instructions:

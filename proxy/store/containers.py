@@ -244,7 +244,9 @@ class ContainerFileRepository:
             .values(deleted_at=int(self._now()))
             .returning(CONTAINER_FILES.c.blob)
         )
-        blobs = await self._database.write(lambda c: c.execute(change).scalars().all())
+        blobs = await self._database.write(
+            lambda connection: connection.execute(change).scalars().all()
+        )
         await self._blobs.remove(blobs)
         return bool(blobs)
 

@@ -165,8 +165,8 @@ class RunRepository:
         return RUNS.c.expires_at.is_(None) | (RUNS.c.expires_at > self._now())
 
     def _find_joinable(self, connection: Connection, owner: str, key: str) -> StoredRun | None:
-        """Return the newest run with a key that is completed or runs in another process, or None.
-        The caller knows the runs of this process."""
+        """Return the newest run with the key among those that are completed and those that run in
+        another process, or None. The caller knows the runs of this process."""
         elsewhere = (RUNS.c.status == "running") & (RUNS.c.process != self._process.id)
         is_joinable = elsewhere | (RUNS.c.status == "completed")
         query = select(RUNS).where(

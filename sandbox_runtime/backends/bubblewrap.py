@@ -50,16 +50,16 @@ _EXCLUDE_DEVICES = ("--anchored", "--exclude=dev/*", "--exclude=./dev/*")
 
 
 class BubblewrapBackend:
-    """Starts sandboxes with bubblewrap, as `uid` if the proxy is root, else as the proxy's user.
+    """Starts sandboxes with bubblewrap.
 
-    If the proxy is root and `uid` is None, each sandbox gets a uid of HOST_UIDS. All sandboxes run
-    as nobody instead if there is a `rootfs`, whose files belong to one user, or if HOST_UIDS are
-    not mapped here. Choose a `uid` that nothing else on the host uses: a program that escapes has
-    that user's rights.
+    If the proxy is not root, sandboxes run as the proxy's user. If it is root, they run as `uid`.
+    If `uid` is None, each sandbox has another uid of HOST_UIDS; all run as nobody if there is a
+    `rootfs`, whose files belong to one user, or if HOST_UIDS are not mapped here. Choose a `uid`
+    that nothing else on the host uses: a program that escapes has the rights of its sandbox's user.
 
-    `rootfs` is a directory that belongs to that user, or a tar archive as `docker export` writes
-    it, which is unpacked once below `state_dir`. Without it, sandboxes have the host's /usr.
-    `inputs` is a directory that all sandboxes see read-only; that user must be able to access it.
+    `rootfs` is a directory that belongs to the sandboxes' user, or a tar archive as `docker export`
+    writes it, which is unpacked once below `state_dir`. Without it, sandboxes have the host's /usr.
+    `inputs` is a directory that all sandboxes see read-only; their users must be able to access it.
     With `allow_weak`, `check` accepts a host without cgroups, where the memory and processes of a
     sandbox are not limited as a whole. Raises SandboxStartError if no agent was built for this
     machine.

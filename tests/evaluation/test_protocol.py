@@ -53,7 +53,7 @@ async def test_requests_have_the_fields_and_the_repeats_of_the_protocol(tmp_path
     assert sent == [(0.5, 100)] * 2
 
 
-async def test_options_replace_the_protocol_and_null_removes_a_field(tmp_path: Path) -> None:
+async def test_options_override_fields_of_the_protocol_and_null_removes_one(tmp_path: Path) -> None:
     suite_with_protocol(tmp_path / "data")
     options = ("--request", '{"temperature": null, "max_tokens": 7, "top_p": 0.9}', *ONCE)
     backend, results = await run(tmp_path, [RIGHT], *PLAIN, *options)

@@ -95,7 +95,7 @@ async def test_link_is_valid_for_its_own_file_only(files: FileStore) -> None:
     container_id, file_id, expires, signature = signed(
         await save_file(files, "/testbed/output/a", b"a")
     )
-    assert files.is_signed(container_id, file_id, expires, signature)
+    assert files.is_valid_link(container_id, file_id, expires, signature)
     later = str(int(expires) + 1)
     other = f"{'0' if signature[0] != '0' else '1'}{signature[1:]}"
     for forged in (
@@ -112,15 +112,15 @@ async def test_link_is_valid_for_its_own_file_only(files: FileStore) -> None:
         (container_id, file_id, "٣", signature),
         (container_id, file_id, "9" * 5000, signature),
     ):
-        assert not files.is_signed(*forged)
+        assert not files.is_valid_link(*forged)
 
 
 async def test_link_expires(files: FileStore, clock: ManualClock) -> None:
     link = signed(await save_file(files, "/testbed/output/a", b"a"))
     clock.advance(3599)
-    assert files.is_signed(*link)
+    assert files.is_valid_link(*link)
     clock.advance(2)
-    assert not files.is_signed(*link)
+    assert not files.is_valid_link(*link)
 
 
 async def test_links_outlive_a_restart_and_differ_between_servers(
@@ -132,11 +132,11 @@ async def test_links_outlive_a_restart_and_differ_between_servers(
         open_files(tmp_path / "one", clock) as after,
         open_files(tmp_path / "other", clock) as other,
     ):
-        assert after.is_signed(*link)
+        assert after.is_valid_link(*link)
         found = await after.find(*link[:2])
         assert found is not None
         assert found.path.read_bytes() == b"a"
-        assert not other.is_signed(*link)
+        assert not other.is_valid_link(*link)
 
 
 def test_stored_files_are_readable_by_the_server_user_only(

@@ -276,7 +276,7 @@ def test_server_with_one_profile_uses_it_for_every_request() -> None:
     assert Profiles.only(only).select(ANYONE, "m", None, {}) is only
 
 
-def test_shipped_profiles_are_the_files_of_policies_profiles() -> None:
+def test_shipped_profiles_are_the_files_of_the_profiles_directory() -> None:
     bundles = Path(__file__).parents[2] / "policies" / "profiles"
     assert {path.stem for path in bundles.glob("*.yaml")} == shipped_profiles().keys()
 

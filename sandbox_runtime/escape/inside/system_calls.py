@@ -184,7 +184,7 @@ def clock() -> str | None:
 
 
 def kernel_log() -> str | None:
-    """Reads the size of the kernel's log, which reveals addresses and events of the host."""
+    """Asks for the size of the kernel's log. The log reveals addresses and events of the host."""
     call("syslog", 10, None, 0)
     return "the kernel's log can be read"
 

@@ -94,7 +94,7 @@ def test_answer_has_files_and_the_selected_steps(
 
 
 @in_every_variant
-def test_failure_is_raised_as_an_error_of_the_client(
+def test_failure_raises_the_client_librarys_own_exception(
     stack: Stack, variant: Variant, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     seen = seen_by(stack)

@@ -14,7 +14,9 @@ QUESTION = {"role": "user", "content": "How many?"}
 TASK = replace(make_task("r1", MemoryArtifactStore(), "m", [QUESTION]), capture="messages")
 
 
-async def test_failing_capture_fails_no_model_call_and_the_next_one_repeats_its_messages() -> None:
+async def test_model_call_succeeds_if_its_capture_fails_and_the_next_capture_has_its_messages() -> (
+    None
+):
     emitted: list[ModelCallFinished] = []
     failures = [ValueError("no room")]
 

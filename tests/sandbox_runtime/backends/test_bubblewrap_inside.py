@@ -42,7 +42,7 @@ async def python(sandbox: Sandbox, program: str) -> str:
     return result.stdout
 
 
-async def test_strict_level_has_no_root() -> None:
+async def test_strict_level_has_no_root_user() -> None:
     async with new_sandbox(STRICT) as sandbox:
         assert await output(sandbox, "id -u; id -g; id -un; echo ~; echo $USER") == (
             "1000\n1000\nsandbox\n/home/sandbox\nsandbox\n"
