@@ -58,7 +58,7 @@ class Failure(_Record):
 
 
 class SandboxUse(_Record):
-    """How a run used its sandbox: its numbers of turns, calls and tokens, and why it stopped."""
+    """Use of a sandbox by one run: numbers of turns, calls and tokens, and the stop reason."""
 
     stop_reason: str
     route: str
