@@ -296,7 +296,7 @@ async def test_command_output_in_tiny_pieces_uses_bounded_memory() -> None:
     tracemalloc.start()
     try:
         for _ in range(100_000):
-            assert await output.take(DATA, b"ab")
+            assert await output.add(DATA, b"ab")
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -162,7 +162,7 @@ def test_longest_segment_is_the_row_of_a_rollout() -> None:
     long = Segment([3], [4, 5, 6], [1, 0, 1], [-0.25, 0.0, -0.75])
     split = Rollout("a", "g", "answered", 0.5, "run_1", segments=(short, long))
     lost = Rollout("a", "g", INFRA_ERROR, None)
-    assert trainer_rows([split, lost], filler=9) == {
+    assert trainer_rows([split, lost], filler_token=9) == {
         "prompt_ids": [[3], [9]],
         "completion_ids": [[4, 5, 6], [9]],
         "env_mask": [[1, 0, 1], [0]],
