@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sandbox_runtime.escape.inside.attempt import call, syscall_number
+from sandbox_runtime.escape.inside.attempt import call, call_by_number
 from tests.sandbox_runtime.escape.open_containers import our_capabilities
 
 X32_GETPID = 0x4000_0000 + 39
@@ -34,7 +34,7 @@ def no_ports() -> bool:
 def no_x32() -> bool:
     if platform.machine() != "x86_64":
         return True
-    return fails_with(errno.ENOSYS, lambda: syscall_number(X32_GETPID))
+    return fails_with(errno.ENOSYS, lambda: call_by_number(X32_GETPID))
 
 
 def no_alg() -> bool:
