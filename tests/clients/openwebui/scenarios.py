@@ -10,8 +10,8 @@ from tests.clients.openwebui import model
 from tests.clients.openwebui.environment import TIMEOUT_S, Environment
 from tests.clients.openwebui.model import said
 from tests.clients.openwebui.picture import HEIGHT, WIDTH, png
-from tests.e2e.leftovers import running
 from tests.fakes.waiting import until
+from tests.processes import running
 
 Message = Mapping[str, Any]
 ROWS = 9_000
