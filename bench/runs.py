@@ -175,7 +175,7 @@ async def _reference_processes(
             await opened.enter_async_context(reference_process(model, FIVE_TURNS, image))
             for _ in range(REFERENCE_COUNT)
         ]
-        # Whether it works here at all; by then their imports are over.
+        # Not counted: it shows whether the reference works here, and imports its modules.
         await _measure_references(peers)
         yield peers
 
