@@ -11,7 +11,6 @@ function(build_llama_server_only)
         endif()
     endforeach()
     foreach(target IN ITEMS cpp-httplib llama-common mtmd server-context llama-server-impl)
-        set_target_properties(${target} PROPERTIES UNITY_BUILD ON)
         target_compile_options(${target} PRIVATE -O1)
     endforeach()
     # These two files refuse the headers that the other files of mtmd include.
