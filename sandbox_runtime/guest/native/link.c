@@ -14,8 +14,8 @@
 
 static void (*on_frame)(const struct frame *frame);
 static char received_block[BLOCK_BYTES], unsent_block[BLOCK_BYTES];
-static struct buffer received = {.own_block = received_block, .own_capacity = BLOCK_BYTES};
-static struct buffer unsent = {.own_block = unsent_block, .own_capacity = BLOCK_BYTES};
+static struct buffer received = {.fixed_block = received_block, .fixed_capacity = BLOCK_BYTES};
+static struct buffer unsent = {.fixed_block = unsent_block, .fixed_capacity = BLOCK_BYTES};
 static struct watch input, output;
 static struct timer watchdog;
 static double timeout;

@@ -57,17 +57,17 @@ static void reserve(struct buffer *buffer, size_t more)
     }
     if (buffer->length + more <= buffer->capacity)
         return;
-    if (!buffer->block && more <= buffer->own_capacity) {
-        buffer->block = buffer->own_block;
-        buffer->capacity = buffer->own_capacity;
+    if (!buffer->block && more <= buffer->fixed_capacity) {
+        buffer->block = buffer->fixed_block;
+        buffer->capacity = buffer->fixed_capacity;
         return;
     }
     size_t capacity = buffer->capacity ? buffer->capacity : MIN_CAPACITY;
     while (capacity < buffer->length + more)
         capacity *= 2;
-    if (buffer->block && buffer->block == buffer->own_block) {
+    if (buffer->block && buffer->block == buffer->fixed_block) {
         buffer->block = resize(NULL, capacity);
-        memcpy(buffer->block, buffer->own_block, buffer->length);
+        memcpy(buffer->block, buffer->fixed_block, buffer->length);
     } else {
         buffer->block = resize(buffer->block, capacity);
     }
@@ -111,10 +111,10 @@ void buffer_consume(struct buffer *buffer, size_t length)
 
 void buffer_free(struct buffer *buffer)
 {
-    if (buffer->block != buffer->own_block)
+    if (buffer->block != buffer->fixed_block)
         free(buffer->block);
-    *buffer = (struct buffer){.own_block = buffer->own_block,
-                              .own_capacity = buffer->own_capacity};
+    *buffer = (struct buffer){.fixed_block = buffer->fixed_block,
+                              .fixed_capacity = buffer->fixed_capacity};
 }
 
 ssize_t buffer_read(struct buffer *buffer, int fd, size_t max_bytes)

@@ -17,8 +17,8 @@ char *format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 struct buffer {
     char *block;
     size_t start, length, capacity; /* the data begins at block + start */
-    char *own_block;                /* used while the data fits, instead of allocated memory */
-    size_t own_capacity;
+    char *fixed_block;              /* or NULL; holds the data while it fits, so none is allocated */
+    size_t fixed_capacity;
 };
 
 static inline char *buffer_data(const struct buffer *buffer)
