@@ -65,7 +65,7 @@ class GradedResult:
 
 @dataclass(frozen=True, slots=True)
 class ResultGrader:
-    """The graders of a report."""
+    """Grades the results of an evaluation with the chosen graders."""
 
     directory: Path
     """The directory of the results, where the judge's verdicts are kept."""

@@ -75,7 +75,7 @@ def results_by_key(
 def results_by_domain(
     graded: Sequence[GradedResult],
 ) -> Iterator[tuple[str, Sequence[GradedResult]]]:
-    """Yield each domain with its results, and last ALL with the results of all domains."""
+    """Yield each domain with its results, and last ALL_DOMAINS with the results of all domains."""
     yield from results_by_key(graded, lambda each: each.sample.domain).items()
     yield ALL_DOMAINS, graded
 

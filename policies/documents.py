@@ -176,7 +176,7 @@ def _next_line_start(text: str, mark: re.Match[str]) -> int:
     return _skip_newline(text, mark.end(), len(text))
 
 
-def _find_by_rules(text: str) -> list[_Span]:
+def _find_by_ruled_titles(text: str) -> list[_Span]:
     """Find `=== a.txt ===`, `--- FILE: a.txt ---`, `==> a <==`, `BEGIN DOCUMENT a`."""
     return _spans_between(text, _ruled_marks(text))
 
@@ -281,7 +281,7 @@ _DOCUMENT_TAGS, _WRAPPER_TAGS = _tag_pattern(_DOCUMENT_TAG_NAMES), _tag_pattern(
 _DOCUMENT_FINDERS: Sequence[_FindDocuments] = (
     _find_document_tags,
     _find_by_banners,
-    _find_by_rules,
+    _find_by_ruled_titles,
     _find_by_numbered_titles,
     _find_code_fences,
     _find_wrapper_tags,

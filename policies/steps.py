@@ -46,7 +46,7 @@ def default_mode(setting: StepsSetting, headers: Iterable[str]) -> StepsMode:
 
 
 def default_mode_for_messages(
-    setting: StepsSetting, *, code_execution: bool, thinking: bool
+    setting: StepsSetting, *, has_code_execution: bool, wants_thinking: bool
 ) -> StepsMode:
     """Return the mode for a client of Anthropic's API that did not ask for a mode.
 
@@ -55,9 +55,9 @@ def default_mode_for_messages(
     """
     if setting != "auto":
         return setting
-    if code_execution:
+    if has_code_execution:
         return "items"
-    return "reasoning" if thinking else "off"
+    return "reasoning" if wants_thinking else "off"
 
 
 def default_mode_for_responses(setting: StepsSetting, *, shows_items: bool) -> StepsMode:

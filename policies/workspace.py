@@ -91,13 +91,14 @@ class Workspace:
     """The notes that are not in the messages: see `index_without_notes` of `plan_workspace`."""
 
 
-def texts_to_count(messages: Sequence[Message], threshold: int | None) -> list[str]:
-    """Return the user's texts whose estimated size is too near the limit for a decision. A caller
-    with a tokenizer counts the tokens of these texts and passes the counts to `plan_workspace`."""
-    if threshold is None:
+def texts_to_count(messages: Sequence[Message], threshold_tokens: int | None) -> list[str]:
+    """Return the user's texts whose estimated size is too near `threshold_tokens` for a decision. A
+    caller with a tokenizer counts the tokens of these texts and passes the counts to
+    `plan_workspace`."""
+    if threshold_tokens is None:
         return []
-    texts = [text for text in _user_texts(messages) if not is_far_below(text, threshold)]
-    return [text for text in texts if is_near_threshold(estimate_tokens(text), threshold)]
+    texts = [text for text in _user_texts(messages) if not is_far_below(text, threshold_tokens)]
+    return [text for text in texts if is_near_threshold(estimate_tokens(text), threshold_tokens)]
 
 
 def has_long_text(messages: Sequence[Message]) -> bool:
@@ -121,7 +122,7 @@ def plan_workspace(
     messages: Sequence[Message],
     received: Sequence[ReceivedFile],
     *,
-    threshold: int | None,
+    threshold_tokens: int | None,
     token_counts: Mapping[str, int] = MappingProxyType({}),
     index_without_notes: int | None = None,
 ) -> Workspace:
@@ -132,7 +133,7 @@ def plan_workspace(
     of other texts are estimated. The notes on the files of the message with the index
     `index_without_notes` are put into `Workspace.notes` instead of the message.
     """
-    planner = _Planner(received, threshold, token_counts, index_without_notes)
+    planner = _Planner(received, threshold_tokens, token_counts, index_without_notes)
     planned = [planner.plan_message(index, message) for index, message in enumerate(messages)]
     roles = [message.get("role") for message in planned]
     first_user = roles.index("user") if "user" in roles else 0
@@ -155,7 +156,7 @@ class _Planner:
     def __init__(
         self,
         received: Sequence[ReceivedFile],
-        threshold: int | None,
+        threshold_tokens: int | None,
         token_counts: Mapping[str, int],
         index_without_notes: int | None,
     ) -> None:
@@ -165,7 +166,7 @@ class _Planner:
         self._numbers_by_position = {
             file.position: n for n, file in enumerate(received) if file.position
         }
-        self._threshold = threshold
+        self._threshold_tokens = threshold_tokens
         self._token_counts = token_counts
         self.tokens_saved = 0
         self._names = UniqueNames()
@@ -199,7 +200,7 @@ class _Planner:
         """Return the parts with neighbouring short texts merged if all short texts together are
         over the limit."""
         short_text = "".join(_text_of_part(part) for part in content if _is_short(part))
-        if self._threshold is None or estimate_tokens(short_text) <= self._threshold:
+        if self._threshold_tokens is None or estimate_tokens(short_text) <= self._threshold_tokens:
             return list(content)
         merged: list[Any] = []
         for are_short, group in groupby(content, key=_is_short):
@@ -211,13 +212,13 @@ class _Planner:
         return merged
 
     def _is_long(self, message: Message) -> bool:
-        if self._threshold is None or not _is_from_user(message):
+        if self._threshold_tokens is None or not _is_from_user(message):
             return False
         text = _text_of_content(message.get("content"))
-        if is_far_below(text, self._threshold):
+        if is_far_below(text, self._threshold_tokens):
             return False
         tokens = self._token_counts.get(text)
-        return (estimate_tokens(text) if tokens is None else tokens) > self._threshold
+        return (estimate_tokens(text) if tokens is None else tokens) > self._threshold_tokens
 
     def _parts_for_file(self, number: int, index: int) -> list[Any]:
         """Return the parts that replace a received file in the message with that index."""

@@ -319,9 +319,9 @@ def _workspaces(config: Config, isolation: Isolation, pool: Pool, store: Store) 
 def _agent(
     config: Config, model: Model, workspaces: Workspaces, software: tuple[str, ...]
 ) -> Agent:
-    equipment = SandboxContents(software, has_shared_files=config.sandbox.inputs is not None)
+    sandbox_contents = SandboxContents(software, has_shared_files=config.sandbox.inputs is not None)
     windows = ContextWindows(config.backend.max_model_len)
-    return Agent(model, workspaces, make_tools, equipment, windows)
+    return Agent(model, workspaces, make_tools, sandbox_contents, windows)
 
 
 def _tool_verdicts(config: Config, model: Model, store: Store) -> ToolVerdicts:

@@ -110,8 +110,8 @@ class RemovedSetting:
     """A setting that has no effect any more."""
 
     setting: str
-    replacement: str
-    """The setting or behaviour that replaces it."""
+    hint: str
+    """The setting or behaviour that replaces it, as a clause for the warning."""
 
     @property
     def first_key(self) -> str:
@@ -123,7 +123,7 @@ class RemovedSetting:
         def remove(section: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
             if _get_setting(section, path) is _MISSING:
                 return section
-            warn(f"{prefix}{'.'.join(path)} has no effect ({self.replacement}): remove it")
+            warn(f"{prefix}{'.'.join(path)} has no effect ({self.hint}): remove it")
             return _without_setting(section, path)
 
         return _change_sections(tree, section_path, remove)
@@ -304,7 +304,8 @@ def _split_at_wildcard(path: str) -> tuple[Path, Path]:
 def _change_sections(
     tree: Any, section_path: Path, change: Callable[[Mapping[str, Any], str], Any], prefix: str = ""
 ) -> Any:
-    """Return the tree with each section at a place changed; `change` gets the section's path."""
+    """Return the tree with each section at `section_path` changed. `change` gets the section and
+    the prefix of its settings."""
     if not section_path:
         return change(tree, prefix) if isinstance(tree, Mapping) else tree
     key, *rest = section_path

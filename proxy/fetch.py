@@ -72,7 +72,7 @@ class ParsedURL(NamedTuple):
 
 class ByteBudget:
     """The number of bytes that may still be downloaded for one request. Downloaded bytes are also
-    reserved in `body`."""
+    reserved in `reservation`."""
 
     def __init__(
         self, max_bytes: int, owner: str, reservation: BodyReservation | None = None
@@ -98,8 +98,8 @@ class Fetcher:
     """Downloads files by GET.
 
     Each host name, also of a redirect, is resolved once. The resolved address is checked and then
-    connected to, so that a second DNS answer cannot replace it. `forbidden` are the addresses of
-    the proxy itself and of its backend.
+    connected to, so that a second DNS answer cannot replace it. `forbidden_addresses`
+    are the addresses of the proxy itself and of its backend.
     """
 
     def __init__(

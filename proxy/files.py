@@ -104,7 +104,8 @@ class FileStore:
         return math.ceil(self.limits.retention_hours * 60)
 
     def url(self, base_url: str, container_id: str, file_id: str, expires_at: int) -> str:
-        """Return the signed link to a file, or to all files of the container for ARCHIVE."""
+        """Return the signed link to a file, or to all files of the container for
+        ARCHIVE_FILE_ID."""
         signature = self._signer.sign(container_id, file_id, expires_at)
         path = "content" if file_id == ARCHIVE_FILE_ID else f"{file_id}/content"
         return (

@@ -170,7 +170,7 @@ class Inputs:
         fetched = {part.source.url for part in parts if isinstance(part.source, RemoteFile)}
         others = dict.fromkeys(url for url in remote_urls(messages) if is_url(url))
         if urls := [url for url in others if url not in fetched]:
-            await self.check_backend_urls(urls, owner)
+            await self.refuse_unsafe_urls(urls, owner)
 
     async def _download(
         self,
@@ -214,7 +214,7 @@ class Inputs:
             plan_workspace,
             messages,
             files,
-            threshold=over,
+            threshold_tokens=over,
             token_counts=counted,
             index_without_notes=last_user_index(messages) if context.style_adds_notes else None,
         )
@@ -274,7 +274,7 @@ class Inputs:
 
     # Files on the web
 
-    async def check_backend_urls(self, urls: Sequence[str], owner: str) -> None:
+    async def refuse_unsafe_urls(self, urls: Sequence[str], owner: str) -> None:
         """Raise BadRequestError for a `file:` URL or a path and, unless the backend may download
         any URL, for the URLs that `refuse_private_urls` refuses."""
         for url in urls:

@@ -179,8 +179,8 @@ class ClientKeys:
         return await _response_status(model, UpstreamRequest("GET", "/v1/models", {}, None))
 
     async def _may_request_completion(self, credentials: Credentials) -> bool:
-        """Return True if the backend accepts the key. The key is sent with a completion request
-        that is invalid on purpose: a backend checks the key before it validates the body."""
+        """Return True if the backend lets the key request completions. The request is invalid on
+        purpose: a backend checks the key before it validates the body."""
         model = self._model.with_credentials(credentials)
         sent_request = UpstreamRequest("POST", "/v1/chat/completions", _JSON_HEADERS, b"{}")
         return await _response_status(model, sent_request) not in _NOT_ALLOWED_STATUSES

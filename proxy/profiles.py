@@ -111,9 +111,9 @@ class Profiles:
 
     def _effective_policy(self, key: Key, model: str, name: str | None) -> EffectivePolicy:
         policy = next((each for each in self._models if fnmatchcase(model, each.pattern)), None)
-        usual = self._default_name(key, policy)
-        if name is None or name == usual:
-            return self._cached_policy(key, policy, usual)
+        default_name = self._default_name(key, policy)
+        if name is None or name == default_name:
+            return self._cached_policy(key, policy, default_name)
         if name not in self.by_name:
             names = ", ".join(map(repr, self.selectable_names(key)))
             raise BadRequestError(
@@ -124,7 +124,7 @@ class Profiles:
         allowed = self._cached_policy(key, policy, name)
         if name not in key.profiles:
             self._require_at_least_as_strict(
-                self._cached_policy(key, policy, usual), allowed.profile
+                self._cached_policy(key, policy, default_name), allowed.profile
             )
         return allowed
 

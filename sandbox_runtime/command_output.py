@@ -97,7 +97,7 @@ class CommandOutput:
 
 
 def truncation_marker(
-    omitted_bytes: int, lines: int, path: str, kept_bytes: int, total_bytes: int
+    omitted_bytes: int, omitted_lines: int, path: str, kept_bytes: int, total_bytes: int
 ) -> str:
     """Return the line that replaces the omitted part of a stream."""
     where = ""
@@ -105,7 +105,7 @@ def truncation_marker(
         where = f"; the first {kept_bytes} bytes of it all are in {path}"
     elif path:
         where = f"; all of it is in {path}"
-    return f"[... {omitted_bytes} bytes, {lines} lines left out{where} ...]"
+    return f"[... {omitted_bytes} bytes, {omitted_lines} lines left out{where} ...]"
 
 
 class OutputRetention:
@@ -118,13 +118,13 @@ class OutputRetention:
     def reserve(self, cap: OutputCap) -> "RetainedFiles":
         """Reserve bytes for a command's files."""
         allowed = (
-            min(cap.max_kept_bytes, MAX_KEPT_BYTES - self._bytes) if cap.output_directory else 0
+            min(cap.max_kept_bytes, MAX_KEPT_BYTES - self._bytes) if cap.retention_directory else 0
         )
         if allowed <= 0:
             return RetainedFiles(None, 0)
         self._bytes += allowed
         # A random name: a restored workspace may contain files of an earlier sandbox.
-        return RetainedFiles(f"{cap.output_directory}/{uuid.uuid4().hex[:8]}", allowed)
+        return RetainedFiles(f"{cap.retention_directory}/{uuid.uuid4().hex[:8]}", allowed)
 
     def release(self, files: "RetainedFiles") -> None:
         """Release the bytes that a command has reserved and not used."""

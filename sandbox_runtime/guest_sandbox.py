@@ -200,9 +200,9 @@ class GuestSandbox:
         *,
         end_of_input: bool,
     ) -> Stream:
-        """Send `stdin`, read output until the command ends, and return the stream, which has its
-        report. `reading_s` is the time the guest has for that: it is killed if it sends no report
-        in time, or too much output."""
+        """Send `stdin`, read output until the reading ends (see `protocol`), and return the stream,
+        which has its report. Kill the guest if it sends too much output, or no report within
+        `reading_s` and REPORT_TIMEOUT_S."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + reading_s + REPORT_TIMEOUT_S
         try:

@@ -119,15 +119,15 @@ def _output_report(report: Report, name: Literal["stdout", "stderr"]) -> OutputR
     )
 
 
-def _integer(report: Report, key: str, lower_bound: float = -MAX_NUMBER) -> int:
+def _integer(report: Report, key: str, minimum: int = 1 - int(MAX_NUMBER)) -> int:
     value = report.get(key)
-    if type(value) is not int or not lower_bound < value < MAX_NUMBER:  # True is an int too
+    if type(value) is not int or not minimum <= value < MAX_NUMBER:  # True is an int too
         raise _invalid_value_error(key, value)
     return value
 
 
 def _count(report: Report, key: str) -> int:
-    return _integer(report, key, lower_bound=-1)
+    return _integer(report, key, minimum=0)
 
 
 def _seconds(report: Report, key: str) -> float:

@@ -31,11 +31,11 @@ class OutputCap:
 
     max_bytes: int = 1 << 20
     max_lines: int = 1_000_000
-    output_directory: str | None = None
+    retention_directory: str | None = None
     """A directory inside the sandbox where the full output of a truncated stream is kept; None: it
     is not kept."""
     max_kept_bytes: int = 4 << 20
-    """Maximum number of bytes of one command's output that are kept in `output_directory`."""
+    """Maximum number of bytes of one command's output that are kept in `retention_directory`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,7 +245,7 @@ class ProgramConnection(_FlowControl):
                 except BaseException:  # EOF was not sent
                     self._host_finished = False
                     raise
-                self._report_end_if_both_finished()
+                self._notify_channel_if_both_finished()
 
     def abort(self) -> None:
         """Close both directions at once. Safe to call twice."""
@@ -262,7 +262,7 @@ class ProgramConnection(_FlowControl):
             self._take_credit(payload)
         elif kind == EOF and not self._program_finished and not payload:
             self._program_finished = True
-            self._report_end_if_both_finished()
+            self._notify_channel_if_both_finished()
         elif kind == RESET and not payload:
             self._is_over = True
         else:
@@ -270,7 +270,7 @@ class ProgramConnection(_FlowControl):
         self.wake()
         return kind == RESET
 
-    def _report_end_if_both_finished(self) -> None:
+    def _notify_channel_if_both_finished(self) -> None:
         if self._program_finished and self._host_finished:
             self._channel.connection_ended(self.number)
 

@@ -45,7 +45,7 @@ class ToolCall:
     raw: Mapping[str, Any]
     """The entry of `tool_calls`, with the arguments as the model wrote them."""
     invalid_arguments: str = ""
-    """The text of invalid arguments; "" if they are valid."""
+    """The text of invalid arguments, or of a whole written call that cannot be parsed; else ""."""
     mistake: str | None = None
     """The observation for a call that is not run because it is invalid; else None."""
 

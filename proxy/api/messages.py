@@ -100,8 +100,8 @@ def _message_context(
     """Return the options of the request that the encoders of the message need."""
     steps = options.steps or default_mode_for_messages(
         request.services.steps,
-        code_execution=translation.has_code_execution,
-        thinking=translation.wants_thinking,
+        has_code_execution=translation.has_code_execution,
+        wants_thinking=translation.wants_thinking,
     )
     has_container = translation.has_code_execution and not decision.is_passthrough
     return MessageContext(

@@ -84,7 +84,7 @@ async def _relay(request: ClientRequest) -> Response:
             code="unknown_url",
         )
     _require_stateless(request)
-    await _check_owned_state(request, body, fields)
+    await _require_owned_state(request, body, fields)
     calls_model = http.method == "POST"
     profile = services.profiles.select(request.key, _model_name(plain or fields), None, {})
     if calls_model and profile.enabled == "always":
@@ -154,7 +154,7 @@ def _require_stateless(request: ClientRequest) -> None:
     )
 
 
-async def _check_owned_state(
+async def _require_owned_state(
     request: ClientRequest, body: bytes | RequestBodyStream | None, fields: Mapping[str, Any]
 ) -> None:
     """Raise ProxyError if the request names state that the backend may store for another client, or

@@ -263,7 +263,7 @@ async def _body_and_session(request: RunRequest, run_id: str) -> tuple[dict[str,
     model_request, owner = request.model_request, request.model_request.owner
     body = dict(request.body)
     if request.decision.is_passthrough:
-        await model_request.services.inputs.check_backend_urls(urls_in(body["messages"]), owner)
+        await model_request.services.inputs.refuse_unsafe_urls(urls_in(body["messages"]), owner)
         body["messages"], _ = extract_files(strip_links(body["messages"]))
         body |= {"tools": None, "tool_choice": None}
         return body, _new_session(owner, run_id)

@@ -381,7 +381,7 @@ async def refuse_private_urls(request: ClientRequest, body: Any) -> None:
     """Raise BadRequestError if the body names a private URL, which the backend would fetch from
     inside the operator's network. Raises ClientDisconnect."""
     if urls := urls_in(body):
-        check = request.services.inputs.check_backend_urls(urls, request.owner)
+        check = request.services.inputs.refuse_unsafe_urls(urls, request.owner)
         await while_connected(request.http, check)
 
 

@@ -51,7 +51,7 @@ def parse_completion(payload: Any) -> Completion:
 
 @contextmanager
 def attach_partial_completion(build: Callable[[], Completion]) -> Iterator[None]:
-    """Set the `partial_completion` of a CompletionStopped to the completion so far."""
+    """If the block raises CompletionStopped, set its `partial_completion` to `build()`."""
     try:
         yield
     except CompletionStopped as stopped:

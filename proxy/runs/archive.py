@@ -38,7 +38,7 @@ class RunArchive:
         self._tasks = set[asyncio.Task[None]]()
         self._summaries: dict[str, tuple[str, RunMetadata, Record]] = {}
         """The summaries that wait to be written: owner, metadata and record, by run id."""
-        self._is_closing = asyncio.Event()
+        self._closing_event = asyncio.Event()
 
     async def begin(self, metadata: RunMetadata, identity: RequestIdentity) -> Run | None:
         """Store the start of a run and return None. If a stored run with the same idempotency key
@@ -70,7 +70,7 @@ class RunArchive:
     async def _write_summaries(self) -> None:
         while self._summaries:
             with anyio.move_on_after(SUMMARIZE_EVERY_S):
-                await self._is_closing.wait()
+                await self._closing_event.wait()
             waiting = list(self._summaries.items())
             try:
                 await self._repository.summarize(
@@ -124,7 +124,7 @@ class RunArchive:
 
     async def aclose(self) -> None:
         """Wait until all writes are done."""
-        self._is_closing.set()
+        self._closing_event.set()
         while self._tasks:
             await asyncio.wait(self._tasks)
 

@@ -69,7 +69,7 @@ class TrajectoryRecorder:
         """Seconds from the start of the run to the last write."""
         self._write_task: asyncio.Task[None] | None = None
         """The latest write. Each write waits for the one before it."""
-        self._is_requested = asyncio.Event()
+        self._request_event = asyncio.Event()
         """Set once a client has asked for the trajectory."""
         self._has_failed = False
         self._has_ended = False
@@ -98,7 +98,7 @@ class TrajectoryRecorder:
 
     async def write(self) -> None:
         """Store the lines so far, and wait for earlier writes."""
-        self._is_requested.set()
+        self._request_event.set()
         await asyncio.shield(self._start_write())
 
     def on_written(self, callback: Callable[[], object]) -> None:
@@ -121,7 +121,7 @@ class TrajectoryRecorder:
             await asyncio.wait({previous})
         if ends:
             with anyio.move_on_after(LAST_WRITE_DELAY_S):
-                await self._is_requested.wait()
+                await self._request_event.wait()
         if self._has_ended:
             return
         self._has_ended = bool(ends)

@@ -198,7 +198,7 @@ class CompletionStreamEncoder:
         self._include_usage = include_usage
         self._choices = {0: ChatEncoder(run_id, steps)}
         # Open WebUI shows cards for one choice only.
-        self._further_steps_mode: StepsMode = "reasoning" if steps == "items" else steps
+        self._steps_mode_of_other_choices: StepsMode = "reasoning" if steps == "items" else steps
         self._head = json.dumps(
             {
                 "id": head["response_id"],
@@ -236,7 +236,9 @@ class CompletionStreamEncoder:
 
     def _choice(self, index: int) -> ChatEncoder:
         if index not in self._choices:
-            self._choices[index] = ChatEncoder(self._run_id, self._further_steps_mode, index)
+            self._choices[index] = ChatEncoder(
+                self._run_id, self._steps_mode_of_other_choices, index
+            )
         return self._choices[index]
 
     def _frame(self, chunk: Chunk) -> str:

@@ -61,7 +61,7 @@ class ResponsesAsChat(ChatTranslation):
 def as_chat(
     body: Mapping[str, Any], earlier_items: Sequence[Mapping[str, Any]] = ()
 ) -> ResponsesAsChat:
-    """Return the chat completion for a request that continues `earlier_items` items.
+    """Return the chat completion for a request that continues `earlier_items`.
 
     Raises BadRequestError, and NotFoundError for a reference to an unknown item.
     """

@@ -155,7 +155,7 @@ class TrajectoryWriter:
         if text:
             if not self._has_room():
                 text = encode_json({"note": TRUNCATION_MARKER})
-            yield self._count_bytes(b'{"kind":"settings","settings":%b}' % text)
+            yield self._counted_line(b'{"kind":"settings","settings":%b}' % text)
         self._call_count += 1
         line = {
             "kind": "model_call",
@@ -198,7 +198,7 @@ class TrajectoryWriter:
     def _message_line(self, message: Mapping[str, Any], text: bytes) -> bytes:
         if not self._has_room():
             text = encode_json({"role": message.get("role"), "content": TRUNCATION_MARKER})
-        return self._count_bytes(b'{"kind":"message","message":%b}' % text)
+        return self._counted_line(b'{"kind":"message","message":%b}' % text)
 
     def _has_room(self) -> bool:
         """Return True if the trajectory has not exceeded its maximum size, else mark it as
@@ -208,9 +208,9 @@ class TrajectoryWriter:
         return has_room
 
     def _encode_line(self, line: Line) -> bytes:
-        return self._count_bytes(encode_json(line))
+        return self._counted_line(encode_json(line))
 
-    def _count_bytes(self, line: bytes) -> bytes:
+    def _counted_line(self, line: bytes) -> bytes:
         self._bytes += len(line)
         return line
 

@@ -230,11 +230,11 @@ class SuspendedRunRepository:
 
 
 def _replace_row(
-    connection: Connection, table: Table, is_same: ColumnElement[bool], row: Mapping[str, Any]
+    connection: Connection, table: Table, where: ColumnElement[bool], row: Mapping[str, Any]
 ) -> None:
-    """Insert a row in place of the rows that match `is_same`. Delete the owner's oldest rows beyond
+    """Insert a row in place of the rows that match `where`. Delete the owner's oldest rows beyond
     `MAX_RUNS` and `MAX_BYTES`."""
-    connection.execute(delete(table).where(is_same))
+    connection.execute(delete(table).where(where))
     connection.execute(insert(table), row)
     connection.execute(delete_beyond(table, row["owner"], max_rows=MAX_RUNS, max_bytes=MAX_BYTES))
 

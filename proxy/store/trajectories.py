@@ -191,7 +191,8 @@ class TrajectoryRepository:
             pass  # transactions of requests run between two batches
 
     async def _evict_if_due(self, owner: str, size: int, count: int = 0) -> None:
-        """Call `evict` if the owner's trajectories have grown by GROWTH since the last call."""
+        """Call `evict` if the owner's trajectories have grown by GROWTH_PER_CHECK since the last
+        call."""
         quota, grown = self._settings.quota_mib << 20, self._growth.get(owner, 1.0)
         self._growth[owner] = grown + size / quota + count / self._max_trajectories
         if self._growth[owner] >= GROWTH_PER_CHECK:

@@ -180,13 +180,13 @@ class _ConnectionHandler:
 
     def __init__(
         self,
-        refusal_of: ConfirmTarget,
+        confirm_target: ConfirmTarget,
         dialer: Dialer,
         traffic: TrafficQuota,
         headers_for: Callable[[Target], tuple[Header, ...]],
         timeouts: Timeouts,
     ) -> None:
-        self._refusal_of = refusal_of
+        self._confirm_target = confirm_target
         self._dialer = dialer
         self._traffic = traffic
         self._headers_for = headers_for
@@ -194,7 +194,7 @@ class _ConnectionHandler:
         self._started_at = asyncio.get_running_loop().time()
         self._target: Target | None = None
         self._relay: Relay | None = None
-        self._is_tunnel = False
+        self._is_tunnelling = False
         self._error_reply: ErrorReply = http_error
         self._is_denied = True
         self._reason = "the sandbox ended"
@@ -234,7 +234,7 @@ class _ConnectionHandler:
         target = self._target = request.target
         if refusal:
             raise DeniedError(refusal, 503)
-        if reason := await self._refusal_of(target):
+        if reason := await self._confirm_target(target):
             raise DeniedError(reason)
         self._traffic.check()
         server = await self._dialer.dial(target)
@@ -264,14 +264,14 @@ class _ConnectionHandler:
         if head:
             await exchange(relay, head, target, self._headers_for(target))
         else:
-            self._is_tunnel = True
+            self._is_tunnelling = True
             await tunnel(relay, target, self._timeouts)
 
     async def _refuse(
         self, connection: Connection, reader: BufferedReader, error: EgressError
     ) -> None:
         relay = self._relay
-        if relay and (relay.bytes_down or (relay.bytes_up and self._is_tunnel)):
+        if relay and (relay.bytes_down or (relay.bytes_up and self._is_tunnelling)):
             return  # the program would take the reply for a part of the response
         reply = ACCESS_DENIED if isinstance(error, HelloError) else self._error_reply(error)
         # Closing with unread data would discard the reply: read on for a while.

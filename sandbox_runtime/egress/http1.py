@@ -194,9 +194,9 @@ async def exchange(
     async def relay_request() -> None:
         await relay.send_to_server(head.rewritten_head(target, injected))
         if head.body_bytes == CHUNKED:
-            await _relay_chunks(relay)
+            await _relay_request_chunks(relay)
         else:
-            await _relay_bytes(relay, head.body_bytes)
+            await _relay_request_bytes(relay, head.body_bytes)
         await relay.discard_rest_of_request()
 
     async def relay_response() -> None:
@@ -210,7 +210,7 @@ async def exchange(
     await relay.run(relay_request, relay_response)
 
 
-async def _relay_bytes(relay: Relay, count: int) -> None:
+async def _relay_request_bytes(relay: Relay, count: int) -> None:
     while count:
         data = await relay.program_reader.read(min(count, PIECE_BYTES))
         if not data:
@@ -219,11 +219,11 @@ async def _relay_bytes(relay: Relay, count: int) -> None:
         await relay.send_to_server(data)
 
 
-async def _relay_chunks(relay: Relay) -> None:
+async def _relay_request_chunks(relay: Relay) -> None:
     """Relay the chunks of a body with new chunk headers, and drop its trailers."""
     while count := await _read_chunk_size(relay.program_reader):
         await relay.send_to_server(b"%x\r\n" % count)
-        await _relay_bytes(relay, count)
+        await _relay_request_bytes(relay, count)
         if await relay.program_reader.read_exactly(2) != b"\r\n":
             raise DeniedError("malformed chunk", 400)
         await relay.send_to_server(b"\r\n")

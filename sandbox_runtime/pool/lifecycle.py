@@ -44,7 +44,7 @@ class SandboxLifecycle:
         *,
         ttl_s: float,
         idle_ping_timeout_s: float,
-        max_replacements: int,
+        max_replacements_at_once: int,
     ) -> None:
         self._backend = backend
         self._registry = registry
@@ -52,7 +52,7 @@ class SandboxLifecycle:
         self._on_change = on_change
         self._ttl_s = ttl_s
         self._idle_ping_timeout_s = idle_ping_timeout_s
-        self._max_replacements = max_replacements
+        self._max_replacements_at_once = max_replacements_at_once
         self._fingerprint: str | None = None
         """The backend's newest known fingerprint."""
         self._start_tasks: dict[PoolEntry, asyncio.Task[GuestSandbox]] = {}
@@ -177,7 +177,7 @@ class SandboxLifecycle:
         once."""
         limit = self._clock.time() - self._ttl_s
         old = [entry for entry in self._registry.entries(EntryState.IDLE) if entry.ready_at < limit]
-        return old[: self._max_replacements]
+        return old[: self._max_replacements_at_once]
 
     async def _replace_outdated(self) -> None:
         """Replace idle sandboxes that were started from an older image."""

@@ -131,7 +131,7 @@ class Pool:
             self._on_change,
             ttl_s=settings.ttl_s,
             idle_ping_timeout_s=idle_ping_timeout_s,
-            max_replacements=max_background_starts(self._cores),
+            max_replacements_at_once=max_background_starts(self._cores),
         )
         self._on_acquired: OnAcquired | None = None
 
@@ -202,7 +202,7 @@ class Pool:
         self._queue.append(waiter)
         self._schedule()
         self._registry.counts["hits" if waiter.entry else "misses"] += 1
-        if refusal := self._refuse_wait(waiter):
+        if refusal := self._check_may_wait(waiter):
             raise refusal
         return Allocation(waiter, asyncio.create_task(self._acquire(waiter, self._clock.time())))
 
@@ -288,11 +288,11 @@ class Pool:
         self._lifecycle.replace([entry])
         self._queue.appendleft(waiter)
         self._schedule()
-        if refusal := self._refuse_wait(waiter):
+        if refusal := self._check_may_wait(waiter):
             waiter.fail(refusal)
         return False
 
-    def _refuse_wait(self, waiter: Waiter) -> NoFreeSandboxError | None:
+    def _check_may_wait(self, waiter: Waiter) -> NoFreeSandboxError | None:
         """If the waiter may not wait, remove it from the queue and return the error to raise; else
         return None."""
         why = None if waiter.entry else self._why_not_wait(waiter)

@@ -86,7 +86,9 @@ class ExecuteBash:
                     fields["command"],
                     timeout_s=timeout_s,
                     stdin=None,
-                    cap=OutputCap(cap.max_bytes, cap.max_lines, output_directory=OBSERVATION_DIR),
+                    cap=OutputCap(
+                        cap.max_bytes, cap.max_lines, retention_directory=OBSERVATION_DIR
+                    ),
                     on_output=on_output,
                     wait_s=wait_s,
                 )

@@ -134,7 +134,7 @@ class RunningCommand:
             return ""
         del captured.kept[self._keep_room :]
         self._keep_room -= len(captured.kept)
-        path = f"{self._cap.output_directory}/{self._id}-{self._count}.{name}"
+        path = f"{self._cap.retention_directory}/{self._id}-{self._count}.{name}"
         try:
             self._files.make_directories(path.rpartition("/")[0])
         except OSError:

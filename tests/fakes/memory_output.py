@@ -16,7 +16,7 @@ class Captured:
         self.bytes = 0
         self.kept = bytearray()
         """The output that is written to a file, up to the limit."""
-        self._max_kept_bytes = cap.max_kept_bytes if cap.output_directory else 0
+        self._max_kept_bytes = cap.max_kept_bytes if cap.retention_directory else 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._newlines = 0
         self._tail_bytes = cap.max_bytes // 2

@@ -34,10 +34,10 @@ def test_server_setting_overrides_the_default_steps_mode(mode: str) -> None:
 @pytest.mark.parametrize(
     ("requested", "mode"),
     [
-        ({"code_execution": False, "thinking": False}, "off"),
-        ({"code_execution": False, "thinking": True}, "reasoning"),
-        ({"code_execution": True, "thinking": False}, "items"),
-        ({"code_execution": True, "thinking": True}, "items"),
+        ({"has_code_execution": False, "wants_thinking": False}, "off"),
+        ({"has_code_execution": False, "wants_thinking": True}, "reasoning"),
+        ({"has_code_execution": True, "wants_thinking": False}, "items"),
+        ({"has_code_execution": True, "wants_thinking": True}, "items"),
     ],
 )
 def test_default_steps_mode_of_the_messages_api_depends_on_the_requested_features(

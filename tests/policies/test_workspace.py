@@ -28,7 +28,7 @@ def user(*parts: Any) -> dict[str, Any]:
 
 
 def planned(*messages: dict[str, Any], received: tuple[ReceivedFile, ...] = ()) -> Workspace:
-    return plan_workspace(messages, received, threshold=12_000)
+    return plan_workspace(messages, received, threshold_tokens=12_000)
 
 
 def sources_by_path(workspace: Workspace) -> dict[str, int | str]:
@@ -122,17 +122,19 @@ def test_only_long_texts_of_user_messages_become_files(role: str) -> None:
 
 def test_text_up_to_the_limit_is_kept() -> None:
     messages = [{"role": "user", "content": BOOK}]
-    assert plan_workspace(messages, (), threshold=estimate_tokens(BOOK)) == Workspace(messages, ())
-    assert plan_workspace(messages, (), threshold=estimate_tokens(BOOK) - 1).files
-    assert plan_workspace(messages, (), threshold=None) == Workspace(messages, ())
+    assert plan_workspace(messages, (), threshold_tokens=estimate_tokens(BOOK)) == Workspace(
+        messages, ()
+    )
+    assert plan_workspace(messages, (), threshold_tokens=estimate_tokens(BOOK) - 1).files
+    assert plan_workspace(messages, (), threshold_tokens=None) == Workspace(messages, ())
 
 
 def test_token_count_takes_precedence_over_the_estimate() -> None:
     messages = [{"role": "user", "content": BOOK}]
-    assert plan_workspace(messages, (), threshold=12_000, token_counts={BOOK: 12_000}) == Workspace(
-        messages, ()
-    )
-    assert plan_workspace(messages, (), threshold=30_000, token_counts={BOOK: 30_001}).files
+    assert plan_workspace(
+        messages, (), threshold_tokens=12_000, token_counts={BOOK: 12_000}
+    ) == Workspace(messages, ())
+    assert plan_workspace(messages, (), threshold_tokens=30_000, token_counts={BOOK: 30_001}).files
 
 
 def test_tokens_are_counted_only_of_user_texts_near_the_limit() -> None:

@@ -13,7 +13,7 @@ from tests.sandbox_runtime.conformance.backends import open_backend
 from tests.sandbox_runtime.transfer import PLENTY_S, copy_workspace, read
 
 KEEP = "/testbed/.kept"
-CAP = OutputCap(max_bytes=1000, max_lines=100, output_directory=KEEP)
+CAP = OutputCap(max_bytes=1000, max_lines=100, retention_directory=KEEP)
 WHOLE = "".join(f"{n}\n" for n in range(1, 3001)).encode()
 
 
@@ -43,7 +43,7 @@ async def test_output_is_not_kept_by_default(sandbox: Sandbox) -> None:
 
 
 async def test_output_file_has_the_first_bytes_up_to_its_limit(sandbox: Sandbox) -> None:
-    cap = OutputCap(max_bytes=1000, output_directory=KEEP, max_kept_bytes=5000)
+    cap = OutputCap(max_bytes=1000, retention_directory=KEEP, max_kept_bytes=5000)
     result = await sandbox.exec("seq 1 3000", timeout_s=PLENTY_S, cap=cap)
     assert f"; the first 5000 bytes of it all are in {result.stdout_file} ...]" in result.stdout
     assert await read(sandbox, result.stdout_file) == WHOLE[:5000]
@@ -59,7 +59,7 @@ async def test_each_command_has_its_own_output_file(sandbox: Sandbox) -> None:
 
 
 async def test_output_is_truncated_if_no_file_can_be_written(sandbox: Sandbox) -> None:
-    cap = OutputCap(max_bytes=1000, output_directory="/dev/null/kept")
+    cap = OutputCap(max_bytes=1000, retention_directory="/dev/null/kept")
     result = await sandbox.exec("seq 1 3000", timeout_s=PLENTY_S, cap=cap)
     assert (result.exit_code, result.truncated, result.stdout_file) == (0, True, "")
 
@@ -75,7 +75,7 @@ async def test_each_reading_of_a_job_has_an_output_file_of_its_own(sandbox: Sand
 
 
 async def test_output_files_of_a_job_share_the_limit_of_one_command(sandbox: Sandbox) -> None:
-    cap = OutputCap(max_bytes=1000, output_directory=KEEP, max_kept_bytes=15_000)
+    cap = OutputCap(max_bytes=1000, retention_directory=KEEP, max_kept_bytes=15_000)
     command = "; read line; ".join(["seq 1 3000"] * 3)
     readings = [await sandbox.exec(command, timeout_s=PLENTY_S, cap=cap, stdin=None, wait_s=3.0)]
     while readings[-1].running:
