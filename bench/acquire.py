@@ -91,12 +91,12 @@ async def _measure_lease(backend: BenchBackend, pool: Pool) -> Mapping[str, floa
     started = time.perf_counter()
     async with pool.lease(Isolation()) as lease:
         sandbox = await lease.sandbox()
-        lent = time.perf_counter()
+        leased_at = time.perf_counter()
         await sandbox.exec("true", timeout_s=10)
-        used = time.perf_counter()
+        used_at = time.perf_counter()
     return {
-        sample_key(backend.name, WARM): (lent - started) * 1000,
-        sample_key(backend.name, FIRST_COMMAND): (used - started) * 1000,
+        sample_key(backend.name, WARM): (leased_at - started) * 1000,
+        sample_key(backend.name, FIRST_COMMAND): (used_at - started) * 1000,
     }
 
 

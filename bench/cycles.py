@@ -46,7 +46,7 @@ async def _measure_backend(plan: Plan, backend: BenchBackend, cycles: int) -> Ta
     ]
     idle = f"{IDLE_COUNT} idle ones are there before and after"
     return TablePart(
-        f"cycles: {backend.name}: {cycles} times lent, used, given back ({idle})",
+        f"cycles: {backend.name}: {cycles} times leased, used, released ({idle})",
         [
             Row("a cycle", [took_s * 1000 / cycles]),
             *rows,

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.backends import Kind, working_backends
-from bench.instant_model import FIVE_TURNS
+from bench.instant_model import FIVE_TURN_MODEL
 from bench.plan import Plan
 from bench.servers import ROOT, BenchServer, model_backend, proxy
 from bench.table import Row, TablePart
@@ -72,7 +72,7 @@ async def _evaluate(server: BenchServer, count: int) -> Mapping[str, float]:
         drafts = [Draft(_sample_fields(number)) for number in range(count)]
         write_suite(data / "sums", "sums", drafts, licence="none", source="bench")
         command = [
-            *(sys.executable, "-m", "evaluation", "run", "--models", FIVE_TURNS),
+            *(sys.executable, "-m", "evaluation", "run", "--models", FIVE_TURN_MODEL),
             *("--modes", "sandbox"),
             *("--data", str(data), "--output", f"{directory}/output"),
             *("--base-url", server.base_url, "--concurrency", str(CONCURRENCY)),

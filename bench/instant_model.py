@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-CHUNKS = 64
+CHUNK_COUNT = 64
 ANSWER = "42"
 RESPONSE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: "
-THREE_TURNS, FIVE_TURNS = "bench", "math5"
+THREE_TURN_MODEL, FIVE_TURN_MODEL = "bench", "math5"
 PROGRAM_FILE = "/testbed/solve.py"
 PRINT_COMMAND = "python3 -c 'print(6 * 7)'"
 RUN_COMMAND = f"python3 {PROGRAM_FILE}"
@@ -31,8 +31,8 @@ def _create_call(path: str, text: str) -> Call:
 
 WRITE_CALL = _create_call("/testbed/output/answer.txt", ANSWER)
 SCRIPTS: Mapping[str, tuple[Call, ...]] = {
-    THREE_TURNS: (("execute_bash", {"command": "echo $((6 * 7))"}), WRITE_CALL, SUBMIT_CALL),
-    FIVE_TURNS: (
+    THREE_TURN_MODEL: (("execute_bash", {"command": "echo $((6 * 7))"}), WRITE_CALL, SUBMIT_CALL),
+    FIVE_TURN_MODEL: (
         ("execute_bash", {"command": PRINT_COMMAND}),
         _create_call(PROGRAM_FILE, PROGRAM),
         ("execute_bash", {"command": RUN_COMMAND}),
@@ -88,10 +88,10 @@ TURN_RESPONSES = {
     for name, script in SCRIPTS.items()
 }
 SHORT_RESPONSE = json_response(
-    completion({"role": "assistant", "content": "word " * CHUNKS}, "stop")
+    completion({"role": "assistant", "content": "word " * CHUNK_COUNT}, "stop")
 )
 STREAM_HEAD = RESPONSE_HEAD + b"text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-STREAM_CHUNKS = [_chunk(number) for number in range(CHUNKS)]
+STREAM_CHUNKS = [_chunk(number) for number in range(CHUNK_COUNT)]
 STREAM_END = _http_chunk("[DONE]") + b"0\r\n\r\n"
 
 

@@ -16,7 +16,7 @@ from statistics import median
 from bench.backends import BenchBackend, Kind, working_backends
 from bench.instant_model import (
     ANSWER,
-    FIVE_TURNS,
+    FIVE_TURN_MODEL,
     PRINT_COMMAND,
     PROGRAM,
     PROGRAM_FILE,
@@ -44,10 +44,10 @@ SETTLE_S = 0.5
 """Pause after a run, in seconds, so that the removal and replacement of its sandbox do not slow the
 next run.
 """
-TURNS = len(SCRIPTS[FIVE_TURNS])
-COMMAND_S = 10
+TURNS = len(SCRIPTS[FIVE_TURN_MODEL])
+COMMAND_TIMEOUT_S = 10
 MAX_WARM_S, MAX_CPU_MS, MAX_ADDED_MS = 0.1, 10, 5
-QUESTION = {"model": FIVE_TURNS, "messages": [{"role": "user", "content": "What is 6 * 7?"}]}
+QUESTION = {"model": FIVE_TURN_MODEL, "messages": [{"role": "user", "content": "What is 6 * 7?"}]}
 REQUEST = post_request("/v1/chat/completions", QUESTION, "none")
 EXPECTED_BYTES = f'"content": "{ANSWER}"'.encode()
 MODEL = "model"
@@ -158,9 +158,9 @@ async def _measure_lifecycle_cpu(backend: BenchBackend) -> Mapping[str, float]:
 
 async def _run_commands(sandbox: Sandbox) -> None:
     """Run the four commands as the tools do, in a terminal."""
-    await sandbox.exec(PRINT_COMMAND, timeout_s=COMMAND_S, stdin=None)
+    await sandbox.exec(PRINT_COMMAND, timeout_s=COMMAND_TIMEOUT_S, stdin=None)
     await sandbox.put(PROGRAM_FILE, _text_chunks(PROGRAM))
-    await sandbox.exec(RUN_COMMAND, timeout_s=COMMAND_S, stdin=None)
+    await sandbox.exec(RUN_COMMAND, timeout_s=COMMAND_TIMEOUT_S, stdin=None)
     await sandbox.put(ANSWER_FILES[0], _text_chunks(ANSWER))
 
 

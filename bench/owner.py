@@ -10,7 +10,7 @@ from bench.plan import Measurement, Plan, interleave
 from bench.table import Row, TablePart
 
 ROUNDS = 3
-SANDBOXES = 4
+SANDBOX_COUNT = 4
 BACKGROUND_COMMAND = "sleep 600 </dev/null >/dev/null 2>&1 &"
 TARGET_S = 1
 
@@ -35,14 +35,14 @@ async def measure(plan: Plan) -> list[TablePart]:
                 note="processes, containers, cgroups; the worst round",
             ),
         ]
-    title = f"owner: SIGKILLed, until its {SANDBOXES} sandboxes are gone"
+    title = f"owner: SIGKILLed, until its {SANDBOX_COUNT} sandboxes are gone"
     return [TablePart(title, [*rows, *found.missing_rows])]
 
 
 async def _measure_kill(plan: Plan, backend: BenchBackend) -> Mapping[str, float]:
     async with lender(plan.image, [LenderPool(backend.kind)]) as lender_process:
         await lender_process.order(
-            "hold", kind=backend.kind, count=SANDBOXES, command=BACKGROUND_COMMAND
+            "hold", kind=backend.kind, count=SANDBOX_COUNT, command=BACKGROUND_COMMAND
         )
         ending = await lender_process.end(signal.SIGKILL)
         await backend.backend.sweep()  # as every proxy does at its start

@@ -15,7 +15,7 @@ from itertools import product
 import httpx
 
 from bench.backends import Kind, working_backends
-from bench.instant_model import ANSWER, THREE_TURNS
+from bench.instant_model import ANSWER, THREE_TURN_MODEL
 from bench.plan import Measurement, Plan, interleave, repeat_measurements
 from bench.reference import ReferenceProcess, reference_process
 from bench.servers import BenchServer, model_backend, proxy
@@ -30,7 +30,7 @@ it is measured once.
 TARGETS_S: Mapping[Kind, float] = {"docker": 1.2, "bubblewrap": 0.4}
 IDLE_COUNTS = {"cold": 0, "warm": 2}
 REFERENCE_ANSWER, REFERENCE_RETURN = "reference, to its answer", "reference, until it returns"
-QUESTION = {"model": THREE_TURNS, "messages": [{"role": "user", "content": "What is 6 * 7?"}]}
+QUESTION = {"model": THREE_TURN_MODEL, "messages": [{"role": "user", "content": "What is 6 * 7?"}]}
 SETTLE_S = 0.5
 """Pause after a run, in seconds, so that the removal and replacement of its sandbox do not slow the
 next run.
@@ -54,7 +54,7 @@ async def measure(plan: Plan) -> list[TablePart]:
         try:
             if "docker" in kinds and plan.allows_peers:
                 peer = await opened.enter_async_context(
-                    reference_process(model, THREE_TURNS, plan.image)
+                    reference_process(model, THREE_TURN_MODEL, plan.image)
                 )
                 await peer.run()  # whether it works here at all
                 measurements[REFERENCE_ANSWER] = partial(_measure_reference, peer)

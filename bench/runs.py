@@ -15,7 +15,7 @@ from functools import partial
 from statistics import median
 
 from bench.backends import Kind, working_backends
-from bench.instant_model import FIVE_TURNS
+from bench.instant_model import FIVE_TURN_MODEL
 from bench.load import burst, get_body
 from bench.loop import EXPECTED_BYTES, REQUEST
 from bench.plain_docker import PlainDocker
@@ -172,7 +172,7 @@ async def _reference_processes(
 ) -> AsyncIterator[list[ReferenceProcess]]:
     async with AsyncExitStack() as opened:
         peers = [
-            await opened.enter_async_context(reference_process(model, FIVE_TURNS, image))
+            await opened.enter_async_context(reference_process(model, FIVE_TURN_MODEL, image))
             for _ in range(REFERENCE_COUNT)
         ]
         # Not counted: it shows whether the reference works here, and imports its modules.
