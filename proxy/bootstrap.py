@@ -44,6 +44,7 @@ from proxy.models.scripted import ScriptedModel
 from proxy.models.tool_support import ToolProbe, ToolSettings, ToolVerdicts, WatchedModel
 from proxy.profiles import Profiles, build_profiles
 from proxy.runs.manager import RunManager
+from proxy.store import postgresql
 from proxy.store.store import Store
 from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
@@ -233,12 +234,19 @@ def require_keys(config: Config, address: str) -> None:
 
 def build_store(config: Config) -> Store:
     """Return the store. Raises ConfigError."""
+    directory = _create_data_dir(config)
+    url = config.store.database_url
     try:
         return Store(
-            _create_data_dir(config), config.sessions, config.responses, config.trajectories
+            directory,
+            config.sessions,
+            config.responses,
+            config.trajectories,
+            database_url=postgresql.database_url(url) if url else None,
         )
     except StoreError as error:
-        raise ConfigError(f"server.data_dir: {error}") from error
+        setting = "store.database_url" if url else "server.data_dir"
+        raise ConfigError(f"{setting}: {error}") from error
 
 
 def build_services(

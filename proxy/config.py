@@ -257,6 +257,14 @@ class PaperConfig(_Section):
     replaces the prompts of the profile `paper` only."""
 
 
+class StoreConfig(_Section):
+    """The place of records."""
+
+    database_url: str | None = Field(default=None, pattern="^postgres(ql)?://")
+    """PostgreSQL database that the servers of several machines share, as in
+    postgresql://proxy@db.example.com/proxy; null: an SQLite file in `server.data_dir`."""
+
+
 class AuditConfig(_Section):
     """The audit log of each run."""
 
@@ -293,6 +301,7 @@ class Config(_Section):
     watch: RuleSet = RuleSet()
     audit: AuditConfig = AuditConfig()
     redaction: Redaction = Redaction()
+    store: StoreConfig = StoreConfig()
     files: FileLimits = FileLimits()
     sessions: SessionSettings = SessionSettings()
     responses: ResponseSettings = ResponseSettings()

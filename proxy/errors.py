@@ -22,6 +22,7 @@ ProxyError(status, type, code)
 ├ PausedError              503        the operator has paused the start of runs; Retry-After
 ├ ServerStopsError         503        the server stops before it has an answer; Retry-After
 ├ TooManyConnectionsError  503        the connection limit is reached; Retry-After
+├ StoreUnavailableError    503        the store's database or blobs cannot be reached; Retry-After
 ├ AuditError               503        the audit log is required and cannot be written
 └ SandboxUnavailableError  503        no sandbox is available, or the sandbox was lost; Retry-After
 
@@ -368,6 +369,19 @@ class ServerStopsError(ProxyError):
             status=503,
             type="server_error",
             code="server_stopped",
+            headers={ResponseHeader.RETRY_AFTER: str(BUSY_RETRY_AFTER_S)},
+        )
+
+
+class StoreUnavailableError(ProxyError):
+    """The store's database or its blobs cannot be reached."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The server's database cannot be reached. Ask again.",
+            status=503,
+            type="server_error",
+            code="store_unavailable",
             headers={ResponseHeader.RETRY_AFTER: str(BUSY_RETRY_AFTER_S)},
         )
 

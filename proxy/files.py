@@ -10,10 +10,7 @@ import hashlib
 import hmac
 import math
 import os
-import secrets
-import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -57,7 +54,7 @@ class FileStore:
     def __init__(self, store: Store, *, limits: ArtifactLimits) -> None:
         self.store = store
         self.limits = limits
-        self._signer = LinkSigner(store.directory / "link-key", store.now)
+        self._signer = LinkSigner(store.link_key, store.now)
 
     def artifact_store(
         self,
@@ -246,12 +243,11 @@ class RunArtifactStore:
 
 
 class LinkSigner:
-    """Signs links and verifies their signatures. The signing key is stored in a file, so that links
-    stay valid after a restart."""
+    """Signs links and verifies their signatures. The store keeps the key, so that links stay valid
+    after a restart."""
 
-    def __init__(self, key_file: Path, now: Callable[[], float]) -> None:
-        """`key_file` is created if it does not exist."""
-        self._key = _read_or_create_key(key_file)
+    def __init__(self, key: bytes, now: Callable[[], float]) -> None:
+        self._key = key
         self._now = now
 
     def sign(self, container_id: str, file_id: str, expires_at: int) -> str:
@@ -271,15 +267,3 @@ class LinkSigner:
             return False
         expected = self.sign(container_id, file_id, int(expires_at))
         return hmac.compare_digest(expected.encode(), signature.encode())
-
-
-def _read_or_create_key(path: Path) -> bytes:
-    if not path.exists():
-        # A hard link to a complete file, because several processes may create the key at once.
-        finished = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-        finished.touch(mode=0o600)
-        finished.write_bytes(secrets.token_bytes(32))
-        with suppress(FileExistsError):
-            path.hardlink_to(finished)
-        finished.unlink()
-    return path.read_bytes()

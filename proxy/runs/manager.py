@@ -49,6 +49,7 @@ KEEP_S = 600.0
 """Seconds for which a result is stored for retries."""
 MAX_REMEMBERED_FAILURES = 1024
 SERVER_STOPS = "the server stops"
+PROCESS_LOST = "other servers have found this one dead"
 
 
 class RunManager:
@@ -251,6 +252,12 @@ class RunManager:
             run.cancel(SERVER_STOPS)
         for run in running:
             await run.wait_until_ended()
+
+    def lose_all(self) -> None:
+        """Cancel the runs, which other processes may begin again. Their subscribers get
+        RunLostError."""
+        for run in self._running_runs():
+            run.cancel(PROCESS_LOST)
 
     async def aclose(self) -> None:
         """Cancel all runs and wait until their outcomes are stored."""
@@ -493,7 +500,7 @@ def _failure_of(run: Run, error: BaseException) -> BaseException:
             return _unavailable_error(error)
         case asyncio.CancelledError():
             log.info("run %s ended: %s", run.id, run.cancel_reason or SERVER_STOPS)
-            if run.cancel_reason == SERVER_STOPS:
+            if run.cancel_reason in (SERVER_STOPS, PROCESS_LOST):
                 lost = RunLostError()
                 lost.headers[ResponseHeader.RETRY_AFTER] = str(BUSY_RETRY_AFTER_S)
                 return lost

@@ -1,13 +1,12 @@
-"""The SQLite database, whose transactions run in one thread, and the queries that several tables
-share: pages of a list, quotas, and the rows that a sweep removes."""
+"""The database, whose transactions run in threads, and the queries that several tables share: pages
+of a list, quotas, and the rows that a sweep removes."""
 
 import asyncio
-import os
-import sqlite3
+import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import (
     URL,
@@ -20,66 +19,82 @@ from sqlalchemy import (
     Select,
     Table,
     Update,
-    create_engine,
     delete,
-    event,
     func,
     select,
 )
+from sqlalchemy.dialects import sqlite as sqlite_dialect
 from sqlalchemy.exc import DBAPIError
 
-from proxy.errors import BadRequestError, QuotaError, StoreError
+from proxy.errors import BadRequestError, QuotaError, StoreError, StoreUnavailableError
+from proxy.store import postgresql, sqlite
 from proxy.store.migrations import migrate
 from proxy.store.records import Page, PageRequest
 from proxy.store.tables import CONTAINER_FILES, CONTAINERS, FILES
 
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql as postgresql_dialect
+
 T = TypeVar("T")
-BUSY_MS = 10_000
-"""Maximum wait for another process's transaction, in milliseconds."""
 SWEEP_ROWS = 500
 """Maximum number of rows of a table that a sweep changes in one transaction. Requests wait until
 the transaction ends."""
-PRAGMAS = (
-    f"busy_timeout = {BUSY_MS}",  # first, because the next one may have to wait
-    "journal_mode = WAL",
-    "synchronous = NORMAL",
-)
+MAX_ATTEMPTS = 20
+"""Maximum number of times that a transaction is begun which conflicts with concurrent ones."""
+MAX_BACKOFF_S = 0.25
+"""Maximum pause before such a transaction is begun again."""
 MAX_FILES = 10_000
 """Maximum number of files that an owner may store: uploads, and files put into containers."""
 
 
 class Database:
-    """An SQLite database. Several processes may have it open."""
+    """An SQLite or PostgreSQL database. Several processes may have it open.
 
-    def __init__(self, path: Path) -> None:
-        """Open the file, and create or migrate its tables. Raises StoreError."""
+    A transaction that conflicts with a concurrent one is begun again, so the functions that are
+    passed to `read` and `write` may be called several times.
+    """
+
+    def __init__(self, url: URL) -> None:
+        """Open the database, and create or migrate its tables. Raises StoreError."""
+        self._dialect = sqlite if url.get_backend_name() == "sqlite" else postgresql
         try:
-            self._engine = _open_engine(path)
-            self._write_engine = self._engine.execution_options(writes=True)
-            with self._write_engine.begin() as connection:
-                migrate(connection)
+            engine = self._dialect.open_engine(url)
+            self._engine = self._dialect.reading(engine)
+            self._write_engine = self._dialect.writing(engine)
+            try:
+                with self._dialect.migrating(engine).begin() as connection:
+                    migrate(connection, self._dialect)
+            except BaseException:
+                engine.dispose()
+                raise
         except (DBAPIError, OSError, StoreError) as error:
-            raise StoreError(f"{path}: {getattr(error, 'orig', None) or error}") from error
-        # One thread, because SQLite has one writer. An asyncio driver is three times as slow.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+            name = url.database if self._dialect is sqlite else url.render_as_string()
+            raise StoreError(f"{name}: {getattr(error, 'orig', None) or error}") from error
+        self._threads = ThreadPoolExecutor(self._dialect.THREADS, thread_name_prefix="store")
 
     async def read(self, transaction: Callable[[Connection], T]) -> T:
-        """Run a function that only reads, in a transaction in the store's thread."""
+        """Run a function that only reads, in a transaction in one of the store's threads."""
         return await self._run(self._engine, transaction)
 
     async def write(self, transaction: Callable[[Connection], T]) -> T:
-        """Run a function that may write, in a transaction in the store's thread."""
+        """Run a function that may write, in a transaction in one of the store's threads."""
         return await self._run(self._write_engine, transaction)
+
+    def write_now(self, transaction: Callable[[Connection], T]) -> T:
+        """Run a function that may write, in a transaction in this thread, which blocks. For the
+        start of the server."""
+        return self._in_transaction(self._write_engine, transaction)
 
     async def read_concurrently(self, transaction: Callable[[Connection], T]) -> T:
         """Run a function that only reads but takes long, in a transaction in another thread, so
         that other transactions are not delayed."""
-        return await asyncio.to_thread(_in_transaction, self._engine, transaction)
+        return await asyncio.to_thread(self._in_transaction, self._engine, transaction)
 
     async def read_one(
         self, query: Executable, convert: Callable[[RowMapping], T | None]
     ) -> T | None:
-        """Return the only row that a query selects, converted in the store's thread, or None."""
+        """Return the only row that a query selects, converted in one of the store's threads, or
+        None."""
         return await self.read(lambda connection: _fetch_one(connection, query, convert))
 
     async def write_one(
@@ -121,13 +136,37 @@ class Database:
 
     async def _run(self, engine: Engine, transaction: Callable[[Connection], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(
-            self._thread, _in_transaction, engine, transaction
+            self._threads, self._in_transaction, engine, transaction
         )
 
+    def _in_transaction(self, engine: Engine, transaction: Callable[[Connection], T]) -> T:
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                with engine.begin() as connection:
+                    return transaction(connection)
+            except DBAPIError as error:
+                if self._dialect.is_unavailable(error):
+                    raise StoreUnavailableError from error
+                if attempt == MAX_ATTEMPTS or not self._dialect.is_conflict(error):
+                    raise
+            time.sleep(random.uniform(0, min(MAX_BACKOFF_S, 0.002 * 2**attempt)))
+        raise AssertionError("unreachable")
+
     def close(self) -> None:
-        """Finish the running transactions and close the file. Safe to call twice."""
-        self._thread.shutdown()
+        """Finish the running transactions and close the connections. Safe to call twice."""
+        self._threads.shutdown()
         self._engine.dispose()
+
+
+def upsert(
+    connection: Connection, table: Table
+) -> "sqlite_dialect.Insert | postgresql_dialect.Insert":
+    """Return an insert statement with the conflict clauses of the connection's database."""
+    if connection.dialect.name == "sqlite":
+        return sqlite_dialect.insert(table)
+    from sqlalchemy.dialects import postgresql as postgresql_dialect  # noqa: PLC0415 - imports slowly
+
+    return postgresql_dialect.insert(table)
 
 
 def oldest_rows(table: Table, where: ColumnElement[bool]) -> ColumnElement[bool]:
@@ -146,34 +185,6 @@ def _fetch_one(
 ) -> T | None:
     row = connection.execute(statement).mappings().one_or_none()
     return convert(row) if row else None
-
-
-def _in_transaction(engine: Engine, transaction: Callable[[Connection], T]) -> T:
-    with engine.begin() as connection:
-        return transaction(connection)
-
-
-def _open_engine(path: Path) -> Engine:
-    os.close(os.open(path, os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's other files copy the mode
-    # Every use ends in commit or rollback: the pool's own rollback would cost 0.1 ms for nothing.
-    engine = create_engine(URL.create("sqlite", database=str(path)), pool_reset_on_return=None)
-    event.listen(engine, "connect", _on_connect)
-    event.listen(engine, "begin", _on_begin)
-    return engine
-
-
-def _on_connect(connection: sqlite3.Connection, _record: object) -> None:
-    connection.isolation_level = (
-        None  # `_on_begin` begins transactions: sqlite3 would begin too late
-    )
-    for pragma in PRAGMAS:
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _on_begin(connection: Connection) -> None:
-    # A transaction that reads first and then writes fails instead of waiting for another writer.
-    writes = connection.get_execution_options().get("writes")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def page_of_list(

@@ -1,4 +1,7 @@
-"""The migration steps of the database's schema. Released steps must not be changed."""
+"""The migration steps of the database's schema, in SQLite's spelling of the types. Released steps
+must not be changed."""
+
+from typing import Protocol
 
 from sqlalchemy import Connection
 
@@ -255,19 +258,41 @@ TRAJECTORY_LABELS = (
     """CREATE INDEX trajectories_of_session ON trajectories (owner, session_id, seq)
         WHERE session_id IS NOT NULL""",
 )
+# For processes of several machines. With SQLite, files take the place of the rows.
+REPLICAS = (
+    """CREATE TABLE processes (
+        id TEXT PRIMARY KEY,
+        expires_at FLOAT NOT NULL,
+        is_dead BOOLEAN NOT NULL
+    )""",
+    "CREATE TABLE secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL)",
+)
 STEPS = (
     *(FILES, CONTAINERS, WORKSPACES, RESPONSES, STORED_RUNS, SPENDING, RUN_SUMMARIES),
     *(TOOL_VERDICTS, BACKEND_RESPONSES, TRAJECTORIES, TRAJECTORY_ENDS, TRAJECTORY_REWARDS),
-    TRAJECTORY_LABELS,
+    *(TRAJECTORY_LABELS, REPLICAS),
 )
 
 
-def migrate(connection: Connection) -> None:
+class SchemaDialect(Protocol):
+    """The differences between databases in a migration of the schema. See `sqlite` and
+    `postgresql`."""
+
+    def schema_version(self, connection: Connection) -> int: ...
+
+    def set_schema_version(self, connection: Connection, version: int) -> None: ...
+
+    def schema_statement(self, statement: str) -> str: ...
+
+
+def migrate(connection: Connection, dialect: SchemaDialect) -> None:
     """Apply the missing migration steps in the caller's transaction. Raises StoreError."""
-    version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+    version = dialect.schema_version(connection)
     if version > len(STEPS):
         raise StoreError("it was written by a newer version of this proxy")
+    if version == len(STEPS):
+        return
     for step in STEPS[version:]:
         for statement in step:
-            connection.exec_driver_sql(statement)
-    connection.exec_driver_sql(f"PRAGMA user_version = {len(STEPS)}")
+            connection.exec_driver_sql(dialect.schema_statement(statement))
+    dialect.set_schema_version(connection, len(STEPS))

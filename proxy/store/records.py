@@ -155,6 +155,23 @@ class ContainerFile:
         return self.path.rpartition("/")[2]
 
 
+class Process(Protocol):
+    """This process, as an owner of runs."""
+
+    @property
+    def id(self) -> str:
+        """The id by which rows name this process."""
+
+    def is_dead(self, process_id: str) -> bool:
+        """Return True if no living process has that id. May block for a query."""
+
+    def forget_dead(self) -> None:
+        """Delete what is known of processes that have been dead for long."""
+
+    def release(self) -> None:
+        """Let other processes find this process dead. Safe to call twice."""
+
+
 RunStatus = Literal["running", "completed", "failed", "cancelled", "lost"]
 """lost: the server process died before the run ended."""
 

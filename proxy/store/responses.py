@@ -188,8 +188,10 @@ class ResponseRepository:
         beyond = last.limit(1).offset(MAX_BACKEND_RESPONSES).scalar_subquery()
 
         def transaction(connection: Connection) -> None:
-            connection.execute(insert(table).prefix_with("OR REPLACE"), row)
-            connection.execute(delete(table).where(table.c.owner == owner, table.c.seq <= beyond))
+            of_owner = table.c.owner == owner
+            connection.execute(delete(table).where(of_owner, table.c.id == response_id))
+            connection.execute(insert(table), row)
+            connection.execute(delete(table).where(of_owner, table.c.seq <= beyond))
 
         await self._database.write(transaction)
 

@@ -22,9 +22,8 @@ from sqlalchemy import (
 
 from proxy.agent.suspension import SuspendedRun
 from proxy.store.database import Database, delete_beyond, oldest_rows, sweep_batch
-from proxy.store.records import StoredRun
+from proxy.store.records import Process, StoredRun
 from proxy.store.tables import RUN_SUMMARIES, RUNS, SUSPENDED_RUNS
-from sandbox_runtime.ownership import Owner
 
 MAX_RUNS = 256
 MAX_BYTES = 64_000_000
@@ -45,7 +44,7 @@ SUSPENDED_KEEP_S = 7 * 24 * 3600
 class RunRepository:
     """Stores the runs of all owners. Each owner sees only its own runs."""
 
-    def __init__(self, database: Database, now: Callable[[], float], process: Owner) -> None:
+    def __init__(self, database: Database, now: Callable[[], float], process: Process) -> None:
         self._database = database
         self._now = now
         self._process = process
@@ -63,15 +62,21 @@ class RunRepository:
         return await self._database.write(transaction)
 
     async def end(self, run: StoredRun, *, keep_s: float, for_retry: bool) -> None:
-        """Store the result of a run for `keep_s` seconds.
+        """Store the result of a run for `keep_s` seconds, unless other processes found this process
+        dead meanwhile: one of them may have begun the run again.
 
         `for_retry` is True if the client has not received the result and may repeat its request.
         """
         expires_at = int(self._now() + keep_s)
         row = {**self._row(run), "for_retry": for_retry, "expires_at": expires_at}
-        await self._database.write(
-            lambda connection: _replace_row(connection, RUNS, RUNS.c.id == run.id, row)
-        )
+        is_run = RUNS.c.id == run.id
+        lost = (RUNS.c.status == "lost") | (RUNS.c.process != self._process.id)
+
+        def transaction(connection: Connection) -> None:
+            if connection.execute(select(RUNS.c.seq).where(is_run, lost)).first() is None:
+                _replace_row(connection, RUNS, is_run, row)
+
+        await self._database.write(transaction)
 
     async def find(self, owner: str, run_id: str) -> StoredRun | None:
         """Return the owner's run with that id, or None."""
@@ -126,7 +131,9 @@ class RunRepository:
 
         def transaction(connection: Connection) -> None:
             rows = [self._summary_row(run) for run in runs()]
-            connection.execute(insert(RUN_SUMMARIES).prefix_with("OR REPLACE"), rows)
+            ids = [row["id"] for row in rows]
+            connection.execute(delete(RUN_SUMMARIES).where(RUN_SUMMARIES.c.id.in_(ids)))
+            connection.execute(insert(RUN_SUMMARIES), rows)
             for owner in {run["owner"] for run in rows}:
                 of_owner = RUN_SUMMARIES.c.owner == owner
                 too_many = RUN_SUMMARIES.c.seq <= _seq_beyond_newest(of_owner, MAX_SUMMARIES)

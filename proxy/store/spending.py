@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 
 import anyio
 from sqlalchemy import Connection, delete, select
-from sqlalchemy.dialects.sqlite import insert
 
 from policies.budgets import (
     EXPENSE_KINDS,
@@ -17,7 +16,7 @@ from policies.budgets import (
     exhausted_kind,
     seconds_until_midnight,
 )
-from proxy.store.database import Database
+from proxy.store.database import Database, upsert
 from proxy.store.tables import SPENDING
 
 _AMOUNT_COLUMNS = [SPENDING.c[kind] for kind in EXPENSE_KINDS]
@@ -119,6 +118,6 @@ def _day_expense(connection: Connection, owner: str, day: int) -> Expense:
 
 
 def _add_expense(connection: Connection, owner: str, day: int, expense: Expense) -> None:
-    row = insert(SPENDING).values(owner=owner, day=day, **asdict(expense))
+    row = upsert(connection, SPENDING).values(owner=owner, day=day, **asdict(expense))
     summed = {kind: SPENDING.c[kind] + row.excluded[kind] for kind in EXPENSE_KINDS}
     connection.execute(row.on_conflict_do_update(index_elements=["owner", "day"], set_=summed))

@@ -13,14 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from sqlalchemy import Connection
+from sqlalchemy import URL, Connection
 
 from policies.sessions import ResponseSettings, SessionSettings, TrajectorySettings
 from proxy.errors import StoreError
+from proxy.store import sqlite
 from proxy.store.blobs import BlobStore
 from proxy.store.containers import ContainerFileRepository, ContainerRepository
 from proxy.store.conversations import ConversationRepository, ResponseQuota
 from proxy.store.database import SWEEP_ROWS, Database, check_quota
+from proxy.store.link_key import database_key, file_key
+from proxy.store.process_lease import ProcessLease
+from proxy.store.records import Process
 from proxy.store.responses import ResponseRepository
 from proxy.store.runs import RunRepository, SuspendedRunRepository
 from proxy.store.spending import SpendingRepository
@@ -65,14 +69,19 @@ class Store:
         responses: ResponseSettings = ResponseSettings(),
         trajectories: TrajectorySettings = TrajectorySettings(),
         *,
+        database_url: URL | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Open the store in a directory, or create it. Raises StoreError."""
+        """Open the store in a directory, or create it. The records are in an SQLite database in
+        the directory, or in the PostgreSQL database of `database_url`. Raises StoreError."""
         self.directory = directory
         self.now = now
         self._exit_stack = ExitStack()
         self.blobs = BlobStore(directory / "blobs")
-        self._database = Database(directory / "store.sqlite3")
+        self._url = database_url or sqlite.database_url(directory / "store.sqlite3")
+        self._is_shared = database_url is not None
+        """True if processes of other machines may use the same database."""
+        self._database = Database(self._url)
         self.uploads = UploadRepository(self._database, self.blobs, now)
         self.containers = ContainerRepository(self._database, self.blobs, now)
         self.container_files = ContainerFileRepository(self._database, self.blobs, now)
@@ -83,8 +92,10 @@ class Store:
         quota = ResponseQuota(responses.quota_mib << 20)
         self.responses = ResponseRepository(self._database, now, responses, quota)
         self.conversations = ConversationRepository(self._database, now, responses, quota)
+        self.link_key = self._read_link_key()
+        """The key that signs the links to files."""
         self.worker = self._register_process()
-        """The Owner for this process, by which other processes can tell whether it is alive."""
+        """This process, of which other processes can tell whether it is alive."""
         self.runs = RunRepository(self._database, now, self.worker)
         self.trajectories = TrajectoryRepository(self._database, now, self.worker, trajectories)
         self._blob_repositories: tuple[BlobRepository, ...] = (
@@ -108,6 +119,12 @@ class Store:
         await self._database.read(
             lambda connection: check_quota(connection, owner, size, quota, self.now())
         )
+
+    def call_when_lost(self, callback: Callable[[], object]) -> None:
+        """Call `callback`, in a thread, each time other processes have found this process dead
+        although it lives. Its runs may then be begun again by others."""
+        if isinstance(self.worker, ProcessLease):
+            self.worker.on_lost = callback
 
     async def sweep(self) -> None:
         """Delete expired records, blobs without a record, records without a blob, and the lock
@@ -138,9 +155,18 @@ class Store:
         self._database.close()
         self._exit_stack.close()
 
-    def _register_process(self) -> Owner:
+    def _read_link_key(self) -> bytes:
+        if self._is_shared:
+            return self._database.write_now(database_key)
         try:
-            worker = Owner(self.directory)
+            return file_key(self.directory / "link-key")
+        except OSError as error:
+            raise StoreError(str(error)) from error
+
+    def _register_process(self) -> Process:
+        worker: Process
+        try:
+            worker = ProcessLease(self._url) if self._is_shared else Owner(self.directory)
         except OSError as error:
             raise StoreError(str(error)) from error
         self._exit_stack.callback(worker.release)

@@ -17,24 +17,27 @@ from sqlalchemy import (
 
 
 class Text(types.TypeDecorator[str]):
-    """Text that may come from clients. An unpaired surrogate, which JSON can contain but SQLite
-    cannot store, becomes a question mark."""
+    """Text that may come from clients. A character that a database cannot store becomes a question
+    mark: an unpaired surrogate, which JSON can contain, and with PostgreSQL the NUL character."""
 
     impl = types.Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        if value is None or value.isascii():
+        if value is None:
             return value
-        return value.encode(errors="replace").decode()
+        if not value.isascii():
+            value = value.encode(errors="replace").decode()
+        return value.replace("\0", "?") if dialect.name == "postgresql" else value
 
 
 METADATA = MetaData()
+_SEQ = BigInteger().with_variant(Integer, "sqlite")
 
 
 def _table_with_seq(name: str, *columns: Column[Any]) -> Table:
     """Return a table with a `seq` column, which numbers the rows in the order of creation."""
-    return Table(name, METADATA, Column("seq", Integer, primary_key=True), *columns)
+    return Table(name, METADATA, Column("seq", _SEQ, primary_key=True), *columns)
 
 
 def _text_columns(*names: str) -> list[Column[str]]:
@@ -172,4 +175,14 @@ TOOL_VERDICTS = Table(
     METADATA,
     *_text_columns("backend", "model", "reason", "words", "version"),
     *_float_columns("found_at"),
+)
+# Keys that all processes share which use a PostgreSQL database, such as the key that signs links.
+SECRETS = Table("secrets", METADATA, *_text_columns("name"), Column("value", LargeBinary))
+# The processes that share a PostgreSQL database; see `ProcessLease`. Seconds since 1970.
+PROCESSES = Table(
+    "processes",
+    METADATA,
+    *_text_columns("id"),
+    *_float_columns("expires_at"),
+    Column("is_dead", Boolean),
 )

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping
 
 from sqlalchemy import Connection, delete, select
-from sqlalchemy.dialects.sqlite import insert
 
 from policies.tool_support import KnownVerdict, ToolVerdict
-from proxy.store.database import Database
+from proxy.store.database import Database, upsert
 from proxy.store.tables import TOOL_VERDICTS
 
 KEEP_S = 30 * 24 * 3600
@@ -42,9 +41,13 @@ class ToolVerdictRepository:
             "version": known_verdict.version,
             "found_at": known_verdict.found_at,
         }
-        change = insert(TOOL_VERDICTS).values(row)
-        change = change.on_conflict_do_update(index_elements=["backend", "model"], set_=row)
-        await self._database.write(lambda connection: connection.execute(change))
+
+        def transaction(connection: Connection) -> None:
+            change = upsert(connection, TOOL_VERDICTS).values(row)
+            change = change.on_conflict_do_update(index_elements=["backend", "model"], set_=row)
+            connection.execute(change)
+
+        await self._database.write(transaction)
 
     async def delete(self, backend: str, model: str) -> None:
         """Delete the verdict on a model, if there is one."""

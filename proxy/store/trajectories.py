@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Insert,
     RowMapping,
     ScalarSelect,
     and_,
@@ -18,14 +19,12 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects.sqlite import insert as upsert
 
 from policies.sessions import TrajectoryLabels, TrajectorySettings
 from proxy.errors import BadRequestError
-from proxy.store.database import SWEEP_ROWS, Database
-from proxy.store.records import Page, PageRequest
+from proxy.store.database import SWEEP_ROWS, Database, upsert
+from proxy.store.records import Page, PageRequest, Process
 from proxy.store.tables import TRAJECTORIES, TRAJECTORY_PARTS, TRAJECTORY_REWARDS
-from sandbox_runtime.ownership import Owner
 
 DeletionReason = Literal["expired", "quota", "deleted", "failed"]
 """Why a trajectory no longer exists: its retention is over, newer trajectories of the same key
@@ -54,20 +53,6 @@ _REWARD_BYTES = 100
 _COLUMNS = TRAJECTORIES.c
 _IS_LIVE = _COLUMNS.deletion_reason.is_(None)
 _IS_RUNNING = _COLUMNS.ended_at.is_(None)
-_INSERT_TRAJECTORY = upsert(TRAJECTORIES)
-_UPSERT = _INSERT_TRAJECTORY.on_conflict_do_update(
-    index_elements=[_COLUMNS.id],
-    set_={
-        "bytes": _COLUMNS.bytes + _INSERT_TRAJECTORY.excluded.bytes,
-        **{
-            name: _INSERT_TRAJECTORY.excluded[name]
-            for name in ("process", "expires_at", "ended_at")
-        },
-    },
-    where=_IS_LIVE & (_COLUMNS.owner == _INSERT_TRAJECTORY.excluded.owner),
-)
-"""Inserts a trajectory, or adds the size of a part to a trajectory that exists and was not
-deleted."""
 _INSERT_PART = insert(TRAJECTORY_PARTS)
 
 
@@ -126,7 +111,7 @@ class TrajectoryRepository:
         self,
         database: Database,
         now: Callable[[], float],
-        process: Owner,
+        process: Process,
         settings: TrajectorySettings,
         *,
         max_trajectories: int = MAX_TRAJECTORIES,
@@ -163,8 +148,9 @@ class TrajectoryRepository:
         ]
 
         def transaction(connection: Connection) -> None:
+            change = _insert_or_add_size(connection)
             for row in added:
-                if connection.execute(_UPSERT, row).rowcount and parts[row["id"]]:
+                if connection.execute(change, row).first() and parts[row["id"]]:
                     part = {"trajectory_id": row["id"], "data": parts[row["id"]]}
                     connection.execute(_INSERT_PART, part)
 
@@ -177,7 +163,7 @@ class TrajectoryRepository:
         rows = self._new_rows(owner, run_ids)
 
         def transaction(connection: Connection) -> None:
-            connection.execute(insert(TRAJECTORIES).prefix_with("OR IGNORE"), rows)
+            connection.execute(upsert(connection, TRAJECTORIES).on_conflict_do_nothing(), rows)
             self._replace_by_tombstones(
                 connection, _is_choice(owner, run_ids[0]) & _IS_RUNNING, "failed"
             )
@@ -400,6 +386,20 @@ class TrajectoryRepository:
 
     def _expiry(self, now: int) -> int:
         return now + int(self._settings.retention_hours * 3600)
+
+
+def _insert_or_add_size(connection: Connection) -> Insert:
+    """Return the statement that inserts a trajectory, or adds the size of a part to a trajectory
+    that exists. The statement returns no row if the trajectory was deleted."""
+    row = upsert(connection, TRAJECTORIES)
+    return row.on_conflict_do_update(
+        index_elements=[_COLUMNS.id],
+        set_={
+            "bytes": _COLUMNS.bytes + row.excluded.bytes,
+            **{name: row.excluded[name] for name in ("process", "expires_at", "ended_at")},
+        },
+        where=_IS_LIVE & (_COLUMNS.owner == row.excluded.owner),
+    ).returning(_COLUMNS.seq)
 
 
 def _reward(row: RowMapping) -> Reward:

@@ -22,6 +22,7 @@ from proxy.profiles import Profiles
 from proxy.store.store import Store
 from tests.fakes.backend import Item, ScriptedBackend, by_history, scripted_backend
 from tests.fakes.server import running_proxy
+from tests.stores import open_store
 
 MORNING = 20_000 * DAY_S + 3600.0
 MESSAGE = {"role": "user", "content": "Hello."}
@@ -83,7 +84,7 @@ async def budget_server(
     keyring: Keyring = KEYRING,
 ) -> AsyncIterator[BudgetServer]:
     clock = Clock()
-    store = Store(state_dir, now=clock)
+    store = open_store(state_dir, now=clock)
     play = by_history(script) if isinstance(script, list) else script
     changes = {
         "files": FileStore(store, limits=ArtifactLimits()),

@@ -30,6 +30,7 @@ from tests.clients.responses_sdk import (
     with_other_key,
 )
 from tests.fakes.backend import Held, Refusal, scripted_backend
+from tests.stores import open_store
 
 NEVER = "Never said."
 
@@ -188,7 +189,7 @@ async def test_response_of_a_killed_process_has_failed(tmp_path: Path) -> None:
         responses_client(backend, tmp_path) as mine,
     ):
         made = await create_response(mine, "How many?")
-        with closing(Store(tmp_path)) as store:
+        with closing(open_store(tmp_path)) as store:
             elsewhere = await store_in_progress_response(store, made)
             assert (await mine.responses.retrieve(elsewhere)).status == "in_progress"
             error = await api_error(mine.responses.cancel(elsewhere))

@@ -1,8 +1,6 @@
 """Daily budgets of a key: refusals, runs that exhaust the budget, and exact counting."""
 
 import asyncio
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from tests.clients.budget_server import (
 from tests.clients.openai_errors import openai_client
 from tests.clients.openai_errors import request_error as sdk_refused
 from tests.fakes.backend import Held, Item, Refusal
+from tests.stores import connected
 
 
 def stop_reason(response: httpx.Response) -> str:
@@ -175,9 +174,8 @@ async def test_spending_is_not_counted_without_a_budget(tmp_path: Path) -> None:
 
 async def test_failing_store_refuses_requests_with_a_budget(tmp_path: Path) -> None:
     async with budget_server(tmp_path, DailyBudget(runs=9)) as server:
-        with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as database:
-            database.execute("DROP TABLE spending")
-            database.commit()
+        with connected(tmp_path) as database:
+            database.exec_driver_sql("DROP TABLE spending")
         response = await server.post()
         assert (response.status_code, response.json()["error"]["code"]) == (
             500,

@@ -11,15 +11,15 @@ from proxy.api.stored_responses import MISSING_FILE_TEXT
 from proxy.files import FileStore
 from proxy.inputs import Inputs
 from proxy.models.scripted import text_reply
-from proxy.store.store import Store
 from tests.clients.responses_sdk import MODEL, api_error, client_with_key, sent_messages
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import running_proxy
+from tests.stores import open_store
 
 
 @pytest.mark.parametrize("by", ["previous_response_id", "conversation", "item_reference"])
 async def test_response_continues_without_a_deleted_file(by: str, tmp_path: Path) -> None:
-    files = FileStore(Store(tmp_path), limits=ArtifactLimits())
+    files = FileStore(open_store(tmp_path), limits=ArtifactLimits())
     inputs = Inputs(uploads=files.store.uploads)
     with anyio.fail_after(30):
         async with (

@@ -33,6 +33,7 @@ from tests.fakes.backend import Held, Item, ScriptedBackend, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import make_services, model_client, serve
 from tests.fakes.waiting import until
+from tests.stores import database_of
 
 KEY = {"Idempotency-Key": "order-1"}
 TEXT = "It is forty-two, as everybody knows by now."
@@ -46,7 +47,7 @@ class HeldRunRepository(RunRepository):
     """A run repository that stores a final result only when `may_end` is set."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = Database(directory / "store.sqlite3")
+        self._directory = Database(database_of(directory))
         self._holder = Owner(directory)
         super().__init__(self._directory, time.time, self._holder)
         self.ending = asyncio.Event()

@@ -1,8 +1,6 @@
 """/v1/pause and /v1/resume."""
 
 import asyncio
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import anyio
@@ -14,6 +12,7 @@ from proxy.models.scripted import text_reply
 from tests.clients.chat_http import answer_text, http_client, post_chat
 from tests.fakes.backend import Held, scripted_backend
 from tests.fakes.server import running_proxy, single_key
+from tests.stores import writes_blocked
 
 TIMEOUT_S = 20
 ANSWER = text_reply("It is 42.")
@@ -151,16 +150,12 @@ async def test_request_that_is_prepared_when_the_pause_begins_starts_no_run(
         http_client(url) as http,
         http_client(url) as other,
     ):
-        with (
-            anyio.fail_after(TIMEOUT_S),
-            closing(sqlite3.connect(tmp_path / "store.sqlite3")) as another_process,
-        ):
-            another_process.execute("BEGIN IMMEDIATE")
-            waiting = asyncio.create_task(post_chat(http, key))
-            for _ in range(10):  # meanwhile the request gets as far as the store
-                await other.get("/v1/pause")
-            paused = state(await other.post("/v1/pause"))
-            another_process.rollback()
+        with anyio.fail_after(TIMEOUT_S):
+            with writes_blocked(tmp_path):
+                waiting = asyncio.create_task(post_chat(http, key))
+                for _ in range(10):  # meanwhile the request gets as far as the store
+                    await other.get("/v1/pause")
+                paused = state(await other.post("/v1/pause"))
             refused = await waiting
             await other.post("/v1/resume")
             again = await post_chat(http, key)

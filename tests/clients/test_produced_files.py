@@ -16,10 +16,10 @@ from policies.profile import Profile
 from proxy.files import FileStore
 from proxy.models.scripted import call, tool_reply
 from proxy.profiles import Profiles
-from proxy.store.store import Store
 from tests.fakes.backend import by_history, scripted_backend
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import Kind, running_proxy, single_key
+from tests.stores import open_store
 
 KEY = "sk-right"
 WITH_KEY = {"authorization": f"Bearer {KEY}"}
@@ -136,7 +136,7 @@ async def test_signature_of_another_file_is_refused(tmp_path: Path) -> None:
 
 async def test_link_expires_before_its_file(tmp_path: Path) -> None:
     clock, began = ManualClock(), time.time()
-    store = Store(tmp_path, now=lambda: began + clock.time())
+    store = open_store(tmp_path, now=lambda: began + clock.time())
     limits = ArtifactLimits(retention_hours=1)
     files, profiles = FileStore(store, limits=limits), Profiles.only(Profile(artifacts=limits))
     async with produced({"note.txt": "hello\n"}, tmp_path, files=files, profiles=profiles) as made:

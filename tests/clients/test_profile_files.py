@@ -16,12 +16,12 @@ from proxy.files import FileStore
 from proxy.inputs import Inputs
 from proxy.models.scripted import call, tool_reply
 from proxy.profiles import build_profiles
-from proxy.store.store import Store
 from tests.clients.chat_http import http_client, post_chat
 from tests.fakes.backend import by_history, scripted_backend
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import running_proxy
 from tests.sandbox_runtime.egress.internet import Internet, Reader, Writer
+from tests.stores import open_store
 
 TREE: dict[str, Any] = {
     "profiles": {
@@ -105,7 +105,7 @@ async def test_profile_decides_whether_urls_are_fetched(tmp_path: Path) -> None:
 
 async def test_profile_decides_inline_images_and_link_expiry(tmp_path: Path) -> None:
     clock = ManualClock()
-    files = FileStore(Store(tmp_path, now=clock.time), limits=ArtifactLimits())
+    files = FileStore(open_store(tmp_path, now=clock.time), limits=ArtifactLimits())
     async with served(tmp_path, files=files) as http:
         small, default = [(await post_chat(http, headers)).json() for headers in (SMALL, {})]
     now = int(clock.time())

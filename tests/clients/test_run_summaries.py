@@ -13,11 +13,11 @@ from policies.artifacts import ArtifactLimits
 from proxy.files import FileStore
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.store.runs import SUMMARY_KEEP_S
-from proxy.store.store import Store
 from tests.clients.chat_http import http_client, post_chat
 from tests.fakes.backend import Held, Item, scripted_backend
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import EachKey, running_proxy
+from tests.stores import open_store
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 STEP = {**tool_reply(call("execute_bash", command="echo 42")), "usage": USAGE}
@@ -112,7 +112,7 @@ async def test_run_summary_expires_after_a_day(later_s: int, tmp_path: Path) -> 
     clock = ManualClock()
 
     def files() -> FileStore:
-        return FileStore(Store(tmp_path, now=clock.time), limits=ArtifactLimits())
+        return FileStore(open_store(tmp_path, now=clock.time), limits=ArtifactLimits())
 
     async with scripted_backend([ANSWER]) as backend:
         async with (

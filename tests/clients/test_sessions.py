@@ -18,9 +18,9 @@ from policies.sessions import SessionSettings
 from proxy.files import FileStore
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.store.runs import SUSPENDED_KEEP_S
-from proxy.store.store import Store
 from tests.fakes.backend import ScriptedBackend, scripted_backend
 from tests.fakes.server import EachKey, Kind, running_proxy
+from tests.stores import open_store
 
 PATH = "/v1/chat/completions"
 KINDS = ("memory", "bubblewrap")
@@ -192,10 +192,10 @@ async def test_expired_suspended_run_is_rebuilt_from_messages_and_files(
     script = [both, bash("cat file"), text_reply("It rains.")]
     async with scripted_backend(script) as backend:
         sessions = SessionSettings(retention_hours=1e6)
-        now = FileStore(Store(tmp_path, sessions), limits=ArtifactLimits())
+        now = FileStore(open_store(tmp_path, sessions), limits=ArtifactLimits())
         async with session_client(backend, "memory", tmp_path, files=now) as client:
             first = await complete(client, FIRST, tools=[WEATHER])
-        store = Store(tmp_path, sessions, now=lambda: time.time() + SUSPENDED_KEEP_S + 1)
+        store = open_store(tmp_path, sessions, now=lambda: time.time() + SUSPENDED_KEEP_S + 1)
         later = FileStore(store, limits=ArtifactLimits())
         async with session_client(backend, "memory", tmp_path, files=later) as client:
             (made,) = message(first)["tool_calls"]

@@ -2,9 +2,7 @@
 
 import asyncio
 import re
-import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from policies.artifacts import ArtifactLimits
 from proxy.files import FileStore
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.runs.manager import KEEP_S, RunManager
-from proxy.store.store import Store
 from tests.clients.chat_http import (
     FIRST,
     SECOND,
@@ -32,6 +29,7 @@ from tests.fakes.backend import Held, Refusal, ScriptedBackend, scripted_backend
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import ATTEMPTS, running_proxy
 from tests.fakes.waiting import until
+from tests.stores import connected, open_store
 
 KEY = {"Idempotency-Key": "order-1"}
 DETACH = {"X-Sandbox-On-Disconnect": "detach"}
@@ -82,7 +80,7 @@ async def test_expired_result_is_computed_again(later_s: float, tmp_path: Path) 
     clock, answers = ManualClock(), []
     async with scripted_backend([text_reply("one"), text_reply("two")]) as backend:
         for _ in range(2):
-            files = FileStore(Store(tmp_path, now=clock.time), limits=ArtifactLimits())
+            files = FileStore(open_store(tmp_path, now=clock.time), limits=ArtifactLimits())
             async with (
                 running_proxy(backend, "memory", tmp_path, files=files) as url,
                 http_client(url) as http,
@@ -245,8 +243,9 @@ async def test_concurrent_processes_leave_no_response_in_progress(
             async with anyio.create_task_group() as group:
                 for side in (first_client, second_client) * 3:
                     group.start_soon(create, side)
-        with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as rows:
-            at_work = rows.execute("SELECT id FROM responses WHERE worker IS NOT NULL").fetchall()
+        with connected(tmp_path) as database:
+            query = "SELECT id FROM responses WHERE worker IS NOT NULL"
+            at_work = database.exec_driver_sql(query).all()
     assert (len(ids), len(backend.requests), at_work) == (1, 1, [])
 
 

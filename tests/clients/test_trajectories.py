@@ -2,8 +2,6 @@
 
 import asyncio
 import shutil
-import sqlite3
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,13 +20,13 @@ from proxy.files import FileStore
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
 from proxy.runs.manager import RunManager
-from proxy.store.store import Store
 from tests.clients.audit_server import AUDIT
 from tests.clients.chat_http import BODY, PATH, answer_text, http_client, post_chat
 from tests.fakes.backend import Held, Refusal, scripted_backend
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.paper import paper
 from tests.fakes.server import EachKey, running_proxy
+from tests.stores import connected, open_store, writes_blocked
 
 TIMEOUT_S = 20
 CAPTURE: dict[str, Any] = {"sandbox": {"capture": "messages"}}
@@ -403,7 +401,7 @@ async def test_expired_trajectory_is_named_as_expired(later_s: int, tmp_path: Pa
 
     def files() -> FileStore:
         settings = TrajectorySettings(retention_hours=1)
-        store = Store(tmp_path, trajectories=settings, now=clock.time)
+        store = open_store(tmp_path, trajectories=settings, now=clock.time)
         return FileStore(store, limits=ArtifactLimits())
 
     async with scripted_backend([ANSWER]) as backend:
@@ -522,9 +520,8 @@ async def test_run_whose_trajectory_cannot_be_stored_still_answers(
         running_proxy(backend, "memory", tmp_path) as url,
         http_client(url) as http,
     ):
-        with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as database:
-            database.execute(f"DROP TABLE {table}")
-            database.commit()
+        with connected(tmp_path) as database:
+            database.exec_driver_sql(f"DROP TABLE {table}")
         answered = await post_chat(http, **CAPTURE)
     assert answer_text(answered) == "It is 42."
     errors = [each.message for each in caplog.records if each.levelname == "ERROR"]
@@ -535,7 +532,16 @@ async def test_run_whose_trajectory_cannot_be_stored_still_answers(
     ]
 
 
-FULL = "BEFORE {} BEGIN SELECT RAISE(FAIL, 'the disk is full'); END"
+NO_PARTS = {
+    "sqlite": "CREATE TRIGGER no_parts BEFORE INSERT ON trajectory_parts"
+    " BEGIN SELECT RAISE(FAIL, 'the disk is full'); END",
+    "postgresql": "ALTER TABLE trajectory_parts ADD CHECK (false) NOT VALID",
+}
+NO_MARKS = {
+    "sqlite": "CREATE TRIGGER no_marks BEFORE UPDATE OF deletion_reason ON trajectories"
+    " BEGIN SELECT RAISE(FAIL, 'the disk is full'); END",
+    "postgresql": "ALTER TABLE trajectories ADD CHECK (deletion_reason IS NULL) NOT VALID",
+}
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
@@ -555,13 +561,9 @@ async def test_trajectory_that_could_not_be_stored_does_not_count_as_running(
                 run_id = answered.headers["x-sandbox-run"]
                 await backend.arrived(2)
                 running = await get_trajectory(other, run_id)
-                with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as database:
-                    part = FULL.format("INSERT ON trajectory_parts")
-                    database.execute(f"CREATE TRIGGER no_parts {part}")
-                    if not is_marked:
-                        mark = FULL.format("UPDATE OF deletion_reason ON trajectories")
-                        database.execute(f"CREATE TRIGGER no_marks {mark}")
-                    database.commit()
+                with connected(tmp_path) as database:
+                    for failing in [NO_PARTS] if is_marked else [NO_PARTS, NO_MARKS]:
+                        database.exec_driver_sql(failing[database.dialect.name])
                 release.set()
                 text = (await answered.aread()).decode()
         found = await get_trajectory(http, run_id)
@@ -597,29 +599,22 @@ async def test_trajectory_is_read_while_a_write_of_the_store_waits(tmp_path: Pat
     ):
         run_id = (await post_chat(http, **CAPTURE)).headers["x-sandbox-run"]
         await get_trajectory(http, run_id)  # waits until it is stored
-        deleted: list[httpx.Response] = []
-
-        async def delete() -> None:
-            deleted.append(await other.delete(f"/v1/runs/{run_id}/trajectory"))
-
-        with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as another_process:
-            another_process.execute("BEGIN IMMEDIATE")
-            async with anyio.create_task_group() as group:
-                group.start_soon(delete)
+        with anyio.fail_after(TIMEOUT_S):
+            with writes_blocked(tmp_path):
+                deleting = asyncio.create_task(other.delete(f"/v1/runs/{run_id}/trajectory"))
                 await anyio.wait_all_tasks_blocked()
-                with anyio.fail_after(TIMEOUT_S):
-                    found = await get_trajectory(http, run_id)
-                has_waited = not deleted
-                another_process.rollback()
+                found = await get_trajectory(http, run_id)
+                has_waited = not deleting.done()
+            deleted = await deleting
     assert has_waited
-    assert (found.status_code, deleted[0].status_code) == (200, 200)
+    assert (found.status_code, deleted.status_code) == (200, 200)
 
 
 async def test_run_whose_audit_log_cannot_be_created_has_a_failed_trajectory(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "audit").write_text("no directory")
-    files = FileStore(Store(tmp_path), limits=ArtifactLimits())
+    files = FileStore(open_store(tmp_path), limits=ArtifactLimits())
     make_runs: Any = partial(
         RunManager,
         audit_logs=AuditLogs(tmp_path / "audit", keep_days=90),

@@ -60,6 +60,7 @@ from sandbox_runtime.tools import make_tools
 from tests.fakes.backend import ScriptedBackend
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
+from tests.stores import open_store
 
 Kind = Literal["memory", "bubblewrap", "docker"]
 KINDS = ("memory", "bubblewrap", pytest.param("docker", marks=pytest.mark.docker))
@@ -180,7 +181,7 @@ def make_services(
     **changes: Any,
 ) -> Services:
     """Build the services of a proxy; `changes` replace fields of Services."""
-    files = changes.pop("files", None) or FileStore(Store(state_dir), limits=ArtifactLimits())
+    files = changes.pop("files", None) or FileStore(open_store(state_dir), limits=ArtifactLimits())
     store = files.store
     workspaces = Workspaces(sandboxes, store.workspaces, keep_s=KEEP_S, max_kept=MAX_KEPT)
     verdicts = make_verdicts(model, store) if make_verdicts else ToolVerdicts()

@@ -5,7 +5,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -19,6 +19,7 @@ from sandbox_runtime.errors import FileSizeLimitError, SandboxFileError, Sandbox
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_sandbox import MemorySandbox
 from tests.sandbox_runtime.transfer import PLENTY_S, pieces
+from tests.stores import open_store
 
 PNG = base64.b64decode("iVBORw0KGgo=")
 LIMITS = ArtifactLimits(inline_image_kib=1, retention_hours=1)
@@ -40,7 +41,7 @@ def files(tmp_path: Path, clock: ManualClock) -> Iterator[FileStore]:
 def open_files(directory: Path, clock: ManualClock) -> Iterator[FileStore]:
     """Open a FileStore whose clock is `clock`."""
     began = time.time()
-    store = Store(directory, now=lambda: began + clock.time())
+    store = open_store(directory, now=lambda: began + clock.time())
     try:
         yield FileStore(store, limits=LIMITS)
     finally:
@@ -139,11 +140,9 @@ async def test_links_outlive_a_restart_and_differ_between_servers(
         assert not other.is_valid_link(*link)
 
 
-def test_stored_files_are_readable_by_the_server_user_only(
-    tmp_path: Path, clock: ManualClock
-) -> None:
+def test_stored_files_are_readable_by_the_server_user_only(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    with open_files(tmp_path, clock):
+    with closing(Store(tmp_path)):
         modes = {path.name: path.stat().st_mode & 0o077 for path in tmp_path.iterdir()}
     assert len((tmp_path / "link-key").read_bytes()) == 32
     assert set(modes.values()) == {0}

@@ -17,6 +17,7 @@ from proxy.store.conversations import ResponseQuota
 from proxy.store.database import Database
 from proxy.store.records import StoredResponse
 from proxy.store.responses import ResponseRepository
+from tests.stores import database_of
 
 BODY = {"model": "fake-model", "input": "Hello."}
 
@@ -43,7 +44,7 @@ class SlowRepository(ResponseRepository):
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    found = Database(tmp_path / "store.sqlite3")
+    found = Database(database_of(tmp_path))
     yield found
     found.close()
 

@@ -7,18 +7,18 @@ import anyio
 import pytest
 
 from policies.sessions import ResumePoint, Session
-from proxy.store.store import Store
 from proxy.workspaces import Workspaces
 from sandbox_runtime.errors import SandboxStartError
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
 from tests.fakes.waiting import until
 from tests.proxy.workspace_fixture import CHAT, ISOLATION, KEEP_S, Harness
+from tests.stores import open_store
 
 
 @pytest.fixture(params=["memory", "store"])
 async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Harness]:
-    store = Store(tmp_path) if request.param == "store" else None
+    store = open_store(tmp_path) if request.param == "store" else None
     harness = Harness(store.workspaces if store else MemorySnapshots())
     with anyio.fail_after(20):
         yield harness

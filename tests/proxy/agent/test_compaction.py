@@ -21,11 +21,11 @@ from proxy.agent.suspension import SuspendedRun
 from proxy.errors import ContextOverflowError
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import call, text_reply, tool_reply
-from proxy.store.store import Store
 from tests.fakes.backend import Item, Refusal, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.small_window import SmallWindow, tokens
 from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, Events, Run, bash, valid
+from tests.stores import open_store
 
 LONG = bash("seq 100001 100800")
 """5,600 characters, more than a third of the context."""
@@ -336,7 +336,7 @@ async def test_summary_beyond_the_budget_is_not_requested(tmp_path: Path, limite
     count, cost, prompt = await until_summary()
     limits = Limits(max_total_tokens=cost + prompt if limited == "run" else None)
     script = SmallWindow(ReplyScript([RAMBLING] * 30))
-    with closing(Store(tmp_path)) as store:
+    with closing(open_store(tmp_path)) as store:
         account = store.spending.account("mine", DailyBudget(tokens=cost))
         async with small_window_model(script) as model:
             run = Run(model, limits=limits)
@@ -347,7 +347,7 @@ async def test_summary_beyond_the_budget_is_not_requested(tmp_path: Path, limite
 
 async def test_daily_budget_is_charged_for_summaries(tmp_path: Path) -> None:
     reply_script = ReplyScript([RAMBLING] * 12 + [SUBMIT])
-    with closing(Store(tmp_path)) as store:
+    with closing(open_store(tmp_path)) as store:
         account = store.spending.account("mine", DailyBudget(tokens=1_000_000))
         async with small_window_model(SmallWindow(reply_script)) as model:
             result = await Run(model).go(account=account)

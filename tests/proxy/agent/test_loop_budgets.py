@@ -16,11 +16,11 @@ from policies.sessions import Session, SessionState
 from proxy.agent.budget import DailyBudgetUse, RunBudget
 from proxy.agent.events import Event, ToolOutput
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
-from proxy.store.store import Store
 from sandbox_runtime.egress.decision import DeniedError
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.tasks import make_task
 from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, Events, Run, bash, valid
+from tests.stores import open_store
 
 COUNTED = {
     "prompt_tokens": 1000,
@@ -162,7 +162,7 @@ async def test_replacement_sandbox_shares_the_egress_budget() -> None:
 
 async def test_traffic_counts_if_the_client_disconnects(tmp_path: Path) -> None:
     sandboxes = MemorySandboxes()
-    with closing(Store(tmp_path)) as store:
+    with closing(open_store(tmp_path)) as store:
         account = store.spending.account("mine", DailyBudget(egress_mib=5))
         with anyio.CancelScope() as scope:
 
@@ -182,7 +182,7 @@ async def test_idle_sandbox_has_no_traffic_under_a_daily_budget(
     per_day: DailyBudget | None, tmp_path: Path
 ) -> None:
     sandboxes = MemorySandboxes()
-    with closing(Store(tmp_path)) as store:
+    with closing(open_store(tmp_path)) as store:
         account = store.spending.account("mine", per_day) if per_day else None
         run = Run(ScriptedModel([STEP, SUBMIT]), sandboxes, events=Downloading(sandboxes, MIB))
         await run.go(account=account)
@@ -288,7 +288,7 @@ async def test_suspended_run_gets_no_reminder() -> None:
 
 async def test_call_beyond_the_clients_tool_call_limit_counts_as_no_command(tmp_path: Path) -> None:
     calls = tool_reply(bash("echo a"), bash("echo b"))
-    with closing(Store(tmp_path)) as store:
+    with closing(open_store(tmp_path)) as store:
         account = store.spending.account("mine", DailyBudget(commands=9))
         run = Run(ScriptedModel([calls, SUBMIT]), limits=Limits(max_commands=2))
         result = await run.go(max_tool_calls=1, account=account)
@@ -297,7 +297,7 @@ async def test_call_beyond_the_clients_tool_call_limit_counts_as_no_command(tmp_
 
 
 async def test_call_beyond_the_daily_budget_is_counted(tmp_path: Path) -> None:
-    with closing(Store(tmp_path)) as store:
+    with closing(open_store(tmp_path)) as store:
         day = DailyBudgetUse(store.spending.account("mine", DailyBudget(tokens=1000)))
         reservation = await day.pop_call_reservation(Expense(tokens=100))
         await day.settle(reservation, Expense(tokens=1000))
@@ -305,7 +305,7 @@ async def test_call_beyond_the_daily_budget_is_counted(tmp_path: Path) -> None:
 
 
 async def test_reservation_of_a_model_call_that_is_not_made_is_refunded(tmp_path: Path) -> None:
-    with closing(Store(tmp_path)) as store:
+    with closing(open_store(tmp_path)) as store:
         day = DailyBudgetUse(store.spending.account("mine", DailyBudget(tokens=1000)))
         assert await day.reserve_call(Expense(tokens=100)) is None
         assert await day.reserve_call(Expense(tokens=50)) is None

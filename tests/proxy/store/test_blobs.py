@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from proxy.store.blobs import PART_SUFFIX, Blob, BlobStore
-from proxy.store.store import Store
+from tests.stores import open_store
 
 DISK_EVENTS = frozenset({"open", "os.rename", "os.remove", "os.link", "os.scandir"})
 _seen: list[tuple[str, str, int]] = []
@@ -31,7 +31,7 @@ def hook() -> None:
 
 @pytest.fixture
 def blobs(tmp_path: Path) -> Iterator[BlobStore]:
-    with closing(Store(tmp_path)) as store:
+    with closing(open_store(tmp_path)) as store:
         yield store.blobs
 
 

@@ -14,6 +14,7 @@ from proxy.store.records import PageRequest, StoredConversation, StoredResponse
 from proxy.store.responses import MAX_CHAIN_LENGTH
 from proxy.store.store import Store
 from tests.fakes.manual_clock import ManualClock
+from tests.stores import open_store
 
 MINE, YOURS = "somebody", "somebody else"
 HOUR_S = 3600
@@ -37,7 +38,7 @@ def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
 def opened(directory: Path, clock: ManualClock) -> Iterator[Store]:
     """Open a store whose responses expire after an hour and whose quota is 1 MiB."""
     settings = ResponseSettings(retention_hours=1, quota_mib=1)
-    store = Store(directory, responses=settings, now=clock.time)
+    store = open_store(directory, responses=settings, now=clock.time)
     try:
         yield store
     finally:

@@ -16,6 +16,7 @@ from proxy.store.records import StoredRun
 from proxy.store.runs import LOST_KEEP_S, MAX_BYTES, MAX_RUNS, MAX_SUMMARIES, SUMMARY_KEEP_S
 from proxy.store.store import Store
 from tests.fakes.manual_clock import ManualClock
+from tests.stores import connected, open_store
 
 OWNER = "somebody"
 KEEP_S = 600.0
@@ -30,7 +31,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
-    with closing(Store(tmp_path, now=clock.time)) as found:
+    with closing(open_store(tmp_path, now=clock.time)) as found:
         yield found
 
 
@@ -53,7 +54,7 @@ async def test_run_is_found_while_running_and_until_it_expires(
 
 
 async def test_idempotency_key_has_one_run_in_all_processes(tmp_path: Path, store: Store) -> None:
-    with closing(Store(tmp_path, now=lambda: 0)) as other:
+    with closing(open_store(tmp_path, now=lambda: 0)) as other:
         assert await store.runs.begin(RUN) is None
         assert await other.runs.begin(replace(RUN, id="r2")) == RUN
         assert await other.runs.begin(replace(RUN, id="r2", owner="somebody else")) is None
@@ -64,7 +65,7 @@ async def test_idempotency_key_has_one_run_in_all_processes(tmp_path: Path, stor
 async def test_run_of_a_dead_process_is_lost(
     tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
-    other = Store(tmp_path, now=clock.time)
+    other = open_store(tmp_path, now=clock.time)
     await other.runs.begin(RUN)
     other.close()
     assert await store.runs.find_by_key(OWNER, "key") is None
@@ -147,7 +148,7 @@ async def test_latest_summary_of_a_run_replaces_earlier_ones(store: Store) -> No
 
 
 async def test_summary_of_a_dead_process_is_lost(tmp_path: Path, store: Store) -> None:
-    with closing(Store(tmp_path)) as other:
+    with closing(open_store(tmp_path)) as other:
         await summarize(other, RUN)
         found = await store.runs.summary(OWNER, "r1")
         assert found
@@ -171,8 +172,8 @@ async def test_sweep_deletes_expired_summaries(
     await summarize(store, RUN)
     clock.advance(SUMMARY_KEEP_S)
     await store.sweep()
-    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as database:
-        assert database.execute("SELECT count(*) FROM run_summaries").fetchall() == [(0,)]
+    with connected(tmp_path) as database:
+        assert database.exec_driver_sql("SELECT count(*) FROM run_summaries").scalar_one() == 0
 
 
 async def test_requests_are_served_during_a_sweep(
@@ -183,10 +184,11 @@ async def test_requests_are_served_during_a_sweep(
     clock.advance(SUMMARY_KEEP_S)
     sweeping = asyncio.create_task(store.sweep())
     counts = set()
-    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as database:
+    with connected(tmp_path) as database:
+        query = "SELECT count(*) FROM run_summaries"
         while not sweeping.done():
             await store.runs.summary(OWNER, "another")
-            counts.add(*database.execute("SELECT count(*) FROM run_summaries").fetchone())
+            counts.add(database.exec_driver_sql(query).scalar_one())
     await sweeping
     assert counts & set(range(1, total))
     assert min(counts) == 0

@@ -1,18 +1,18 @@
 """Daily spending: shared by all processes, lasting across restarts, reset at midnight."""
 
 import asyncio
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import anyio
 import pytest
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from policies.budgets import DAY_S, DailyBudget, Expense
 from proxy.store.store import Store
 from tests.fakes.manual_clock import ManualClock
+from tests.stores import connected, open_store
 
 OWNER = "somebody"
 MORNING = 20_000 * DAY_S + 3600.0
@@ -29,7 +29,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
-    with closing(Store(tmp_path, now=clock.time)) as opened:
+    with closing(open_store(tmp_path, now=clock.time)) as opened:
         yield opened
 
 
@@ -89,7 +89,7 @@ async def test_concurrent_processes_never_exceed_the_budget(
     tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
     refused = 0
-    with closing(Store(tmp_path, now=clock.time)) as other:
+    with closing(open_store(tmp_path, now=clock.time)) as other:
 
         async def take(each: Store) -> None:
             nonlocal refused
@@ -105,9 +105,9 @@ async def test_concurrent_processes_never_exceed_the_budget(
 
 
 async def test_spending_survives_a_restart(tmp_path: Path, clock: ManualClock) -> None:
-    with closing(Store(tmp_path, now=clock.time)) as before:
+    with closing(open_store(tmp_path, now=clock.time)) as before:
         await before.spending.account(OWNER, FIVE).overdraw(Expense(commands=5))
-    with closing(Store(tmp_path, now=clock.time)) as after:
+    with closing(open_store(tmp_path, now=clock.time)) as after:
         assert (await after.spending.account(OWNER, FIVE).take(ONE)).exhausted_kind == "commands"
 
 
@@ -144,10 +144,9 @@ async def test_past_days_are_deleted(store: Store, clock: ManualClock) -> None:
 async def test_failing_store_raises_instead_of_reserving_an_expense(
     tmp_path: Path, store: Store
 ) -> None:
-    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as database:
-        database.execute("DROP TABLE spending")
-        database.commit()
-    with pytest.raises(OperationalError):
+    with connected(tmp_path) as database:
+        database.exec_driver_sql("DROP TABLE spending")
+    with pytest.raises(DBAPIError):
         await store.spending.account(OWNER, FIVE).take(ONE)
 
 

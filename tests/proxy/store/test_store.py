@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
-from sqlalchemy import create_engine, inspect
+from sqlalchemy import inspect, text
 
 from proxy.bootstrap import build_store
 from proxy.config import ConfigError, parse
@@ -23,6 +23,7 @@ from proxy.store.records import NewContainer, PageRequest, StoredUpload
 from proxy.store.store import Store
 from proxy.store.tables import METADATA
 from tests.fakes.manual_clock import ManualClock
+from tests.stores import connected, open_store
 
 ROOT = Path(__file__).parents[3]
 OWNER = "somebody"
@@ -44,7 +45,7 @@ def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
 def opened(directory: Path, clock: ManualClock) -> Iterator[Store]:
     """Open a store whose clock begins now and is advanced by the test."""
     began = time.time()
-    store = Store(directory, now=lambda: began + clock.time())
+    store = open_store(directory, now=lambda: began + clock.time())
     try:
         yield store
     finally:
@@ -203,10 +204,10 @@ async def test_cancelled_upload_leaves_a_complete_file_or_none(store: Store) -> 
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from proxy.store.store import Store
+from tests.stores import open_store
 
 async def main():
-    store = Store(Path(sys.argv[1]))
+    store = open_store(Path(sys.argv[1]))
     print("open", flush=True)
     for number in range(int(sys.argv[2])):
         async with store.blobs.open_writer() as writer:
@@ -261,21 +262,26 @@ async def test_killed_process_leaves_a_consistent_store(tmp_path: Path, clock: M
 
 
 def test_migrations_create_the_tables_of_the_code(store: Store, tmp_path: Path) -> None:
-    engine = create_engine(f"sqlite:///{tmp_path}/store.sqlite3")
-    found = inspect(engine)
-    tables = {
-        table: [(column["name"], str(column["type"])) for column in found.get_columns(table)]
-        for table in found.get_table_names()
-        if not table.startswith("sqlite_")
-    }
-    engine.dispose()
-    assert tables == {
-        name: [(column.name, str(column.type)) for column in table.columns]
-        for name, table in METADATA.tables.items()
-    }
+    with connected(tmp_path) as database:
+        found = inspect(database)
+        tables = {
+            table: [(each["name"], each["type"].compile(database.dialect)) for each in columns]
+            for table in set(found.get_table_names()) - {"sqlite_sequence", "schema_version"}
+            if (columns := found.get_columns(table))
+        }
+        spelled = {"FLOAT": "DOUBLE PRECISION"} if database.dialect.name == "postgresql" else {}
+        expected = {
+            name: [
+                (column.name, spelled.get(kind, kind))
+                for column in table.columns
+                if (kind := column.type.compile(database.dialect))
+            ]
+            for name, table in METADATA.tables.items()
+        }
+    assert tables == expected
 
 
-async def test_oldest_schema_is_migrated(tmp_path: Path, clock: ManualClock) -> None:
+async def test_oldest_schema_is_migrated(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as old:
         for statement in STEPS[0]:
             old.execute(statement)
@@ -286,16 +292,20 @@ async def test_oldest_schema_is_migrated(tmp_path: Path, clock: ManualClock) -> 
         )
         old.execute("PRAGMA user_version = 1")
         old.commit()
-    with opened(tmp_path, clock) as store:
+    with closing(Store(tmp_path)) as store:
         assert await names(store) == ["a"]
         await store.containers.create(OWNER, NewContainer("mine", minutes=1))
 
 
-def test_newer_schema_is_rejected(tmp_path: Path, clock: ManualClock) -> None:
-    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as newer:
-        newer.execute("PRAGMA user_version = 999")
-    with pytest.raises(StoreError, match=r"store\.sqlite3: it was written by a newer version"):
-        Store(tmp_path)
+def test_newer_schema_is_rejected(tmp_path: Path, store: Store) -> None:
+    newer = {
+        "sqlite": "PRAGMA user_version = 999",
+        "postgresql": "UPDATE schema_version SET version = 999",
+    }
+    with connected(tmp_path) as database:
+        database.exec_driver_sql(newer[database.dialect.name])
+    with pytest.raises(StoreError, match="it was written by a newer version"):
+        open_store(tmp_path)
 
 
 def test_file_that_is_not_a_database_is_reported_in_one_line(tmp_path: Path) -> None:
@@ -311,7 +321,7 @@ def test_file_that_is_not_a_database_is_reported_in_one_line(tmp_path: Path) -> 
 def test_directory_that_cannot_be_created_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "blobs").write_bytes(b"")
     with pytest.raises(StoreError, match=r"File exists: .*blobs"):
-        Store(tmp_path)
+        open_store(tmp_path)
 
 
 async def test_slowly_written_blob_is_not_swept(store: Store, clock: ManualClock) -> None:
@@ -327,12 +337,11 @@ async def test_empty_files_count_toward_the_limit_of_files(tmp_path: Path, store
     many = """
         INSERT INTO files (id, owner, filename, purpose, mime_type, bytes, sha256, blob,
                            created_at, expires_at)
-        WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)
-        SELECT i, ?, '', '', '', 0, '', '', 0, 9999999999 FROM n
+        WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :count)
+        SELECT CAST(i AS TEXT), :owner, '', '', '', 0, '', '', 0, 9999999999 FROM n
     """
-    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as rows:
-        rows.execute(many, (MAX_FILES - 1, OWNER))
-        rows.commit()
+    with connected(tmp_path) as database:
+        database.execute(text(many), {"count": MAX_FILES - 1, "owner": OWNER})
     await uploaded(store, b"")
     with pytest.raises(QuotaError, match="10000 files"):
         await uploaded(store, b"")

@@ -26,6 +26,7 @@ from proxy.store.trajectories import (
 )
 from sandbox_runtime.ownership import Owner
 from tests.fakes.manual_clock import ManualClock
+from tests.stores import connected, database_of, open_store
 
 T = TypeVar("T")
 MINE, YOURS, LATER = "somebody", "somebody else", "a later owner"
@@ -42,7 +43,7 @@ def clock() -> ManualClock:
 def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
     """A store whose trajectories expire after an hour and whose quota is 1 MiB."""
     settings = TrajectorySettings(retention_hours=1, quota_mib=1)
-    store = Store(tmp_path, trajectories=settings, now=clock.time)
+    store = open_store(tmp_path, trajectories=settings, now=clock.time)
     yield store
     store.close()
 
@@ -120,12 +121,12 @@ async def test_deleted_trajectory_takes_no_further_parts(store: Store, tmp_path:
     found = await find(store, "one")
     assert found is not None
     assert (found.deletion_reason, list(found.parts)) == ("deleted", [])
-    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as database:
-        assert database.execute("SELECT count(*) FROM trajectory_parts").fetchone() == (0,)
+    with connected(tmp_path) as database:
+        assert database.exec_driver_sql("SELECT count(*) FROM trajectory_parts").scalar_one() == 0
 
 
 async def test_trajectory_of_a_dead_process_is_lost(tmp_path: Path) -> None:
-    first, second = Store(tmp_path), Store(tmp_path)
+    first, second = open_store(tmp_path), open_store(tmp_path)
     await first.trajectories.append(MINE, {"one": b"a"}, is_last=False)
     running = await find(second, "one")
     first.close()
@@ -193,7 +194,7 @@ class CountingDatabase(Database):
 async def test_transaction_deletes_a_bounded_number_of_trajectories(
     is_evicted: bool, tmp_path: Path, clock: ManualClock
 ) -> None:
-    database, process = CountingDatabase(tmp_path / "store.sqlite3"), Owner(tmp_path)
+    database, process = CountingDatabase(database_of(tmp_path)), Owner(tmp_path)
     settings = TrajectorySettings(retention_hours=1)
     unlimited = TrajectoryRepository(database, clock.time, process, settings)
     repository = TrajectoryRepository(database, clock.time, process, settings, max_trajectories=10)
@@ -218,7 +219,7 @@ async def test_transaction_deletes_a_bounded_number_of_trajectories(
 
 async def test_lost_trajectory_expires(tmp_path: Path, clock: ManualClock) -> None:
     settings = TrajectorySettings(retention_hours=1)
-    first, second = (Store(tmp_path, trajectories=settings, now=clock.time) for _ in range(2))
+    first, second = (open_store(tmp_path, trajectories=settings, now=clock.time) for _ in range(2))
     await first.trajectories.append(MINE, {"one": b""}, is_last=False)
     first.close()
     clock.advance(HOUR_S - 1)
@@ -235,7 +236,7 @@ async def test_lost_trajectory_expires(tmp_path: Path, clock: ManualClock) -> No
 async def test_owner_with_too_many_trajectories_loses_only_its_own_oldest_ones(
     tmp_path: Path, clock: ManualClock
 ) -> None:
-    database, process = Database(tmp_path / "store.sqlite3"), Owner(tmp_path)
+    database, process = Database(database_of(tmp_path)), Owner(tmp_path)
     repository = TrajectoryRepository(
         database,
         clock.time,

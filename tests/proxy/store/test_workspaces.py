@@ -12,6 +12,7 @@ from proxy.store.store import Store
 from proxy.store.workspaces import MAX_STATES
 from sandbox_runtime.errors import SandboxFileError
 from sandbox_runtime.sandbox import Sink
+from tests.stores import open_store
 
 CHAT = Session("me", "chat")
 MIB = 1 << 20
@@ -30,7 +31,7 @@ async def read(store: Store, state: SessionState) -> bytes:
 
 
 async def test_newest_snapshots_of_a_session_are_kept(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     names = [str(number) for number in range(MAX_STATES + 3)]
     for name in names:
         await store.workspaces.save(SessionState(CHAT, name), sending(name.encode()))
@@ -41,7 +42,7 @@ async def test_newest_snapshots_of_a_session_are_kept(tmp_path: Path) -> None:
 
 
 async def test_oldest_snapshots_beyond_the_quota_are_deleted(tmp_path: Path) -> None:
-    store = Store(tmp_path, SessionSettings(quota_mib=3))
+    store = open_store(tmp_path, SessionSettings(quota_mib=3))
     chats = [Session("me", f"chat {number}") for number in range(4)]
     other = Session("somebody else", "chat")
     await store.workspaces.save(SessionState(other, "1"), sending(os.urandom(2 * MIB)))
@@ -63,7 +64,7 @@ async def test_oldest_snapshots_beyond_the_quota_are_deleted(tmp_path: Path) -> 
 
 
 async def test_aliased_snapshots_count_once(tmp_path: Path) -> None:
-    store = Store(tmp_path, SessionSettings(quota_mib=3))
+    store = open_store(tmp_path, SessionSettings(quota_mib=3))
     other = SessionState(Session("me", "another chat"), "1")
     await store.workspaces.save(other, sending(os.urandom(MIB)))
     await store.workspaces.save(SessionState(CHAT, "1"), sending(os.urandom(MIB)))
@@ -77,7 +78,7 @@ async def test_aliased_snapshots_count_once(tmp_path: Path) -> None:
 
 async def test_expired_snapshots_and_suspended_runs_are_deleted(tmp_path: Path) -> None:
     now = 1000.0
-    store = Store(tmp_path, SessionSettings(retention_hours=1), now=lambda: now)
+    store = open_store(tmp_path, SessionSettings(retention_hours=1), now=lambda: now)
     suspended = SuspendedRun(
         [], 0, [("call_r1_1", "a", "lookup")], calls_are_text=False, resume_from=None
     )
@@ -99,7 +100,7 @@ async def test_expired_snapshots_and_suspended_runs_are_deleted(tmp_path: Path) 
 
 
 async def test_snapshot_without_its_blob_is_deleted(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     await store.workspaces.save(SessionState(CHAT, "1"), sending(b"1"))
     for blob in store.blobs.path(".").iterdir():
         blob.unlink()
@@ -111,7 +112,7 @@ async def test_snapshot_without_its_blob_is_deleted(tmp_path: Path) -> None:
 
 
 async def test_failed_save_leaves_the_previous_snapshot(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     await store.workspaces.save(SessionState(CHAT, "1"), sending(b"1"))
 
     async def fail(sink: Sink) -> int:

@@ -1,0 +1,215 @@
+"""A store in PostgreSQL: processes of several machines, and a server that ends."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import URL
+
+from policies.budgets import DailyBudget, Expense
+from proxy.bootstrap import build_store
+from proxy.config import ConfigError, parse
+from proxy.errors import StoreError, StoreUnavailableError
+from proxy.store import postgresql
+from proxy.store.process_lease import ProcessLease
+from proxy.store.records import StoredRun
+from proxy.store.store import Store
+from tests.postgresql import PostgresqlServer, find_programs, running_server
+
+OWNER = "somebody"
+RUN = StoredRun("r1", OWNER, "key", "f1", "running", "m", "cntr_1", 0)
+SLOWLY = 1000.0
+"""An interval of renewals, in seconds, within which no test ends."""
+TIMEOUT_S = 20
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresqlServer]:
+    programs = find_programs()
+    if programs is None:
+        if os.environ.get("REQUIRE_POSTGRESQL"):
+            pytest.fail("Debian's package postgresql is missing")
+        pytest.skip("Debian's package postgresql is missing")
+    with running_server(programs) as found:
+        yield found
+
+
+@pytest.fixture
+def url(server: PostgresqlServer, tmp_path: Path) -> URL:
+    """Return the URL of an empty database."""
+    schema = f"s{tmp_path.name}".lower()
+    base = postgresql.database_url(server.url)
+    engine = postgresql.create_pool(base, 1)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
+    engine.dispose()
+    return base.update_query_dict({"options": f"-csearch_path={schema}"})
+
+
+@pytest.fixture
+def store(url: URL, tmp_path: Path) -> Iterator[Store]:
+    with closing(Store(tmp_path, database_url=url)) as found:
+        yield found
+
+
+def execute(url: URL, statement: str) -> None:
+    engine = postgresql.create_pool(url, 1)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+    engine.dispose()
+
+
+@contextmanager
+def released_at_end(lease: ProcessLease) -> Iterator[ProcessLease]:
+    """Give up the lease at the end of the block."""
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+EXPIRE_ALL = "UPDATE processes SET expires_at = 0"
+
+
+# Processes
+
+
+def test_process_is_alive_until_it_gives_up_its_lease(store: Store, url: URL) -> None:
+    with released_at_end(ProcessLease(url, renew_s=SLOWLY)) as other:
+        assert not store.worker.is_dead(other.id)
+        assert not other.is_dead(store.worker.id)
+    assert store.worker.is_dead(other.id)
+    assert store.worker.is_dead("unknown")
+
+
+def test_process_whose_lease_has_expired_is_dead(store: Store, url: URL) -> None:
+    observer = ProcessLease(url, lease_s=0, renew_s=SLOWLY)
+    with released_at_end(observer), released_at_end(ProcessLease(url, renew_s=SLOWLY)) as cut_off:
+        execute(url, EXPIRE_ALL)
+        assert observer.is_dead(cut_off.id)
+
+
+def test_process_that_could_not_renew_because_the_server_was_down_is_alive(
+    store: Store, url: URL
+) -> None:
+    observer = ProcessLease(url, lease_s=SLOWLY, renew_s=SLOWLY)
+    with released_at_end(observer), released_at_end(ProcessLease(url, renew_s=SLOWLY)) as cut_off:
+        execute(url, EXPIRE_ALL)  # the server was started less than SLOWLY seconds ago
+        assert not observer.is_dead(cut_off.id)
+
+
+def test_process_that_was_found_dead_goes_on_under_a_new_id(store: Store, url: URL) -> None:
+    observer = ProcessLease(url, lease_s=0, renew_s=SLOWLY)
+    lost = threading.Event()
+    with released_at_end(observer), released_at_end(ProcessLease(url, renew_s=SLOWLY)) as cut_off:
+        cut_off.on_lost = lost.set
+        before = cut_off.id
+        execute(url, EXPIRE_ALL)
+        assert observer.is_dead(before)
+        cut_off.renew()
+        assert lost.is_set()
+        assert observer.is_dead(before)
+        assert cut_off.id != before
+
+
+async def test_result_of_a_process_that_was_found_dead_is_not_stored(
+    store: Store, url: URL, tmp_path: Path
+) -> None:
+    assert await store.runs.begin(RUN) is None
+    execute(url, f"UPDATE processes SET is_dead = true WHERE id = '{store.worker.id}'")
+    with closing(Store(tmp_path, database_url=url)) as other:
+        again = replace(RUN, id="r2")
+        assert await other.runs.begin(again) is None
+        late = replace(RUN, status="completed", record="late")
+        await other.sweep()
+        await store.runs.end(late, keep_s=60, for_retry=False)
+        assert await other.runs.find_by_key(OWNER, "key") is None
+        await other.runs.end(replace(again, status="completed"), keep_s=60, for_retry=False)
+        found = await store.runs.find_by_key(OWNER, "key")
+    assert found is not None
+    assert (found.id, found.status) == ("r2", "completed")
+
+
+# Concurrent transactions
+
+
+async def test_several_processes_never_exceed_a_budget(url: URL, tmp_path: Path) -> None:
+    taken = 0
+
+    async def take(store: Store) -> None:
+        nonlocal taken
+        account = store.spending.account(OWNER, DailyBudget(runs=10))
+        reservation = await account.take(Expense(runs=1))
+        taken += reservation.exhausted_kind is None
+
+    with (
+        closing(Store(tmp_path, database_url=url)) as one,
+        closing(Store(tmp_path, database_url=url)) as two,
+    ):
+        async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as tasks:
+            for store in [one, two] * 15:
+                tasks.create_task(take(store))
+        assert (await one.spending.spent(OWNER)).runs == taken == 10
+
+
+async def test_run_is_begun_by_one_of_many_concurrent_requests(url: URL, tmp_path: Path) -> None:
+    with (
+        closing(Store(tmp_path, database_url=url)) as one,
+        closing(Store(tmp_path, database_url=url)) as two,
+    ):
+        async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as tasks:
+            begun = [
+                tasks.create_task(store.runs.begin(replace(RUN, id=f"r{number}")))
+                for number, store in enumerate([one, two] * 8)
+            ]
+    # Each process knows its own runs, so only those of the other process are found.
+    new = [number for number, task in enumerate(begun) if task.result() is None]
+    assert new
+    assert len({number % 2 for number in new}) == 1
+
+
+# The server
+
+
+async def test_server_that_ends_is_reported_and_used_again_after_its_restart(
+    server: PostgresqlServer, store: Store
+) -> None:
+    assert await store.runs.begin(RUN) is None
+    server.stop()
+    try:
+        with pytest.raises(StoreUnavailableError) as raised:
+            await store.runs.find(OWNER, "r1")
+    finally:
+        server.start()
+    assert (raised.value.status, raised.value.headers["Retry-After"]) == (503, "5")
+    assert await store.runs.find(OWNER, "r1") == RUN
+
+
+def test_unreachable_server_is_reported_in_one_line_without_its_password(tmp_path: Path) -> None:
+    setting = {"database_url": "postgresql://proxy:secret@127.0.0.1:1/proxy"}
+    config = parse({"server": {"data_dir": str(tmp_path)}, "store": setting}, "test")
+    with pytest.raises(ConfigError) as raised:
+        build_store(config)
+    first, *_ = str(raised.value).splitlines()
+    assert first.startswith("store.database_url: postgresql")
+    assert "Connection refused" in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+def test_newer_schema_is_rejected(store: Store, url: URL, tmp_path: Path) -> None:
+    execute(url, "UPDATE schema_version SET version = 999")
+    with pytest.raises(StoreError, match="it was written by a newer version"):
+        Store(tmp_path, database_url=url)
+
+
+async def test_text_with_characters_that_the_database_cannot_store(store: Store) -> None:
+    upload = replace(RUN, key="a\0b\ud800", model="\0")
+    assert await store.runs.begin(upload) is None
+    found = await store.runs.find(OWNER, "r1")
+    assert found is not None
+    assert (found.key, found.model) == ("a?b?", "?")
