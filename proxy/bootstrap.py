@@ -243,9 +243,10 @@ def build_store(config: Config) -> Store:
             config.responses,
             config.trajectories,
             database_url=postgresql.database_url(url) if url else None,
+            blobs_url=config.store.blobs_url,
         )
     except StoreError as error:
-        setting = "store.database_url" if url else "server.data_dir"
+        setting = "store" if url else "server.data_dir"
         raise ConfigError(f"{setting}: {error}") from error
 
 

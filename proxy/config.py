@@ -263,6 +263,16 @@ class StoreConfig(_Section):
     database_url: str | None = Field(default=None, pattern="^postgres(ql)?://")
     """PostgreSQL database that the servers of several machines share, as in
     postgresql://proxy@db.example.com/proxy; null: an SQLite file in `server.data_dir`."""
+    blobs_url: str | None = Field(default=None, pattern="^s3://[^/]+")
+    """S3 bucket for the contents of files and sessions, as in s3://BUCKET/PREFIX; null: files in
+    `server.data_dir`. The credentials, the endpoint and the region come from AWS_ACCESS_KEY_ID,
+    AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL and AWS_REGION."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.blobs_url and not self.database_url:
+            raise ValueError("blobs_url: it needs database_url, which several servers share, too")
+        return self
 
 
 class AuditConfig(_Section):

@@ -4,7 +4,6 @@
 the files that a request names by id, and `LinkSigner` signs the links.
 """
 
-import asyncio
 import base64
 import hashlib
 import hmac
@@ -28,6 +27,7 @@ from policies.workspace import INPUT_DIR, OUTPUT_DIR
 from proxy.agent.model import Message
 from proxy.agent.result import Artifact
 from proxy.agent.task import InputFile
+from proxy.store.blobs import Blob
 from proxy.store.records import FileSource, NewContainer, Upload
 from proxy.store.store import Store
 from sandbox_runtime.sandbox import Sandbox
@@ -46,6 +46,8 @@ class StoredFile:
     path: Path
     filename: str
     mime_type: str
+    sha256: str
+    created_at: int
 
 
 class FileStore:
@@ -141,7 +143,8 @@ class FileStore:
         file = await self.store.container_files.get(container_id, file_id, owner)
         if file is None:
             return None
-        return StoredFile(self.store.blobs.path(file.blob), file.filename, file.mime_type)
+        path = await self.store.blobs.local_path(file.blob)
+        return StoredFile(path, file.filename, file.mime_type, file.sha256, file.created_at)
 
 
 class FileLookup:
@@ -158,8 +161,8 @@ class FileLookup:
         file = await self._store.container_files.get(container_id, name, owner)
         if file is None:
             return None
-        path = self._store.blobs.path(file.blob)
-        return Upload(file_id, file.filename, file.bytes, file.mime_type, path)
+        read = partial(self._store.blobs.read, file.blob)
+        return Upload(file_id, file.filename, file.bytes, file.mime_type, read)
 
 
 class RunArtifactStore:
@@ -218,7 +221,7 @@ class RunArtifactStore:
             mime_type=mime_type,
             sha256=blob.sha256,
             url=self.url(file.path),
-            data_url=await self._data_url(store.blobs.path(blob.name), mime_type, blob.bytes),
+            data_url=await self._data_url(blob, mime_type),
         )
 
     async def _create_container(self) -> None:
@@ -234,11 +237,11 @@ class RunArtifactStore:
         digest = hashlib.sha256(f"{self.container_id}{path}".encode(errors="surrogateescape"))
         return f"cfile_{digest.hexdigest()[:24]}"
 
-    async def _data_url(self, path: Path, mime_type: str, size: int) -> str | None:
+    async def _data_url(self, blob: Blob, mime_type: str) -> str | None:
         inline_bytes = self._limits.inline_image_kib << 10
-        if not mime_type.startswith("image/") or size > inline_bytes:
+        if not mime_type.startswith("image/") or blob.bytes > inline_bytes:
             return None
-        content = await asyncio.to_thread(path.read_bytes)
+        content = b"".join([piece async for piece in self._files.store.blobs.read(blob.name)])
         return f"data:{mime_type};base64,{base64.b64encode(content).decode()}"
 
 

@@ -18,7 +18,6 @@ from collections.abc import (
 )
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from policies.context import offload_threshold
@@ -54,7 +53,7 @@ from proxy.schemas.content_parts import (
     uploads_in_sandbox_field,
 )
 from proxy.store.records import EmptyUploadLookup, Upload, UploadLookup
-from sandbox_runtime.errors import SandboxFileError
+from sandbox_runtime.errors import FileMissingError
 
 MAX_FETCHES = 32
 """Maximum number of URLs of one request that are downloaded. The last URLs take precedence."""
@@ -349,9 +348,8 @@ class Inputs:
         picture = None
         if part.kind == "image" and "image" in self._modalities:
             picture = await media.uploaded_image_part(part, upload, mime_type)
-        read = partial(_file_pieces, upload.path)
         return _FileContent(
-            mime_type, upload.bytes, read, filename=upload.filename, content_part=picture
+            mime_type, upload.bytes, upload.read, filename=upload.filename, content_part=picture
         )
 
 
@@ -383,18 +381,11 @@ async def _inline_pieces(data: InlineData) -> Pieces:
 
 
 async def _pieces(data: bytes) -> Pieces:
+    if len(data) <= _PIECE_BYTES:
+        yield data
+        return
     for start in range(0, len(data), _PIECE_BYTES):
         yield data[start : start + _PIECE_BYTES]
-
-
-async def _file_pieces(path: Path) -> Pieces:
-    try:
-        file = await asyncio.to_thread(path.open, "rb")
-    except OSError as error:
-        raise SandboxFileError(f"the upload is gone: {error.strerror}") from error
-    with file:
-        while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
-            yield piece
 
 
 def _inline_sizes(parts: Sequence[FilePart], limits: InputLimits) -> dict[str, int]:
@@ -438,15 +429,15 @@ class ModelMedia:
         known_type = media_type_to_show(part, mime_type)
         if known_type is None:
             return None
-        url = await self._data_url(part, known_type, len(data), lambda: data)
+        url = await self._data_url(part, known_type, len(data), partial(_pieces, data))
         return None if url is None else replace_url(part, url)
 
     async def uploaded_image_part(self, part: FilePart, upload: Upload, mime_type: str) -> Any:
         """Return an uploaded image as an `image_url` part, or None if it is too large or cannot be
         read. Raises BodyTooLargeError, BusyError."""
         try:
-            url = await self._data_url(part, mime_type, upload.bytes, upload.path.read_bytes)
-        except OSError:
+            url = await self._data_url(part, mime_type, upload.bytes, upload.read)
+        except FileMissingError:
             return None  # the upload has just expired: the copy to the sandbox reports it
         if url is None:
             return None
@@ -455,7 +446,7 @@ class ModelMedia:
         return {"type": "image_url", "image_url": {"url": url, **detail}}
 
     async def _data_url(
-        self, part: FilePart, mime_type: str, size: int, read: Callable[[], bytes]
+        self, part: FilePart, mime_type: str, size: int, read: Callable[[], Pieces]
     ) -> str | None:
         if size > min(MAX_SHOWN_BYTES, self._bytes_left):
             return None
@@ -466,12 +457,13 @@ class ModelMedia:
             copies = 1 if key in self._urls else 2  # in the backend's request, and in `_urls`
             self._reservation.take(copies * (len(head) + (size + 2) // 3 * 4))
         if key not in self._urls:
-            self._urls[key] = await asyncio.to_thread(_encode_data_url, head, read)
+            pieces = [piece async for piece in read()]
+            self._urls[key] = await asyncio.to_thread(_encode_data_url, head, pieces)
         return self._urls[key]
 
 
-def _encode_data_url(head: str, read: Callable[[], bytes]) -> str:
-    return head + base64.b64encode(read()).decode()
+def _encode_data_url(head: str, pieces: Sequence[bytes]) -> str:
+    return head + base64.b64encode(b"".join(pieces)).decode()
 
 
 class TextTokenCounter:

@@ -1,16 +1,10 @@
-"""`python -m tests.postgresql COMMAND`: run a command, such as pytest, with the stores of the tests
-in a PostgreSQL server that is started for it.
-
-The server and its data are gone afterwards. Without Debian's package `postgresql`, the command is
-not run, and the exit code is 1.
-"""
+"""A PostgreSQL server of Debian's package `postgresql`, for tests."""
 
 import os
 import secrets
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,17 +89,3 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def main() -> int:
-    """Run the command of the arguments. Return its exit code."""
-    programs = find_programs()
-    if programs is None:
-        raise SystemExit("Debian's package postgresql is missing")
-    with running_server(programs) as server:
-        environment = {**os.environ, "TEST_POSTGRESQL_URL": server.url}
-        return subprocess.run(sys.argv[1:], env=environment, check=False).returncode
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,4 +1,5 @@
-"""Open the stores of tests: with SQLite, or with the PostgreSQL server of TEST_POSTGRESQL_URL."""
+"""Open the stores of tests: in a directory, or in the servers of TEST_POSTGRESQL_URL and
+TEST_S3_BUCKET."""
 
 import hashlib
 import os
@@ -7,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import obstore
+from obstore.store import S3Store
 from sqlalchemy import URL, Connection, create_engine
 
 from proxy.store import postgresql, sqlite
@@ -16,7 +19,13 @@ from proxy.store.tables import METADATA
 
 def open_store(directory: Path, *settings: Any, **options: Any) -> Store:
     """Open the store of a directory. Two stores of one directory share their records."""
-    return Store(directory, *settings, database_url=shared_database(directory), **options)
+    return Store(
+        directory,
+        *settings,
+        database_url=shared_database(directory),
+        blobs_url=shared_blobs(directory),
+        **options,
+    )
 
 
 def shared_database(directory: Path) -> URL | None:
@@ -25,7 +34,7 @@ def shared_database(directory: Path) -> URL | None:
     server = os.environ.get("TEST_POSTGRESQL_URL")
     if server is None:
         return None
-    schema = "s" + hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:24]
+    schema = _name_of(directory)
     url = postgresql.database_url(server)
     engine = postgresql.create_pool(url, 1)
     with engine.begin() as connection:
@@ -34,9 +43,43 @@ def shared_database(directory: Path) -> URL | None:
     return url.update_query_dict({"options": f"-csearch_path={schema}"})
 
 
+def shared_blobs(directory: Path) -> str | None:
+    """Return the S3 URL for the blobs that belong to a directory; None: they are files in it."""
+    bucket = os.environ.get("TEST_S3_BUCKET")
+    return f"s3://{bucket}/{_name_of(directory)}" if bucket else None
+
+
+def _name_of(directory: Path) -> str:
+    return "s" + hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:24]
+
+
 def database_of(directory: Path) -> URL:
     """Return the URL of the database that belongs to a directory."""
     return shared_database(directory) or sqlite.database_url(directory / "store.sqlite3")
+
+
+def stored_blobs(directory: Path) -> dict[str, bytes]:
+    """Return the contents of all blobs that belong to a directory, by name."""
+    if url := shared_blobs(directory):
+        bucket = S3Store.from_url(url, client_options={"allow_http": True})
+        names = [found["path"] for batch in obstore.list(bucket) for found in batch]
+        return {name: bytes(obstore.get(bucket, name).bytes()) for name in names}
+    return {path.name: path.read_bytes() for path in (directory / "blobs").iterdir()}
+
+
+def overwrite_blob(directory: Path, name: str, content: bytes | None) -> None:
+    """Replace the content of a blob that belongs to a directory, or remove the blob if `content` is
+    None, as a fault outside the store would."""
+    if url := shared_blobs(directory):
+        bucket = S3Store.from_url(url, client_options={"allow_http": True})
+        if content is None:
+            obstore.delete(bucket, name)
+        else:
+            obstore.put(bucket, name, content)
+    elif content is None:
+        (directory / "blobs" / name).unlink()
+    else:
+        (directory / "blobs" / name).write_bytes(content)
 
 
 @contextmanager

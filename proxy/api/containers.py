@@ -4,7 +4,6 @@ of all files, can be downloaded with the client's key or with a signed link."""
 import time
 import zipfile
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -57,6 +56,7 @@ from proxy.schemas.resources import (
     parse,
 )
 from proxy.schemas.validation import missing_error
+from proxy.store.blobs import BlobStore
 from proxy.store.records import Container, ContainerFile
 
 router = APIRouter(
@@ -198,7 +198,7 @@ async def zip_of_files(
     files = await store.container_files.all(container_id, owner, query.path)
     if files is None:
         raise _no_such_container(container_id)
-    pieces = _zip_pieces((file, store.blobs.path(file.blob)) for file in files)
+    pieces = _zip_pieces(files, store.blobs)
     return zip_response(pieces, f"{container_id}.zip")
 
 
@@ -296,16 +296,16 @@ def _no_such_container(container_id: str) -> NotFoundError:
     return NotFoundError(f"Container with id '{container_id}' not found.", param="container_id")
 
 
-def _zip_pieces(files: Iterable[tuple[ContainerFile, Path]]) -> Iterator[bytes]:
-    """Yield the pieces of a zip. `files` are pairs of a file and the path of its content."""
+def _zip_pieces(files: Iterable[ContainerFile], blobs: BlobStore) -> Iterator[bytes]:
+    """Yield the pieces of a zip with files, whose contents are `blobs`. Blocks."""
     buffer, names = _ZipBuffer(), ArchiveNames()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file, path in files:
+        for file in files:
             info = zipfile.ZipInfo(names.assign(file.path), time.gmtime(file.created_at)[:6])
             info.compress_type = zipfile.ZIP_DEFLATED
             info.file_size = file.bytes  # zipfile chooses the 64-bit format by this size
             info.external_attr = 0o644 << 16
-            with path.open("rb") as source, archive.open(info, "w") as target:
+            with blobs.open(file.blob) as source, archive.open(info, "w") as target:
                 while piece := source.read(READ_BYTES):
                     target.write(piece)
                     yield buffer.take()

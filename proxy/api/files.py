@@ -4,6 +4,7 @@ to disk, and the responses that send a file or an archive."""
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from email.utils import formatdate
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -133,8 +134,10 @@ async def delete_file(services: ServicesDep, owner: Owner, file_id: str) -> Dele
 )
 async def file_content(services: ServicesDep, upload: OwnedUpload) -> Response:
     """Return the content of an upload."""
-    path = services.store.blobs.path(upload.blob)
-    return file_response(StoredFile(path, upload.filename, upload.mime_type))
+    path = await services.store.blobs.local_path(upload.blob)
+    return file_response(
+        StoredFile(path, upload.filename, upload.mime_type, upload.sha256, upload.created_at)
+    )
 
 
 async def put_upload(
@@ -178,12 +181,17 @@ def file_response(file: StoredFile) -> FileResponse:
     """Return a response with a file. A browser shows the file if its type is in
     `SHOWN_MIME_TYPES`, else downloads it."""
     is_shown = file.mime_type in SHOWN_MIME_TYPES
+    # Of the content: the local file's time differs between servers that share a bucket.
+    validators = {
+        "ETag": f'"{file.sha256}"',
+        "Last-Modified": formatdate(file.created_at, usegmt=True),
+    }
     return FileResponse(
         file.path,
         media_type=file.mime_type,
         filename=display_name(file.filename),
         content_disposition_type="inline" if is_shown else "attachment",
-        headers=DOWNLOAD_HEADERS,
+        headers={**DOWNLOAD_HEADERS, **validators},
     )
 
 

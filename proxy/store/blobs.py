@@ -44,8 +44,17 @@ class BlobStore:
         self._directory = directory
 
     def path(self, name: str) -> Path:
-        """Return the path of a blob."""
+        """Return the path that a blob has in the directory."""
         return self._directory / name
+
+    def open(self, name: str) -> IO[bytes]:
+        """Open a blob for reading. Blocks. Raises FileNotFoundError, StoreUnavailableError."""
+        return self.path(name).open("rb")
+
+    async def local_path(self, name: str) -> Path:
+        """Return the path of a file with the content of a blob, which may be missing. Raises
+        StoreUnavailableError."""
+        return self.path(name)
 
     def is_intact(self, name: str, size: int) -> bool:
         """Return True if a blob exists and has this size in bytes."""
@@ -55,11 +64,12 @@ class BlobStore:
             return False
 
     async def read(self, name: str) -> AsyncGenerator[bytes, None]:
-        """Yield a blob piece by piece. Raises FileMissingError if it does not exist."""
+        """Yield a blob piece by piece. Raises FileMissingError if it does not exist,
+        StoreUnavailableError."""
         try:
-            source = await asyncio.to_thread(self.path(name).open, "rb")
+            source = await asyncio.to_thread(self.open, name)
         except FileNotFoundError as error:
-            raise FileMissingError(f"the blob {name} no longer exists") from error
+            raise FileMissingError("the file is no longer stored") from error
         with source:
             while piece := await asyncio.to_thread(source.read, READ_BYTES):
                 yield piece
@@ -70,8 +80,14 @@ class BlobStore:
         writer commits it."""
         name = uuid.uuid4().hex
         writer = BlobWriter(self.path(name + PART_SUFFIX), self.path(name))
-        try:
+        async with self._discarding(writer):
             yield writer
+
+    @asynccontextmanager
+    async def _discarding(self, writer: "BlobWriter") -> AsyncGenerator[None, None]:
+        """Discard the writer at the end of the block."""
+        try:
+            yield
         finally:
             with anyio.CancelScope(shield=True):
                 await writer.discard()

@@ -1,11 +1,12 @@
 """The values that the store takes and returns."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 T = TypeVar("T")
+Pieces = AsyncGenerator[bytes, None]
+"""The content of a file, piece by piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,8 @@ class Upload:
     filename: str
     bytes: int
     mime_type: str
-    path: Path
+    read: Callable[[], Pieces]
+    """Yields the content piece by piece. Raises FileMissingError if it is no longer stored."""
 
 
 class UploadLookup(Protocol):

@@ -70,14 +70,16 @@ class Store:
         trajectories: TrajectorySettings = TrajectorySettings(),
         *,
         database_url: URL | None = None,
+        blobs_url: str | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         """Open the store in a directory, or create it. The records are in an SQLite database in
-        the directory, or in the PostgreSQL database of `database_url`. Raises StoreError."""
+        the directory, or in the PostgreSQL database of `database_url`; the blobs are files in the
+        directory, or in the S3 bucket of `blobs_url`. Raises StoreError."""
         self.directory = directory
         self.now = now
         self._exit_stack = ExitStack()
-        self.blobs = BlobStore(directory / "blobs")
+        self.blobs = _open_blobs(directory, blobs_url)
         self._url = database_url or sqlite.database_url(directory / "store.sqlite3")
         self._is_shared = database_url is not None
         """True if processes of other machines may use the same database."""
@@ -181,3 +183,11 @@ class Store:
     def _mark_missing(self, connection: Connection, blobs: Collection[str], now: int) -> None:
         for repository in self._blob_repositories:
             repository.mark_missing(connection, blobs, now)
+
+
+def _open_blobs(directory: Path, url: str | None) -> BlobStore:
+    if url is None:
+        return BlobStore(directory / "blobs")
+    from proxy.store.s3 import S3BlobStore  # noqa: PLC0415 - optional
+
+    return S3BlobStore(url, directory / "blob-cache")

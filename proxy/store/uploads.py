@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Collection
+from functools import partial
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, select, update
 
@@ -72,8 +73,8 @@ class UploadRepository:
         upload = await self.get(owner, file_id)
         if upload is None:
             return None
-        path = self._blobs.path(upload.blob)
-        return Upload(upload.id, upload.filename, upload.bytes, upload.mime_type, path)
+        read = partial(self._blobs.read, upload.blob)
+        return Upload(upload.id, upload.filename, upload.bytes, upload.mime_type, read)
 
     async def page(
         self, owner: str, request: PageRequest, purpose: str | None

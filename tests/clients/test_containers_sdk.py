@@ -14,6 +14,7 @@ from proxy.models.scripted import call, tool_reply
 from tests.clients.test_files_sdk import KEY, MIB, files_server, sdk_client
 from tests.fakes.backend import by_history, scripted_backend
 from tests.fakes.server import EachKey, running_proxy, single_key
+from tests.stores import stored_blobs
 
 WITH_KEY = {"authorization": f"Bearer {KEY}"}
 WORK = by_history(
@@ -259,7 +260,7 @@ async def test_container_files_count_against_the_storage_quota(tmp_path: Path) -
         await client.containers.files.create(again.id, file=("b", b"x" * (MIB // 2 - 1)))
     assert full.value.code == "storage_quota_exceeded"
     assert (large.value.status_code, large.value.code) == (413, "file_too_large")
-    assert len(list((tmp_path / "blobs").iterdir())) == 2
+    assert len(stored_blobs(tmp_path)) == 2
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from policies.sessions import FileLimits
 from tests.fakes.backend import by_history, scripted_backend
 from tests.fakes.server import EachKey, running_proxy, single_key
+from tests.stores import stored_blobs
 
 MIB = 1 << 20
 LIMITS = FileLimits(max_file_mib=1, quota_mib=2)
@@ -69,7 +70,7 @@ async def test_file_is_uploaded_listed_read_and_deleted(tmp_path: Path) -> None:
         "param": "id",
         "code": "not_found",
     }
-    assert list((tmp_path / "blobs").iterdir()) == []
+    assert stored_blobs(tmp_path) == {}
 
 
 async def test_uploads_survive_a_restart(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ async def test_file_over_the_limit_is_refused_with_413(
         "param": "file",
         "code": "file_too_large",
     }
-    assert [path.stat().st_size for path in (tmp_path / "blobs").iterdir()] == [MIB]
+    assert list(map(len, stored_blobs(tmp_path).values())) == [MIB]
 
 
 async def test_storage_quota_is_per_key_and_deletion_frees_space(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ async def test_storage_quota_is_per_key_and_deletion_frees_space(tmp_path: Path)
         ]
         with pytest.raises(openai.BadRequestError) as full:
             await client.files.create(file=("b", b"x"), purpose="user_data")
-        assert len(list((tmp_path / "blobs").iterdir())) == 2
+        assert len(stored_blobs(tmp_path)) == 2
         await other.files.create(file=("b", b"x"), purpose="user_data")
         await client.files.delete(first.id)
         await client.files.create(file=("b", megabyte), purpose="user_data")
@@ -266,7 +267,7 @@ async def test_upload_error_names_the_invalid_field(
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
     assert error["type"] == "invalid_request_error"
-    assert list((tmp_path / "blobs").iterdir()) == []
+    assert stored_blobs(tmp_path) == {}
 
 
 FORM = "multipart/form-data; boundary=b"
@@ -297,7 +298,7 @@ async def test_malformed_upload_form_is_refused(
         answer = await client.post(f"{url}/v1/files", content=body, headers=headers)
     assert answer.status_code == 400
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-    assert list((tmp_path / "blobs").iterdir()) == []
+    assert stored_blobs(tmp_path) == {}
 
 
 async def test_file_may_precede_the_form_fields(tmp_path: Path) -> None:
@@ -341,7 +342,7 @@ async def test_wrong_key_can_neither_read_nor_store_uploads(tmp_path: Path) -> N
             await client.files.list()
         with pytest.raises(openai.AuthenticationError):
             await client.files.create(file=("a", b"x"), purpose="user_data")
-    assert list((tmp_path / "blobs").iterdir()) == []
+    assert stored_blobs(tmp_path) == {}
 
 
 async def test_aborted_upload_leaves_no_blob(tmp_path: Path) -> None:
@@ -365,7 +366,7 @@ async def test_aborted_upload_leaves_no_blob(tmp_path: Path) -> None:
         tasks.start_soon(upload)
         await begun.wait()
         tasks.cancel_scope.cancel()
-    assert list((tmp_path / "blobs").iterdir()) == []
+    assert stored_blobs(tmp_path) == {}
 
 
 @pytest.mark.parametrize(("method", "path"), [("PUT", "/v1/files"), ("POST", "/v1/files/file-1")])

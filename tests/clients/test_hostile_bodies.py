@@ -12,6 +12,7 @@ from proxy.models.scripted import text_reply
 from proxy.schemas.validation import MAX_MESSAGES
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import running_proxy
+from tests.stores import stored_blobs
 
 CHAT, FILES = "/v1/chat/completions", "/v1/files"
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "Hello."}]}'
@@ -172,7 +173,7 @@ async def test_malformed_form_is_refused_and_stores_nothing(
             await client.post(FILES, content=body, headers={"content-type": kind})
         ), kind
     assert (await client.get(FILES)).json()["data"] == []
-    assert list((tmp_path / "blobs").iterdir()) == []
+    assert stored_blobs(tmp_path) == {}
 
 
 async def test_form_with_unusual_parts_is_stored(client: httpx.AsyncClient) -> None:

@@ -19,7 +19,7 @@ from sandbox_runtime.errors import FileSizeLimitError, SandboxFileError, Sandbox
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_sandbox import MemorySandbox
 from tests.sandbox_runtime.transfer import PLENTY_S, pieces
-from tests.stores import open_store
+from tests.stores import open_store, stored_blobs
 
 PNG = base64.b64decode("iVBORw0KGgo=")
 LIMITS = ArtifactLimits(inline_image_kib=1, retention_hours=1)
@@ -50,7 +50,7 @@ def open_files(directory: Path, clock: ManualClock) -> Iterator[FileStore]:
 
 def contents(tmp_path: Path) -> list[bytes]:
     """Return the contents of all stored blobs, sorted."""
-    return sorted(path.read_bytes() for path in (tmp_path / "blobs").iterdir())
+    return sorted(stored_blobs(tmp_path).values())
 
 
 def signed(artifact: Artifact) -> tuple[str, str, str, str]:
@@ -178,7 +178,7 @@ async def test_file_name_in_the_sandbox_is_not_a_path_on_the_host(
     artifact = await files.artifact_store("cntr_r1", "https://host", OWNER).save(
         sandbox, ProducedFile(path, 1), PLENTY_S
     )
-    assert [path.name.isalnum() for path in (tmp_path / "blobs").iterdir()] == [True]
+    assert [name.isalnum() for name in stored_blobs(tmp_path)] == [True]
     assert artifact.url.isascii()
     assert await files.find("cntr_r1", artifact.file_id) is not None
 

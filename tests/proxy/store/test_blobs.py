@@ -4,15 +4,12 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxy.store.blobs import PART_SUFFIX, Blob, BlobStore
-from tests.stores import open_store
 
 DISK_EVENTS = frozenset({"open", "os.rename", "os.remove", "os.link", "os.scandir"})
 _seen: list[tuple[str, str, int]] = []
@@ -30,9 +27,8 @@ def hook() -> None:
 
 
 @pytest.fixture
-def blobs(tmp_path: Path) -> Iterator[BlobStore]:
-    with closing(open_store(tmp_path)) as store:
-        yield store.blobs
+def blobs(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "blobs")
 
 
 async def store_blob(blobs: BlobStore, data: bytes) -> Blob:

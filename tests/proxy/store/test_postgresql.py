@@ -196,7 +196,7 @@ def test_unreachable_server_is_reported_in_one_line_without_its_password(tmp_pat
     with pytest.raises(ConfigError) as raised:
         build_store(config)
     first, *_ = str(raised.value).splitlines()
-    assert first.startswith("store.database_url: postgresql")
+    assert first.startswith("store: postgresql")
     assert "Connection refused" in str(raised.value)
     assert "secret" not in str(raised.value)
 

@@ -23,7 +23,7 @@ from proxy.store.records import NewContainer, PageRequest, StoredUpload
 from proxy.store.store import Store
 from proxy.store.tables import METADATA
 from tests.fakes.manual_clock import ManualClock
-from tests.stores import connected, open_store
+from tests.stores import connected, open_store, overwrite_blob, stored_blobs
 
 ROOT = Path(__file__).parents[3]
 OWNER = "somebody"
@@ -72,7 +72,7 @@ async def uploaded(store: Store, data: bytes, name: str = "a.txt") -> StoredUplo
 
 
 def contents(directory: Path) -> list[bytes]:
-    return sorted(path.read_bytes() for path in (directory / "blobs").iterdir())
+    return sorted(stored_blobs(directory).values())
 
 
 async def names(store: Store) -> list[str]:
@@ -94,8 +94,9 @@ async def test_upload_is_found_by_its_owner_and_id(store: Store) -> None:
         5,
         "text/plain",
     )
-    assert found.path.read_bytes() == b"hello"
-    assert found.path.stat().st_mode & 0o777 == 0o600
+    assert b"".join([piece async for piece in found.read()]) == b"hello"
+    path = await store.blobs.local_path(upload.blob)
+    assert path.stat().st_mode & 0o777 == 0o600
     assert await store.uploads.find("somebody else", upload.id) is None
     assert await store.uploads.find(OWNER, "file-1") is None
 
@@ -173,8 +174,7 @@ async def test_upload_with_an_incomplete_blob_is_not_found(
 ) -> None:
     upload = await uploaded(store, b"hello")
     await uploaded(store, b"other", "other.txt")
-    path = store.blobs.path(upload.blob)
-    path.unlink() if content is None else path.write_bytes(content)
+    overwrite_blob(store.directory, upload.blob, content)
     assert await store.uploads.get(OWNER, upload.id) is None
     await store.sweep()
     assert await names(store) == ["other.txt"]
@@ -247,7 +247,7 @@ async def test_killed_process_leaves_a_consistent_store(tmp_path: Path, clock: M
         ) as process:
             assert process.stdout is not None
             await process.stdout.receive()
-            while len(list((tmp_path / "blobs").iterdir())) < 5:  # noqa: ASYNC110 - another process sets no event
+            while len(stored_blobs(tmp_path)) < 5:  # noqa: ASYNC110 - another process sets no event
                 await anyio.sleep(0.01)
             process.kill()
     with opened(tmp_path, clock) as store:
@@ -321,7 +321,7 @@ def test_file_that_is_not_a_database_is_reported_in_one_line(tmp_path: Path) -> 
 def test_directory_that_cannot_be_created_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "blobs").write_bytes(b"")
     with pytest.raises(StoreError, match=r"File exists: .*blobs"):
-        open_store(tmp_path)
+        Store(tmp_path)
 
 
 async def test_slowly_written_blob_is_not_swept(store: Store, clock: ManualClock) -> None:

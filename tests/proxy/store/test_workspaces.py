@@ -12,7 +12,7 @@ from proxy.store.store import Store
 from proxy.store.workspaces import MAX_STATES
 from sandbox_runtime.errors import SandboxFileError
 from sandbox_runtime.sandbox import Sink
-from tests.stores import open_store
+from tests.stores import open_store, overwrite_blob, stored_blobs
 
 CHAT = Session("me", "chat")
 MIB = 1 << 20
@@ -37,7 +37,7 @@ async def test_newest_snapshots_of_a_session_are_kept(tmp_path: Path) -> None:
         await store.workspaces.save(SessionState(CHAT, name), sending(name.encode()))
     assert await store.workspaces.stored_names(CHAT, names) == set(names[3:])
     assert await read(store, SessionState(CHAT, names[-1])) == names[-1].encode()
-    assert len(list(store.blobs.path(".").iterdir())) == MAX_STATES
+    assert len(stored_blobs(tmp_path)) == MAX_STATES
     store.close()
 
 
@@ -102,8 +102,8 @@ async def test_expired_snapshots_and_suspended_runs_are_deleted(tmp_path: Path) 
 async def test_snapshot_without_its_blob_is_deleted(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     await store.workspaces.save(SessionState(CHAT, "1"), sending(b"1"))
-    for blob in store.blobs.path(".").iterdir():
-        blob.unlink()
+    for blob in stored_blobs(tmp_path):
+        overwrite_blob(tmp_path, blob, None)
     with pytest.raises(SandboxFileError):
         await read(store, SessionState(CHAT, "1"))
     await store.sweep()
@@ -122,5 +122,5 @@ async def test_failed_save_leaves_the_previous_snapshot(tmp_path: Path) -> None:
     with pytest.raises(SandboxFileError):
         await store.workspaces.save(SessionState(CHAT, "1"), fail)
     assert await read(store, SessionState(CHAT, "1")) == b"1"
-    assert len(list(store.blobs.path(".").iterdir())) == 1
+    assert len(stored_blobs(tmp_path)) == 1
     store.close()
