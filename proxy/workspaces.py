@@ -193,6 +193,14 @@ class Workspaces:
         else:
             await lease.release()
 
+    async def fix(self, resume_from: ResumePoint | None) -> ResumePoint | None:
+        """Return a resume point that names only the state from which a run would start now. Runs
+        that start from it get the same files, even if the session has newer ones by then."""
+        if resume_from is None:
+            return None
+        state = await self._find_start_state(resume_from)
+        return ResumePoint(resume_from.session, [state.name] if state else [], starts_empty=True)
+
     async def discard(self, session: Session) -> bool:
         """Delete the idle sandboxes and all states of a session. Return True if there were any."""
         await self._wait_until_saved(session)

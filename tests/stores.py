@@ -16,16 +16,26 @@ from proxy.store import postgresql, sqlite
 from proxy.store.store import Store
 from proxy.store.tables import METADATA
 
+_opened: list[Store] = []
+
 
 def open_store(directory: Path, *settings: Any, **options: Any) -> Store:
     """Open the store of a directory. Two stores of one directory share their records."""
-    return Store(
+    store = Store(
         directory,
         *settings,
         database_url=shared_database(directory),
         blobs_url=shared_blobs(directory),
         **options,
     )
+    _opened.append(store)
+    return store
+
+
+def close_stores() -> None:
+    """Close the stores that were opened since the last call and are still open."""
+    while _opened:
+        _opened.pop().close()
 
 
 def shared_database(directory: Path) -> URL | None:

@@ -83,12 +83,19 @@ class Agent:
         run = partial(self._run, agent_input, deadline_s)
         if not task.others:
             return await run(task, emit)
+        # Before any choice begins: the first one may end, and save its files, before the last one
+        # looks for the newest files.
+        resume_from = await self.workspaces.fix(task.session.resume_from)
+        first_task, *other_tasks = (
+            replace(each, session=replace(each.session, resume_from=resume_from))
+            for each in (task, *task.others)
+        )
         try:
             async with asyncio.TaskGroup() as group:
-                first = group.create_task(run(task, emit))
+                first = group.create_task(run(first_task, emit))
                 others = [
                     group.create_task(run(other, _choice_emitter(index, emit)))
-                    for index, other in enumerate(task.others, 1)
+                    for index, other in enumerate(other_tasks, 1)
                 ]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
