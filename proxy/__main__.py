@@ -334,6 +334,7 @@ def _lifespan(
             asyncio.create_task(work)
             for work in (sweep_forever(backend, SystemClock()), services.store.sweep_forever())
         ]
+        services.runs.listen()
         loop = asyncio.get_running_loop()
         services.store.call_when_lost(lambda: loop.call_soon_threadsafe(services.runs.lose_all))
         pool.start()

@@ -280,6 +280,7 @@ def build_services(
             verdicts,
             metrics,
             store.trajectories,
+            store.messages,
         ),
         workspaces=workspaces,
         files=FileStore(store, limits=config.artifacts),

@@ -16,7 +16,7 @@ ProxyError(status, type, code)
 │ └ OutOfTimeError         504        no answer by the deadline; a retry would end the same way
 ├ IdempotencyError         422        the Idempotency-Key was used before, with another body
 ├ RunCancelledError        409        another request cancelled the run
-├ RunElsewhereError        409        only the process of the run can cancel or stream it
+├ RunElsewhereError        409        the process of the run cannot be reached from here
 ├ RunLostError             503        the run's server stopped before the run had a result
 ├ BusyError                503        other requests take all of a shared resource; Retry-After
 ├ PausedError              503        the operator has paused the start of runs; Retry-After
@@ -325,8 +325,8 @@ class RunElsewhereError(ProxyError):
 
     def __init__(self) -> None:
         super().__init__(
-            "The run is in progress in another process of this server. Only that process can cancel"
-            " or stream it.",
+            "The run is in progress in another process of this server, which cannot be reached from"
+            " here.",
             status=409,
             type="invalid_request_error",
             code="run_elsewhere",

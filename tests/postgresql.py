@@ -10,6 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+from sqlalchemy import URL
+
+from proxy.store import postgresql
+
 SETTINGS = {
     "fsync": "off",  # nothing has to outlive the machine
     "full_page_writes": "off",
@@ -82,6 +87,28 @@ def running_server(programs: Path) -> Iterator[PostgresqlServer]:
             yield server
         finally:
             server.stop()
+
+
+@contextmanager
+def server_for_tests() -> Iterator[PostgresqlServer]:
+    """Run a server. Without its programs, skip the test, or fail with REQUIRE_POSTGRESQL."""
+    programs = find_programs()
+    if programs is None:
+        if os.environ.get("REQUIRE_POSTGRESQL"):
+            pytest.fail("Debian's package postgresql is missing")
+        pytest.skip("Debian's package postgresql is missing")
+    with running_server(programs) as server:
+        yield server
+
+
+def new_database(server: PostgresqlServer, name: str) -> URL:
+    """Return the URL of a new schema with a name, which begins with a letter."""
+    url = postgresql.database_url(server.url)
+    engine = postgresql.create_pool(url, 1)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f'CREATE SCHEMA "{name}"')
+    engine.dispose()
+    return url.update_query_dict({"options": f"-csearch_path={name}"})
 
 
 def _free_port() -> int:

@@ -12,7 +12,7 @@ from proxy.agent.events import Event
 from proxy.agent.result import Result
 from proxy.api.dependencies import JSONResponse, Services
 from proxy.api.parameters import REQUIRES_KEY, Owner, ServicesDep, errors
-from proxy.errors import NotFoundError, ProxyError, RunElsewhereError
+from proxy.errors import NotFoundError, ProxyError
 from proxy.runs.event_log import Record
 from proxy.runs.run import RunMetadata
 from proxy.schemas.chat_response import ChatCompletionBuilder, completion_head
@@ -47,7 +47,8 @@ async def cancel_run(
         return JSONResponse(_run_object(request, services, run.metadata, run.record()))
     metadata, record = await find_run(services, owner, run_id)
     if record.status == "running":
-        raise RunElsewhereError
+        await services.runs.cancel_elsewhere(owner, run_id)
+        metadata, record = await find_run(services, owner, run_id)
     return JSONResponse(_run_object(request, services, metadata, record))
 
 

@@ -108,7 +108,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
         run.cancel("a request cancelled it")
         await run.wait_until_ended()
     elif await is_running(request, stored_response):
-        raise RunElsewhereError
+        await get_services(request).runs.cancel_elsewhere(get_owner(request), run_id(response_id))
     return JSONResponse(
         await current_response(request, await get_stored_response(request, response_id))
     )

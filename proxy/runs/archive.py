@@ -14,6 +14,7 @@ from proxy.agent.events import Emit
 from proxy.agent.result import Result
 from proxy.errors import IdempotencyError, RunLostError
 from proxy.runs.event_log import Record
+from proxy.runs.exchange import RunExchange
 from proxy.runs.run import RequestIdentity, Run, RunMetadata
 from proxy.store.records import StoredRun
 from proxy.store.runs import RunRepository
@@ -31,8 +32,12 @@ SUMMARIZE_EVERY_S = 1.0
 class RunArchive:
     """Writes runs to the store and replays runs from the store."""
 
-    def __init__(self, repository: RunRepository, keep_s: float) -> None:
-        """Outcomes are stored for `keep_s` seconds."""
+    def __init__(
+        self, repository: RunRepository, keep_s: float, exchange: RunExchange | None = None
+    ) -> None:
+        """Outcomes are stored for `keep_s` seconds. With `exchange`, runs of other processes are
+        followed while they run."""
+        self._exchange = exchange
         self._repository = repository
         self._keep_s = keep_s
         self._tasks = set[asyncio.Task[None]]()
@@ -136,6 +141,7 @@ class RunArchive:
         )
 
     async def _replay_events(self, stored: StoredRun, run: Run, emit: Emit) -> Result:
+        is_emitted = self._exchange is not None and await self._exchange.follow(stored, emit)
         while stored.status == "running":
             await asyncio.sleep(POLL_S)
             found = await self._repository.find(stored.owner, stored.id)
@@ -143,7 +149,7 @@ class RunArchive:
                 raise RunLostError  # cancelled or deleted, although this client still waits
             stored = found
         record = await asyncio.to_thread(Record.from_json, stored.status, stored.record)
-        for event in record.events:
+        for event in () if is_emitted else record.events:
             await emit(event)
         return record.outcome()
 

@@ -212,7 +212,7 @@ class Record:
         status and `is_summary` are not included."""
         return json.dumps(
             {
-                "events": [_event_to_json(event) for event in self.events],
+                "events": [event_to_json(event) for event in self.events],
                 "result": asdict(self.result) if self.result else None,
                 "error": _error_to_json(self.error) if self.error else None,
             }
@@ -227,7 +227,7 @@ class Record:
         value = json.loads(text)
         return cls(
             status,
-            [_event_from_json(each) for each in value["events"]],
+            [event_from_json(each) for each in value["events"]],
             _result_from_json(value["result"]) if value["result"] else None,
             _error_from_json(value["error"]) if value["error"] else None,
         )
@@ -255,18 +255,20 @@ def _without_text(result: Result) -> Result:
     )
 
 
-def _event_to_json(event: Event) -> dict[str, Any]:
+def event_to_json(event: Event) -> dict[str, Any]:
+    """Return an event as the JSON value that `event_from_json` reads."""
     kind = {"event": type(event).__name__}
     if isinstance(event, ChoiceEvent):
-        return {**kind, "index": event.index, "of": _event_to_json(event.event)}
+        return {**kind, "index": event.index, "of": event_to_json(event.event)}
     return {**kind, **asdict(event)}
 
 
-def _event_from_json(value: Mapping[str, Any]) -> Event:
+def event_from_json(value: Mapping[str, Any]) -> Event:
+    """Return the event that `event_to_json` wrote."""
     fields = {name: each for name, each in value.items() if name != "event"}
     kind = _EVENT_TYPES[value["event"]]
     if kind is ChoiceEvent:
-        return ChoiceEvent(value["index"], _event_from_json(value["of"]))
+        return ChoiceEvent(value["index"], event_from_json(value["of"]))
     if kind is EgressDecided:
         return EgressDecided(Decision(**value["decision"]))
     if kind is RunFinished:

@@ -27,6 +27,7 @@ from proxy.errors import (
     IdempotencyError,
     PausedError,
     ProxyError,
+    RunElsewhereError,
     RunLostError,
     SandboxUnavailableError,
 )
@@ -34,8 +35,10 @@ from proxy.metrics import Metrics
 from proxy.models.tool_support import ToolVerdicts
 from proxy.runs.archive import RunArchive
 from proxy.runs.event_log import Record
+from proxy.runs.exchange import RunExchange
 from proxy.runs.run import RequestIdentity, Run, RunMetadata, Subscriber
 from proxy.runs.trajectory_recorder import TrajectoryRecorder
+from proxy.store.process_messages import ProcessMessages
 from proxy.store.runs import RunRepository
 from proxy.store.trajectories import StoredTrajectory, TrajectoryRepository
 from sandbox_runtime import errors
@@ -65,6 +68,7 @@ class RunManager:
         tool_verdicts: ToolVerdicts | None = None,
         metrics: Metrics | None = None,
         trajectories: TrajectoryRepository | None = None,
+        messages: ProcessMessages | None = None,
         *,
         grace_s: float = GRACE_S,
         keep_s: float = KEEP_S,
@@ -79,10 +83,11 @@ class RunManager:
         self._trajectories = trajectories
         self._recorders: dict[str, TrajectoryRecorder] = {}
         """The trajectory recorders of runs that are running or being stored, by run id."""
-        self._archive = RunArchive(repository, keep_s)
-        self._grace_s = grace_s
         self._runs: dict[str, Run] = {}
         """The runs that are running, have subscribers, or are being stored: by id, oldest first."""
+        self._exchange = RunExchange(messages, repository, self._runs.get) if messages else None
+        self._archive = RunArchive(repository, keep_s, self._exchange)
+        self._grace_s = grace_s
         self._save_tasks: dict[str, asyncio.Task[None]] = {}
         self._grace_timers: dict[str, asyncio.TimerHandle] = {}
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
@@ -91,6 +96,12 @@ class RunManager:
         self._failed_requests: deque[tuple[str, str]] = deque(maxlen=MAX_REMEMBERED_FAILURES)
         """Owner and fingerprint of requests whose run failed. A retry of such a request starts a
         new run and does not join the run of an equal request."""
+
+    def listen(self) -> None:
+        """Let other processes that share the store cancel and follow the runs of this one. Call it
+        in the event loop of the runs."""
+        if self._exchange:
+            self._exchange.listen()
 
     def lock(self, identity: RequestIdentity) -> AbstractAsyncContextManager[None]:
         """Return a lock that requests with the same idempotency key share. A request holds the lock
@@ -229,6 +240,13 @@ class RunManager:
         ]
         await asyncio.gather(*(recorder.write() for recorder in found))
 
+    async def cancel_elsewhere(self, owner: str, run_id: str) -> None:
+        """Cancel the owner's run in another process and wait for its end. Raises
+        RunElsewhereError if the other process does not react or cannot be reached."""
+        if self._exchange is None:
+            raise RunElsewhereError
+        await self._exchange.cancel(owner, run_id)
+
     async def cancel_in_container(self, owner: str, container_id: str) -> None:
         """Cancel the owner's runs in a container that is being deleted, and wait for their end."""
         running = [
@@ -267,6 +285,8 @@ class RunManager:
         while self._save_tasks:
             await asyncio.wait(self._save_tasks.values())
         await asyncio.gather(*(recorder.write() for recorder in self._recorders.values()))
+        if self._exchange:
+            await self._exchange.aclose()
         await self._archive.aclose()
         if self.audit_logs:
             await self.audit_logs.aclose()

@@ -266,6 +266,14 @@ REPLICAS = (
         is_dead BOOLEAN NOT NULL
     )""",
     "CREATE TABLE secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL)",
+    """CREATE TABLE run_events (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        run_id TEXT NOT NULL,
+        events TEXT NOT NULL,
+        is_last BOOLEAN NOT NULL,
+        created_at BIGINT NOT NULL
+    )""",
+    "CREATE INDEX events_of_run ON run_events (run_id, seq)",
 )
 STEPS = (
     *(FILES, CONTAINERS, WORKSPACES, RESPONSES, STORED_RUNS, SPENDING, RUN_SUMMARIES),

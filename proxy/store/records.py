@@ -179,6 +179,18 @@ RunStatus = Literal["running", "completed", "failed", "cancelled", "lost"]
 
 
 @dataclass(frozen=True, slots=True)
+class EventBatch:
+    """Some events of a run that another process publishes."""
+
+    seq: int
+    """Grows from batch to batch."""
+    events: str
+    """A JSON list."""
+    is_last: bool
+    """True if the run has ended, and this batch has its last events."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoredRun:
     """A run, with its result once it has ended."""
 

@@ -22,8 +22,8 @@ from sqlalchemy import (
 
 from proxy.agent.suspension import SuspendedRun
 from proxy.store.database import Database, delete_beyond, oldest_rows, sweep_batch
-from proxy.store.records import Process, StoredRun
-from proxy.store.tables import RUN_SUMMARIES, RUNS, SUSPENDED_RUNS
+from proxy.store.records import EventBatch, Process, StoredRun
+from proxy.store.tables import RUN_EVENTS, RUN_SUMMARIES, RUNS, SUSPENDED_RUNS
 
 MAX_RUNS = 256
 MAX_BYTES = 64_000_000
@@ -37,6 +37,8 @@ MAX_SUMMARIES = 4096
 """Maximum number of one owner's summaries. Above it, the oldest summaries are deleted."""
 MAX_ALL_SUMMARIES = 100_000
 """Maximum number of all owners' summaries. Above it, a sweep deletes the oldest summaries."""
+PUBLISHED_KEEP_S = 60
+"""Seconds for which the published events of an ended run stay for those who follow it."""
 SUSPENDED_KEEP_S = 7 * 24 * 3600
 """Seconds that a client may take to run its tools."""
 
@@ -124,6 +126,45 @@ class RunRepository:
         change = delete(RUNS).where(named, RUNS.c.status != "running")
         await self._database.write(lambda connection: connection.execute(change))
 
+    async def process_of(self, owner: str, run_id: str) -> str | None:
+        """Return the id of the process in which the owner's run is running, or None."""
+
+        def transaction(connection: Connection) -> str | None:
+            for table in (RUNS, RUN_SUMMARIES):
+                row = (table.c.owner == owner) & (table.c.id == run_id)
+                query = select(table.c.process).where(row, table.c.status == "running")
+                if found := connection.execute(query).scalar_one_or_none():
+                    return str(found)
+            return None
+
+        return await self._database.read(transaction)
+
+    async def publish(self, run_id: str, events: str, *, is_first: bool, is_last: bool) -> None:
+        """Append events, a JSON list, for the processes that follow a run. The first events replace
+        those of an earlier publication."""
+        row = {
+            "run_id": run_id,
+            "events": events,
+            "is_last": is_last,
+            "created_at": int(self._now()),
+        }
+
+        def transaction(connection: Connection) -> None:
+            if is_first:
+                connection.execute(delete(RUN_EVENTS).where(RUN_EVENTS.c.run_id == run_id))
+            connection.execute(insert(RUN_EVENTS), row)
+
+        await self._database.write(transaction)
+
+    async def published(self, run_id: str, after_seq: int) -> list[EventBatch]:
+        """Return the published events of a run after those with `after_seq`, in order."""
+        table = RUN_EVENTS.c
+        query = select(table.seq, table.events, table.is_last).where(
+            table.run_id == run_id, table.seq > after_seq
+        )
+        rows = await self._database.read(lambda c: c.execute(query.order_by(table.seq)).all())
+        return [EventBatch(*row) for row in rows]
+
     async def summarize(self, runs: Callable[[], Sequence[StoredRun]]) -> None:
         """Store the summaries that `runs` returns, each in place of an earlier summary of the same
         run. Delete each owner's oldest summaries beyond `MAX_SUMMARIES`. `runs` is called in the
@@ -158,6 +199,9 @@ class RunRepository:
         dead = list(filter(self._process.is_dead, connection.execute(running).scalars()))
         lost = update(RUNS).where(RUNS.c.status == "running", RUNS.c.process.in_(dead))
         connection.execute(lost.values(status="lost", expires_at=now + LOST_KEEP_S))
+        is_running = RUN_EVENTS.c.run_id.in_(select(RUNS.c.id).where(RUNS.c.status == "running"))
+        unread = RUN_EVENTS.c.created_at < now - PUBLISHED_KEEP_S
+        connection.execute(delete(RUN_EVENTS).where(unread, ~is_running))
         summaries = RUN_SUMMARIES.c
         too_many = summaries.seq <= _seq_beyond_newest(true(), MAX_ALL_SUMMARIES)
         return sweep_batch(

@@ -24,6 +24,7 @@ from proxy.store.conversations import ConversationRepository, ResponseQuota
 from proxy.store.database import SWEEP_ROWS, Database, check_quota
 from proxy.store.link_key import database_key, file_key
 from proxy.store.process_lease import ProcessLease
+from proxy.store.process_messages import ProcessMessages
 from proxy.store.records import Process
 from proxy.store.responses import ResponseRepository
 from proxy.store.runs import RunRepository, SuspendedRunRepository
@@ -98,6 +99,8 @@ class Store:
         """The key that signs the links to files."""
         self.worker = self._register_process()
         """This process, of which other processes can tell whether it is alive."""
+        self.messages = self._open_messages()
+        """Messages to and from the other processes; None with SQLite."""
         self.runs = RunRepository(self._database, now, self.worker)
         self.trajectories = TrajectoryRepository(self._database, now, self.worker, trajectories)
         self._blob_repositories: tuple[BlobRepository, ...] = (
@@ -173,6 +176,13 @@ class Store:
             raise StoreError(str(error)) from error
         self._exit_stack.callback(worker.release)
         return worker
+
+    def _open_messages(self) -> ProcessMessages | None:
+        if not self._is_shared:
+            return None
+        messages = ProcessMessages(self._url, self.worker)
+        self._exit_stack.callback(messages.close)
+        return messages
 
     def _known_blobs(self, connection: Connection) -> dict[str, int]:
         known: dict[str, int] = {}

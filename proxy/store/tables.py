@@ -176,6 +176,13 @@ TOOL_VERDICTS = Table(
     *_text_columns("backend", "model", "reason", "words", "version"),
     *_float_columns("found_at"),
 )
+# The events of runs that another process follows, as JSON lists; see `RunExchange`.
+RUN_EVENTS = _table_with_seq(
+    "run_events",
+    *_text_columns("run_id", "events"),
+    Column("is_last", Boolean),
+    *_integer_columns("created_at"),
+)
 # Keys that all processes share which use a PostgreSQL database, such as the key that signs links.
 SECRETS = Table("secrets", METADATA, *_text_columns("name"), Column("value", LargeBinary))
 # The processes that share a PostgreSQL database; see `ProcessLease`. Seconds since 1970.

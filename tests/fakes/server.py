@@ -82,6 +82,7 @@ async def serve(
     services: Services, connections: ConnectionRegistry | None = None
 ) -> AsyncIterator[str]:
     """Serve the API on a free port of this loop; yield its address, without /v1."""
+    services.runs.listen()
     try:
         async with serve_app(create_app(services), connections) as url:
             yield url
@@ -190,7 +191,11 @@ def make_services(
         metrics.observe_pool(sandboxes)
     agent = Agent(WatchedModel(model, verdicts, metrics), workspaces, make_tools)
     make_runs = make_runs or partial(
-        RunManager, tool_verdicts=verdicts, metrics=metrics, trajectories=store.trajectories
+        RunManager,
+        tool_verdicts=verdicts,
+        metrics=metrics,
+        trajectories=store.trajectories,
+        messages=store.messages,
     )
     services = Services(
         model=model,

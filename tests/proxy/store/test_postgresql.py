@@ -1,7 +1,6 @@
 """A store in PostgreSQL: processes of several machines, and a server that ends."""
 
 import asyncio
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -19,7 +18,7 @@ from proxy.store import postgresql
 from proxy.store.process_lease import ProcessLease
 from proxy.store.records import StoredRun
 from proxy.store.store import Store
-from tests.postgresql import PostgresqlServer, find_programs, running_server
+from tests.postgresql import PostgresqlServer, new_database, server_for_tests
 
 OWNER = "somebody"
 RUN = StoredRun("r1", OWNER, "key", "f1", "running", "m", "cntr_1", 0)
@@ -30,25 +29,14 @@ TIMEOUT_S = 20
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresqlServer]:
-    programs = find_programs()
-    if programs is None:
-        if os.environ.get("REQUIRE_POSTGRESQL"):
-            pytest.fail("Debian's package postgresql is missing")
-        pytest.skip("Debian's package postgresql is missing")
-    with running_server(programs) as found:
+    with server_for_tests() as found:
         yield found
 
 
 @pytest.fixture
 def url(server: PostgresqlServer, tmp_path: Path) -> URL:
     """Return the URL of an empty database."""
-    schema = f"s{tmp_path.name}".lower()
-    base = postgresql.database_url(server.url)
-    engine = postgresql.create_pool(base, 1)
-    with engine.begin() as connection:
-        connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
-    engine.dispose()
-    return base.update_query_dict({"options": f"-csearch_path={schema}"})
+    return new_database(server, tmp_path.name)
 
 
 @pytest.fixture

@@ -1,0 +1,118 @@
+"""Two servers that share a PostgreSQL database, as behind a load balancer."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+from sqlalchemy import URL
+
+from policies.artifacts import ArtifactLimits
+from proxy.files import FileStore
+from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.store.store import Store
+from tests.clients.chat_http import BODY, PATH, answer_text, http_client, post_chat
+from tests.fakes.backend import Held, ScriptedBackend, scripted_backend
+from tests.fakes.server import running_proxy
+from tests.postgresql import PostgresqlServer, new_database, server_for_tests
+
+KEY = {"Idempotency-Key": "order-1"}
+DETACHED = {**KEY, "X-Sandbox-On-Disconnect": "detach"}
+STEP = tool_reply(call("execute_bash", command="echo 42"))
+TIMEOUT_S = 30
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresqlServer]:
+    with server_for_tests() as found:
+        yield found
+
+
+@pytest.fixture
+def database(server: PostgresqlServer, tmp_path: Path) -> URL:
+    return new_database(server, tmp_path.name)
+
+
+@asynccontextmanager
+async def two_servers(
+    backend: ScriptedBackend, database: URL, tmp_path: Path
+) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
+    """Yield a client of each of two servers on different machines."""
+    stores = [Store(tmp_path / name, database_url=database) for name in ("one", "two")]
+    for store in stores:
+        assert store.messages
+        assert await asyncio.to_thread(store.messages.wait_until_listening, TIMEOUT_S)
+    files = [FileStore(store, limits=ArtifactLimits()) for store in stores]
+    async with (
+        running_proxy(backend, "memory", tmp_path / "one", files=files[0]) as one,
+        running_proxy(backend, "memory", tmp_path / "two", files=files[1]) as two,
+        http_client(one) as first,
+        http_client(two) as second,
+    ):
+        with anyio.fail_after(TIMEOUT_S):
+            yield first, second
+
+
+async def test_retry_at_another_server_streams_the_run_as_it_goes(
+    database: URL, tmp_path: Path
+) -> None:
+    release = asyncio.Event()
+    async with (
+        scripted_backend([STEP, Held(text_reply("It is 42."), release)]) as backend,
+        two_servers(backend, database, tmp_path) as (first, second),
+    ):
+        body = {**BODY, "stream": True}
+        begun = asyncio.create_task(first.post(PATH, json=body, headers=KEY))
+        await backend.arrived(2)
+        async with second.stream("POST", PATH, json=body, headers=KEY) as joined:
+            lines = joined.aiter_lines()
+            seen = ""
+            while "echo 42" not in seen:  # the first step, while the run goes on
+                seen += await anext(lines)
+            was_running = not begun.done()
+            release.set()
+            rest = "".join([line async for line in lines])
+        at_first = await begun
+    assert was_running
+    assert "It is 42." in rest
+    assert answer_text(at_first) == "It is 42."
+    assert joined.headers["x-sandbox-run"] == at_first.headers["x-sandbox-run"]
+    assert len(backend.requests) == 2
+
+
+async def test_run_is_cancelled_at_another_server(database: URL, tmp_path: Path) -> None:
+    held = Held(text_reply("Never said."), asyncio.Event())
+    async with (
+        scripted_backend([held]) as backend,
+        two_servers(backend, database, tmp_path) as (first, second),
+    ):
+        begun = asyncio.create_task(post_chat(first, DETACHED))
+        await backend.arrived(1)
+        listed = await second.get("/v1/runs/none")
+        run_id = await run_of_key(second, begun)
+        cancelled = await second.delete(f"/v1/runs/{run_id}")
+        answered = await begun
+    assert listed.status_code == 404
+    assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
+    assert (answered.status_code, answered.json()["error"]["code"]) == (409, "run_cancelled")
+
+
+async def run_of_key(client: httpx.AsyncClient, begun: "asyncio.Task[httpx.Response]") -> str:
+    """Return the id of the run with the key, from the headers of a stream that joins it."""
+    body = {**BODY, "stream": True}
+    async with client.stream("POST", PATH, json=body, headers=DETACHED) as joined:
+        assert not begun.done()
+        return joined.headers["x-sandbox-run"]
+
+
+async def test_answer_of_one_server_is_replayed_by_the_other(database: URL, tmp_path: Path) -> None:
+    async with (
+        scripted_backend([STEP, text_reply("It is 42.")]) as backend,
+        two_servers(backend, database, tmp_path) as (first, second),
+    ):
+        one, two = await post_chat(first, KEY), await post_chat(second, KEY)
+    assert one.json() == two.json()
+    assert len(backend.requests) == 2
