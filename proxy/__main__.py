@@ -317,7 +317,8 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
         SystemClock(),
         lambda address: is_loopback(address) or address in trusted_proxies,
     )
-    await HTTPServer(app, services.runs, connections).serve(sockets=[listener])
+    server = HTTPServer(app, services.runs, connections, config.server.drain_s)
+    await server.serve(sockets=[listener])
 
 
 def _lifespan(

@@ -87,6 +87,8 @@ class ServerConfig(_Section):
     """Maximum number of open client connections; at most about half of RLIMIT_NOFILE."""
     public_url: str | None = Field(default=None, pattern="^https?://")
     """Base URL of this server in links to files; null: taken from each request."""
+    drain_s: float = Field(default=3.0, ge=0, le=86400)
+    """Seconds that runs may continue after SIGTERM. The server accepts no connections meanwhile."""
     data_dir: Path | None = None
     """Directory for stored data and lock files, which all servers of a user share; null:
     $XDG_STATE_HOME/llm-sandbox-proxy, by default ~/.local/state/llm-sandbox-proxy."""

@@ -61,17 +61,15 @@ READ_S = 600.0
 """Maximum seconds without progress while a client does not read its response."""
 HEADROOM = 32
 """Number of connections above the limit, for `ALWAYS_ANSWERED` and for refusals."""
-ALWAYS_ANSWERED = frozenset({b"/health", b"/metrics"})
+ALWAYS_ANSWERED = frozenset({b"/health", b"/health/live", b"/health/ready", b"/metrics"})
 """Paths that the connection limit does not apply to."""
 MAX_HELD_BYTES = 64 * 1024
 """Maximum number of bytes that `CoalescingTransport` buffers. Further writes go at once to the
 underlying transport, whose flow control then pauses the writer."""
-RUN_SHUTDOWN_S = 3.0
-"""Maximum seconds that a run may continue after the start of the shutdown."""
-REQUEST_SHUTDOWN_S = 4.5
-"""Maximum seconds that a request may continue, so that it can report the end of its run."""
-CONNECTION_SHUTDOWN_S = 5
-"""Seconds after which uvicorn closes the remaining connections."""
+REQUEST_SHUTDOWN_S = 1.5
+"""Maximum seconds that a request may continue after the end of the runs, to report it."""
+CONNECTION_SHUTDOWN_S = 2
+"""Seconds after the end of the runs after which uvicorn closes the remaining connections."""
 TICKS_PER_CHECK = 10
 """Number of uvicorn's ticks (10 per second) between two checks for expired connections."""
 
@@ -480,7 +478,11 @@ class HTTPServer(uvicorn.Server):
 
     server_state: ConnectionRegistry
 
-    def __init__(self, app: ASGIApp, runs: RunManager, connections: ConnectionRegistry) -> None:
+    def __init__(
+        self, app: ASGIApp, runs: RunManager, connections: ConnectionRegistry, drain_s: float
+    ) -> None:
+        """Runs may continue for `drain_s` seconds after the start of the shutdown."""
+        self._drain_s = drain_s
         self._app = _ShutdownMiddleware(app)
         super().__init__(
             uvicorn.Config(
@@ -489,7 +491,7 @@ class HTTPServer(uvicorn.Server):
                 log_config=None,
                 log_level="warning",
                 access_log=False,
-                timeout_graceful_shutdown=CONNECTION_SHUTDOWN_S,
+                timeout_graceful_shutdown=math.ceil(drain_s) + CONNECTION_SHUTDOWN_S,
             )
         )
         self.server_state = connections
@@ -504,8 +506,10 @@ class HTTPServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         """See uvicorn. Accept no new connections, end the runs, then cancel the remaining
         requests."""
-        timer = asyncio.get_running_loop().call_later(REQUEST_SHUTDOWN_S, self._cancel_requests)
-        stopping = asyncio.create_task(self._runs.stop(RUN_SHUTDOWN_S))
+        timer = asyncio.get_running_loop().call_later(
+            self._drain_s + REQUEST_SHUTDOWN_S, self._cancel_requests
+        )
+        stopping = asyncio.create_task(self._runs.stop(self._drain_s))
         await super().shutdown(sockets)
         timer.cancel()
         await stopping

@@ -40,7 +40,7 @@ _ACCOUNT_HEADERS: tuple[str, ...] = (RequestHeader.ORGANIZATION, RequestHeader.P
 _SESSION_PATH = re.compile(rb"(/sessions/([\w.~!$&'()*+,;=:@-]{1,256}))/v1/")
 """Matches the beginning of a raw path that names a session. A name with percent-encoding does not
 match, so the beginning has the same length in the decoded path."""
-_OPEN_PATHS = frozenset({"/health"})
+_OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 
 
 class RequestMiddleware:

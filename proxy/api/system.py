@@ -145,9 +145,17 @@ def _html_row(name: str, value: str) -> str:
 
 
 @router.get("/health", response_model=Health)
+@router.get("/health/live", response_model=Health)
 @router.head("/health", include_in_schema=False)
 async def health() -> Response:
     """Return status 200: the process is running."""
+    return Response('{"status":"ok"}', media_type="application/json")
+
+
+@router.get("/health/ready", response_model=Health, responses=errors(503))
+async def ready(services: ServicesDep) -> Response:
+    """Return status 200: the server's database can be reached, so requests can be served."""
+    await services.store.check()
     return Response('{"status":"ok"}', media_type="application/json")
 
 

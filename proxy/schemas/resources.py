@@ -769,7 +769,8 @@ class PauseObject(_ResponseModel):
 
 
 class Health(_ResponseModel):
-    """The answer of `/health`: the process is running. Nothing else is checked."""
+    """The answer of `/health` and `/health/live`: the process is running; of `/health/ready`: its
+    database can be reached, too."""
 
     status: Literal["ok"] = "ok"
 

@@ -127,14 +127,14 @@ class RunRepository:
         await self._database.write(lambda connection: connection.execute(change))
 
     async def process_of(self, owner: str, run_id: str) -> str | None:
-        """Return the id of the process in which the owner's run is running, or None."""
+        """Return the id of the living process in which the owner's run is running, or None."""
 
         def transaction(connection: Connection) -> str | None:
             for table in (RUNS, RUN_SUMMARIES):
                 row = (table.c.owner == owner) & (table.c.id == run_id)
                 query = select(table.c.process).where(row, table.c.status == "running")
                 if found := connection.execute(query).scalar_one_or_none():
-                    return str(found)
+                    return None if self._process.is_dead(found) else str(found)
             return None
 
         return await self._database.read(transaction)

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from sqlalchemy import URL, Connection
+from sqlalchemy import URL, Connection, select
 
 from policies.sessions import ResponseSettings, SessionSettings, TrajectorySettings
 from proxy.errors import StoreError
@@ -118,6 +118,10 @@ class Store:
             self.spending,
             self.tool_verdicts,
         )
+
+    async def check(self) -> None:
+        """Raise StoreUnavailableError if the database cannot be reached."""
+        await self._database.read(lambda connection: connection.execute(select(1)))
 
     async def check_quota(self, owner: str, size: int, quota: int) -> None:
         """Raise QuotaError if a file of that size would exceed the owner's quota."""

@@ -108,6 +108,25 @@ async def run_of_key(client: httpx.AsyncClient, begun: "asyncio.Task[httpx.Respo
         return joined.headers["x-sandbox-run"]
 
 
+async def test_server_without_its_database_is_alive_but_not_ready(
+    server: PostgresqlServer, database: URL, tmp_path: Path
+) -> None:
+    async with (
+        scripted_backend([]) as backend,
+        two_servers(backend, database, tmp_path) as (first, _),
+    ):
+        ready = await first.get("/health/ready")
+        await asyncio.to_thread(server.stop)
+        try:
+            down = [await first.get(path) for path in ("/health/live", "/health/ready", "/health")]
+        finally:
+            await asyncio.to_thread(server.start)
+        again = await first.get("/health/ready")
+    assert (ready.status_code, again.status_code) == (200, 200)
+    assert [each.status_code for each in down] == [200, 503, 200]
+    assert down[1].json()["error"]["code"] == "store_unavailable"
+
+
 async def test_answer_of_one_server_is_replayed_by_the_other(database: URL, tmp_path: Path) -> None:
     async with (
         scripted_backend([STEP, text_reply("It is 42.")]) as backend,

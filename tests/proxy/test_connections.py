@@ -82,7 +82,7 @@ async def test_server_checks_for_expired_connections_periodically(tmp_path: Path
     services = make_services(ScriptedModel([]), MemorySandboxes(), tmp_path)
     clock = ManualClock()
     connections = ConnectionRegistry(1, clock)
-    http_server = HTTPServer(create_app(services), services.runs, connections)
+    http_server = HTTPServer(create_app(services), services.runs, connections, drain_s=3.0)
     with socket.create_server(("127.0.0.1", 0)) as listener, anyio.fail_after(20):
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         serving = asyncio.create_task(http_server.serve(sockets=[listener]))

@@ -1,0 +1,68 @@
+"""Real server processes that share a PostgreSQL database, one of which is killed."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+from openai import AsyncOpenAI
+
+from proxy.models.scripted import call, text_reply, tool_reply
+from tests.e2e.proxy_process import serving
+from tests.fakes.backend import Held, scripted_backend
+from tests.postgresql import PostgresqlServer, new_database, server_for_tests
+
+VARIABLE = "LLM_SANDBOX_STORE__DATABASE_URL"
+TIMEOUT_S = 90
+"""Beyond the lease of a process, after which the others know that it was killed."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresqlServer]:
+    with server_for_tests() as found:
+        yield found
+
+
+async def test_client_of_a_killed_server_gets_its_answer_from_another(
+    server: PostgresqlServer, tmp_path: Path
+) -> None:
+    new_database(server, tmp_path.name)
+    variables = {VARIABLE: f"{server.url}?options=-csearch_path%3D{tmp_path.name}"}
+    step = tool_reply(call("execute_bash", command="echo 42"))
+    script = [step, Held(text_reply("Never said."), asyncio.Event()), step, text_reply("42")]
+    homes = [tmp_path / "one", tmp_path / "two"]
+    for home in homes:
+        home.mkdir()
+    async with (
+        scripted_backend(script) as backend,
+        serving(homes[0], "bubblewrap", backend.base_url, **variables) as one,
+        serving(homes[1], "bubblewrap", backend.base_url, **variables) as two,
+    ):
+
+        def ask(url: str, max_retries: int) -> "asyncio.Task[str | None]":
+            async def answer() -> str | None:
+                async with AsyncOpenAI(
+                    base_url=f"{url}/v1", api_key="any", max_retries=max_retries
+                ) as client:
+                    completion = await client.chat.completions.create(
+                        model="fake-model",
+                        messages=[{"role": "user", "content": "How many?"}],
+                        extra_headers={"Idempotency-Key": "order-1"},
+                    )
+                return completion.choices[0].message.content
+
+            return asyncio.create_task(answer())
+
+        with anyio.fail_after(TIMEOUT_S):
+            begun = ask(one.url, max_retries=0)
+            await backend.arrived(2)
+            joined = ask(two.url, max_retries=5)
+            await backend.arrived(2)
+            one.process.kill()
+            await one.ended()
+            await asyncio.wait([begun])
+            answer = await joined
+    assert begun.exception() is not None
+    assert answer == "42"
+    assert len(backend.requests) == 4
