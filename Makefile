@@ -77,7 +77,7 @@ vllm-table: vllm
 	ENGINE=vllm $(BIN)/python -m tests.engines.table
 
 # Three nodes of Kubernetes in network namespaces of this machine, with the test image; needs root.
-# Its servers are built once into the user's cache, in about five minutes.
+# Its servers are built once into the user's cache, in four to ten minutes.
 .PHONY: kubernetes network-tools cluster cluster-down test-cluster
 kubernetes: install
 	@$(call debian,dpkg-source,dpkg-dev) || true

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from tests.cluster.cluster import DEFAULT_NAME, Cluster
 from tests.cluster.control_plane import COMPONENTS
@@ -39,25 +40,26 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--image", action="append", default=[], help="copy this Docker image to it")
     add("down", "end and delete the cluster", lambda cluster, _: cluster.down())
     add("status", "print which components run and which nodes are ready", _status)
-    load = add(
-        "load", "copy a Docker image to the nodes", lambda c, given: c.load_image(given.what)
-    )
-    load.add_argument("what", metavar="IMAGE")
-    for name, help, on_node in (
-        ("cut-off", "take a node from the network", Cluster.cut_off),
-        ("heal", "put a node on the network again", Cluster.heal),
-        ("power-off", "end everything on a node at once", Cluster.power_off),
-        ("power-on", "start a node again", Cluster.power_on),
+    for name, help, method, what, choices in (
+        ("load", "copy a Docker image to the nodes", Cluster.load_image, "IMAGE", None),
+        ("cut-off", "take a node from the network", Cluster.cut_off, "NODE", None),
+        ("heal", "put a node on the network again", Cluster.heal, "NODE", None),
+        ("power-off", "end everything on a node at once", Cluster.power_off, "NODE", None),
+        ("power-on", "start a node again", Cluster.power_on, "NODE", None),
+        ("kill", "kill a part of the control plane", Cluster.kill, "COMPONENT", COMPONENTS),
+        ("start", "start a part of the control plane", Cluster.start, "COMPONENT", COMPONENTS),
     ):
-        command = add(name, help, lambda c, given, do=on_node: do(c, given.what))
-        command.add_argument("what", metavar="NODE", help="for example node1")
-    for name, help, on_component in (
-        ("kill", "kill a component of the control plane", Cluster.kill),
-        ("start", "start a component of the control plane", Cluster.start),
-    ):
-        command = add(name, help, lambda c, given, do=on_component: do(c, given.what))
-        command.add_argument("what", metavar="COMPONENT", choices=COMPONENTS)
+        add(name, help, _applied(method)).add_argument("what", metavar=what, choices=choices)
     return parser
+
+
+def _applied(method: Callable[[Cluster, Any], None]) -> Command:
+    """Return a command that calls a method with the argument that was given."""
+
+    def command(cluster: Cluster, given: argparse.Namespace) -> None:
+        method(cluster, given.what)
+
+    return command
 
 
 def _up(cluster: Cluster, given: argparse.Namespace) -> None:

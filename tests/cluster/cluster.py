@@ -215,7 +215,9 @@ class Cluster:
         with _lock():
             path = self._folder / "cluster.json"
             if not path.exists():
-                used = {json.loads(each.read_text())["subnet"] for each in STATE.glob("*/*.json")}
+                used = {
+                    json.loads(each.read_text())["subnet"] for each in STATE.glob("*/cluster.json")
+                }
                 subnet = next((each for each in range(SUBNETS) if each not in used), None)
                 if subnet is None:
                     raise ClusterError(f"{SUBNETS} clusters have a network already")
