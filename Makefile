@@ -83,6 +83,26 @@ test-vllm: vllm
 vllm-table: vllm
 	ENGINE=vllm $(BIN)/python -m tests.engines.table
 
+# Three nodes of Kubernetes in network namespaces of this machine, with the test image; needs root.
+# Its servers are built once into the user's cache, in four to ten minutes.
+.PHONY: kubernetes network-tools cluster cluster-down test-cluster
+kubernetes: install
+	@$(call debian,dpkg-source,dpkg-dev) || true
+	$(BIN)/python -m tests.cluster.install
+
+cluster: kubernetes test-image network-tools
+	$(BIN)/python -m tests.cluster up --image $(TEST_IMAGE)
+
+network-tools:
+	@$(call debian,ip,iproute2) || true
+	@$(call debian,iptables,iptables) || true
+
+cluster-down:
+	$(BIN)/python -m tests.cluster down
+
+test-cluster: kubernetes test-image network-tools
+	REQUIRE_CLUSTER=1 SANDBOX_TEST_IMAGE=$(TEST_IMAGE) $(BIN)/python -m pytest -rs tests/cluster
+
 # Fuzz each part of the agent for so many seconds; what is new stays in build/fuzz.
 SECONDS ?= 60
 fuzz: install bubblewrap
