@@ -180,7 +180,7 @@ def require_enforced(verdict: NetworkVerdict) -> None:
     """Raise SandboxStartError unless the policy is enforced."""
     if not verdict.is_enforced:
         raise SandboxStartError(
-            f"{verdict.text()}. Apply deploy/kubernetes/network-policy.yaml on a cluster whose"
+            f"{verdict.text()}. Apply deploy/kubernetes/sandboxes.yaml on a cluster whose"
             " network plugin enforces policies, or accept sandboxes with network access:"
             " sandbox.kubernetes.allow_unenforced_network_policy"
         )

@@ -122,10 +122,14 @@ def has_ended(pod: Json) -> bool:
 
 
 def has_stopped(pod: Json | None) -> bool:
-    """Return True if no container of the Pod runs any more. The kubelet removes the Pod's object
-    some seconds later, when it has cleaned up the node."""
-    statuses = pod and (pod.get("status") or {}).get("containerStatuses")
-    return not statuses or all("terminated" in (each.get("state") or {}) for each in statuses)
+    """Return True if no container of a deleted Pod runs any more. The kubelet removes the Pod's
+    object some seconds later, when it has cleaned up the node."""
+    status = (pod and pod.get("status")) or {}
+    return not any(
+        "running" in (container.get("state") or {})
+        for kind in ("initContainerStatuses", "containerStatuses")
+        for container in status.get(kind) or ()
+    )
 
 
 def cause_of_end(pod: Json | None) -> str:

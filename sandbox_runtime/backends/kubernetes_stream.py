@@ -8,6 +8,7 @@ agent's input ends with the connection.
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 
 import aiohttp
@@ -15,6 +16,8 @@ import aiohttp
 from sandbox_runtime.backends.base import DataCallback
 from sandbox_runtime.backends.byte_stream import TAIL_BYTES, ByteStreamProtocol, StderrTail
 from sandbox_runtime.protocol import FrameRate, ProtocolError
+
+logger = logging.getLogger(__name__)
 
 SUBPROTOCOLS = "v5.channel.k8s.io, v4.channel.k8s.io"
 STDIN, STDOUT, STDERR, STATUS = range(4)
@@ -97,7 +100,9 @@ class WebSocketTransport(asyncio.Transport):
         self._may_read.set()
         self._is_closing = False
         stream.connection_made(self)
-        self._task = asyncio.create_task(self._run(), name="attached websocket")
+        self._receiving = asyncio.create_task(self._receive(), name="websocket: receiving")
+        self._sending = asyncio.create_task(self._send(), name="websocket: sending")
+        self._closing = asyncio.create_task(self._close_at_end(), name="websocket: closing")
 
     # Called by the protocol
 
@@ -121,36 +126,32 @@ class WebSocketTransport(asyncio.Transport):
         return self._is_closing
 
     def abort(self) -> None:
-        if not self._is_closing:
-            self._is_closing = True
-            self._task.cancel()
+        self._is_closing = True
+        self._receiving.cancel()
 
     def close(self) -> None:
         self.abort()
 
     async def wait_closed(self) -> None:
         """Wait until the connection is closed."""
-        await asyncio.wait([self._task])
+        await asyncio.wait([self._closing])
 
     # The connection
 
-    async def _run(self) -> None:
-        """Send and receive until the connection ends or `abort` is called; then close it."""
-        sending = asyncio.create_task(self._send(), name="attached websocket: sending")
-        error: Exception | None = None
-        try:
-            await self._receive()
-        except (aiohttp.ClientError, OSError) as failure:
-            error = failure
-        finally:
-            self._is_closing = True
-            sending.cancel()
-            await asyncio.wait([sending])
-            self._stream.connection_lost(error)
-            # A cancelled `close` drops the connection.
-            with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await self._socket.close()
+    async def _close_at_end(self) -> None:
+        """Wait until the connection has ended or `abort` was called, and close it."""
+        await asyncio.wait([self._receiving])
+        self._is_closing = True
+        self._sending.cancel()
+        await asyncio.wait([self._sending])
+        error = None if self._receiving.cancelled() else self._receiving.exception()
+        if error and not isinstance(error, aiohttp.ClientError | OSError):
+            logger.error("an attached websocket failed", exc_info=error)
+        self._stream.connection_lost(None)
+        # A `close` that is cancelled drops the connection.
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._socket.close()
 
     async def _receive(self) -> None:
         while True:
