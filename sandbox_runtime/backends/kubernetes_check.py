@@ -39,7 +39,7 @@ wait
 """
 """Writes each address that it can connect to, of its arguments and of the API server and the node
 as the Pod knows them, into the Pod's status."""
-_VERBS = (
+VERBS = (
     *(("", verb, "pods", "") for verb in ("create", "get", "list", "watch", "delete")),
     *(("", verb, "pods", "attach") for verb in ("get", "create")),
     *(
@@ -140,11 +140,11 @@ def _printed(pod: Json) -> tuple[str, ...]:
 async def permission_check(api: KubernetesApi) -> Check:
     """Check that this client may do everything that the backend does. Raises KubernetesError."""
     answers = await asyncio.gather(
-        *(api.may(verb, resource, sub, group) for group, verb, resource, sub in _VERBS)
+        *(api.may(verb, resource, sub, group) for group, verb, resource, sub in VERBS)
     )
     missing = [
         f"{verb} {resource}{'/' + sub if sub else ''}"
-        for (_, verb, resource, sub), allowed in zip(_VERBS, answers, strict=True)
+        for (_, verb, resource, sub), allowed in zip(VERBS, answers, strict=True)
         if not allowed
     ]
     if missing:
