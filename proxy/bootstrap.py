@@ -224,7 +224,7 @@ def build_kubernetes(config: Config) -> Backend:
 
     cluster = config.sandbox.kubernetes
     return KubernetesBackend(
-        PodSpec(cluster.image, cluster.agent_image, cluster.runtime_class),
+        PodSpec(cluster.image, cluster.agent_image, cluster.runtime_class, cluster.seccomp_profile),
         namespace=cluster.namespace,
         kubeconfig=cluster.kubeconfig,
         context=cluster.context,

@@ -224,6 +224,10 @@ class KubernetesConfig(_Section):
     runtime_class: str | None = None
     """RuntimeClass of the Pods, such as one for gVisor or Kata Containers; null: the nodes'
     default."""
+    seccomp_profile: str | None = None
+    """Seccomp profile of the Pods in the kubelet's directory for profiles, to which each node has a
+    copy of deploy/kubernetes/seccomp.json; null: the container runtime's default, which permits
+    more."""
     allow_unenforced_network_policy: bool = False
     """True to start sandboxes even if no network policy demonstrably keeps them from the
     network."""

@@ -3,7 +3,7 @@ running agent; and the task that removes the sandboxes of dead proxies."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -87,8 +87,14 @@ class Backend(Protocol):
     def name(self) -> str:
         """The name in the configuration: docker, bubblewrap or kubernetes."""
 
+    @property
+    def accepted_attempts(self) -> Mapping[str, str]:
+        """The attempts to escape that succeed by the design of the backend or its settings, by
+        name, and why that is accepted."""
+
     async def start(self, isolation: Isolation) -> Guest:
-        """Start a guest agent in a new sandbox. Raises SandboxStartError."""
+        """Start a guest agent in a new sandbox. Raises SandboxStartError, and NoCapacityError if
+        one may start later."""
 
     async def fingerprint(self) -> str:
         """Return an id of the image that new sandboxes start from. Raises SandboxStartError."""

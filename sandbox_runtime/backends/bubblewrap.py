@@ -91,6 +91,10 @@ class BubblewrapBackend:
     def name(self) -> str:
         return "bubblewrap"
 
+    @property
+    def accepted_attempts(self) -> Mapping[str, str]:
+        return {}
+
     async def start(self, isolation: Isolation) -> ProcessGuest:
         message = first_message(self._guest_config(isolation))
         agent = self._agent_descriptor()

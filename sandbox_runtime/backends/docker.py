@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,6 +89,10 @@ class DockerBackend:
     @property
     def name(self) -> str:
         return "docker"
+
+    @property
+    def accepted_attempts(self) -> Mapping[str, str]:
+        return {}
 
     async def start(self, isolation: Isolation) -> DockerGuest:
         name = f"sandbox-{self._owner.id}-{uuid.uuid4().hex[:12]}"

@@ -12,6 +12,7 @@ no sandbox is started before it is verified that the cluster enforces it.
 import asyncio
 import itertools
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from sandbox_runtime.backends.base import Check, run_to_end
 from sandbox_runtime.backends.kubernetes_api import KubernetesApi
 from sandbox_runtime.backends.kubernetes_check import (
     NetworkVerdict,
+    accepted_attempts,
     isolation_checks,
     network_verdict,
     permission_check,
@@ -78,6 +80,10 @@ class KubernetesBackend:
     def name(self) -> str:
         return "kubernetes"
 
+    @property
+    def accepted_attempts(self) -> Mapping[str, str]:
+        return accepted_attempts(has_own_profile=self._spec.seccomp_profile is not None)
+
     async def start(self, isolation: Isolation) -> KubernetesGuest:
         name = f"sandbox-{self._owner.id}-{next(self._numbers)}"
         guest = KubernetesGuest(name, self._api, self._watch, self._own_pods.discard)
@@ -124,7 +130,7 @@ class KubernetesBackend:
         except KubernetesError as error:
             return [Check("kubernetes api", False, str(error))]
         if all(check.ok for check in found):
-            found += [await self._check_network(), *isolation_checks(self._spec.runtime_class)]
+            found += [await self._check_network(), *isolation_checks(self._spec)]
         return found
 
     async def aclose(self) -> None:

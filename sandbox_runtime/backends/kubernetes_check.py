@@ -48,6 +48,15 @@ VERBS = (
     ),
 )
 """The group, verb, resource and subresource of everything that the backend does."""
+_NETWORK_ATTEMPTS = (
+    *("interfaces", "metadata", "link_local", "private_networks", "public_networks", "multicast"),
+    "host_addresses",
+)
+"""Attempts that look for an interface or a route and send nothing, so that no policy stops them."""
+_SYSTEM_CALL_ATTEMPTS = (
+    *("io_uring", "asynchronous_io", "huge_pages", "huge_memory_file", "huge_shared_memory"),
+    *("ptrace", "vsock", "netlink", "typing_into_a_terminal", "own_terminal"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +162,35 @@ async def permission_check(api: KubernetesApi) -> Check:
     return Check("kubernetes permissions", True, f"pods and leases in {api.namespace!r}")
 
 
-def isolation_checks(runtime_class: str | None) -> Iterator[Check]:
+def accepted_attempts(*, has_own_profile: bool) -> dict[str, str]:
+    """Return the attempts to escape that succeed in Pods, and why that is accepted.
+    `has_own_profile` is True if the nodes have the profile of deploy/kubernetes."""
+    found = dict.fromkeys(_NETWORK_ATTEMPTS, "the network policy denies the packets of a Pod")
+    found["kernel_secrets"] = "Kubernetes masks fewer files of /proc; the level strict has no root"
+    if not has_own_profile:
+        why = "the runtime's seccomp profile permits it, unlike sandbox.kubernetes.seccomp_profile"
+        found |= dict.fromkeys(_SYSTEM_CALL_ATTEMPTS, why)
+    return found
+
+
+def isolation_checks(spec: PodSpec) -> Iterator[Check]:
     """Yield a check for each part of the isolation that follows from the Pod alone."""
     kernel = (
-        f"runtime class {runtime_class}"
-        if runtime_class
+        f"runtime class {spec.runtime_class}"
+        if spec.runtime_class
         else "the nodes' default: sandboxes SHARE THE NODE'S KERNEL, and a kernel vulnerability"
         " lets code escape; for untrusted code install gVisor or Kata Containers and set"
         " sandbox.kubernetes.runtime_class"
     )
     yield Check("kubernetes runtime", True, kernel)
+    profile = (
+        f"filtered by the nodes' profile {spec.seccomp_profile}"
+        if spec.seccomp_profile
+        else "filtered by the runtime's default profile, which permits more than that of"
+        " deploy/kubernetes/seccomp.json: install it on the nodes and set"
+        " sandbox.kubernetes.seccomp_profile"
+    )
+    yield Check("kubernetes system calls", True, profile)
     yield Check(
         "kubernetes limits",
         True,

@@ -58,6 +58,8 @@ class PodSpec:
     agent_image: str | None = None
     """An image with the agent's program; None: the sandbox image holds it at AGENT_PATH."""
     runtime_class: str | None = None
+    seccomp_profile: str | None = None
+    """A profile in the kubelet's directory for them; None: the runtime's default."""
 
     def sandbox(self, name: str, owner: str, isolation: Isolation) -> dict[str, Any]:
         """Return a Pod that runs the guest agent."""
@@ -117,7 +119,7 @@ class PodSpec:
                 "securityContext": {
                     "runAsUser": uid,
                     "runAsGroup": uid,
-                    "seccompProfile": {"type": "RuntimeDefault"},
+                    "seccompProfile": self._seccomp_profile(),
                 },
                 "containers": [
                     {
@@ -142,6 +144,11 @@ class PodSpec:
                 ],
             },
         }
+
+    def _seccomp_profile(self) -> dict[str, str]:
+        if self.seccomp_profile:
+            return {"type": "Localhost", "localhostProfile": self.seccomp_profile}
+        return {"type": "RuntimeDefault"}
 
     def _add_agent_volume(
         self, pod: dict[str, Any], agent_image: str, uid: int, isolation: Isolation

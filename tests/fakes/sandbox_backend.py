@@ -131,6 +131,10 @@ class FakeSandboxBackend:
     def name(self) -> str:
         return "fake"
 
+    @property
+    def accepted_attempts(self) -> dict[str, str]:
+        return {}
+
     async def start(self, isolation: Isolation) -> FakeGuest:
         self.on_start()
         self.asked += 1
