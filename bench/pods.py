@@ -42,7 +42,7 @@ async def measure(plan: Plan) -> list[TablePart]:
 
 async def _measure(plan: Plan, opened: AsyncExitStack, kubeconfig: Path) -> list[TablePart]:
     from sandbox_runtime.backends.kubernetes import KubernetesBackend  # noqa: PLC0415 - an extra
-    from sandbox_runtime.backends.kubernetes_pod import PodSpec  # noqa: PLC0415
+    from sandbox_runtime.backends.kubernetes_pod import PodSpec  # noqa: PLC0415 - as above
 
     directory = opened.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
     backends: dict[str, Backend] = {
