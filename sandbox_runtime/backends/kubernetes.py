@@ -112,7 +112,7 @@ class KubernetesBackend:
 
     async def fingerprint(self) -> str:
         # A tag's digest is known only on the nodes, and differs between their architectures.
-        return f"{self._spec.image} {self._spec.agent_image} {self._spec.runtime_class}"
+        return str(self._spec)
 
     async def sweep(self) -> int:
         try:

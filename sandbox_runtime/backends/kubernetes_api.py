@@ -35,12 +35,15 @@ from sandbox_runtime.backends.kubernetes_stream import (
 )
 
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10.0, 30.0
-WATCH_S = 300
-"""Length of one watch request; the API server ends it and the next one continues."""
+WATCH_S = 60
+"""Length of one watch request: the API server ends it and the next one continues, so that a dead
+connection is found soon."""
 HEARTBEAT_S = 20.0
 """Interval of the websocket's pings. A connection is lost if a pong takes half as long; load
 balancers commonly drop connections that are silent for 60 s."""
 MAX_RESPONSE_BYTES = 64 << 20
+Method = Callable[..., Awaitable[Any]]
+"""A method of the library that makes one request."""
 REMOVAL_GRACE_S = 1
 """Time between SIGTERM and SIGKILL. The agent has mostly ended before, with its input. With 0 the
 API server would forget the Pod before its processes have ended."""
@@ -78,7 +81,8 @@ class KubernetesApi:
 
     async def version(self) -> str:
         """Return the version of the API server, such as v1.33.1."""
-        return str((await self._call(lambda api: client.VersionApi(api).get_code))["gitVersion"])
+        await self._connect()
+        return str((await self._call(client.VersionApi(self._api).get_code))["gitVersion"])
 
     async def may(self, verb: str, resource: str, subresource: str = "", group: str = "") -> bool:
         """Return True if this client may use a verb on a resource of the namespace."""
@@ -94,25 +98,24 @@ class KubernetesApi:
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": attributes},
         }
-        result = await self._call(
-            lambda api: client.AuthorizationV1Api(api).create_self_subject_access_review, review
-        )
-        return bool(result["status"].get("allowed"))
+        await self._connect()
+        create = client.AuthorizationV1Api(self._api).create_self_subject_access_review
+        return bool((await self._call(create, review))["status"].get("allowed"))
 
     # Pods
 
     async def create_pod(self, pod: Json) -> None:
         """Create a Pod. Does nothing if it exists: its name is chosen by this process, so an
         earlier attempt whose response was lost has created it."""
+        core = await self._core()
         with suppress(AlreadyExistsError):
-            await self._call(lambda api: _core(api).create_namespaced_pod, self.namespace, pod)
+            await self._call(core.create_namespaced_pod, self.namespace, pod)
 
     async def pods(self, selector: str) -> tuple[list[Json], str]:
         """Return the Pods that a label selector selects, and the version of the list, from which a
         watch can continue."""
-        found = await self._call(
-            lambda api: _core(api).list_namespaced_pod, self.namespace, label_selector=selector
-        )
+        core = await self._core()
+        found = await self._call(core.list_namespaced_pod, self.namespace, label_selector=selector)
         return list(found["items"]), str(found["metadata"]["resourceVersion"])
 
     async def watch_pods(
@@ -120,8 +123,9 @@ class KubernetesApi:
     ) -> None:
         """Call `on_event` with the type and the Pod of each change since a version, for WATCH_S
         seconds. Raises ExpiredError if the API server no longer has this version."""
+        core = await self._core()
         response = await self._send(
-            lambda api: _core(api).list_namespaced_pod,
+            core.list_namespaced_pod,
             self.namespace,
             label_selector=selector,
             resource_version=version,
@@ -146,9 +150,10 @@ class KubernetesApi:
 
     async def delete_pod(self, name: str) -> None:
         """Begin to end and remove a Pod, if it exists."""
+        core = await self._core()
         with suppress(NotFoundError):
             await self._call(
-                lambda api: _core(api).delete_namespaced_pod,
+                core.delete_namespaced_pod,
                 name,
                 self.namespace,
                 grace_period_seconds=REMOVAL_GRACE_S,
@@ -157,7 +162,7 @@ class KubernetesApi:
     async def attach(self, name: str) -> AttachedStream:
         """Attach to the standard streams of a running Pod's sandbox."""
         await self._connect()
-        attach = _core(self._sockets).connect_get_namespaced_pod_attach
+        attach = client.CoreV1Api(self._sockets).connect_get_namespaced_pod_attach
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 opening = await attach(
@@ -186,12 +191,14 @@ class KubernetesApi:
 
     async def create_lease(self, lease: Json) -> None:
         """Create a Lease. Raises AlreadyExistsError."""
-        await self._call(lambda api: _leases(api).create_namespaced_lease, self.namespace, lease)
+        coordination = await self._coordination()
+        await self._call(coordination.create_namespaced_lease, self.namespace, lease)
 
     async def change_lease(self, name: str, changes: Json) -> None:
         """Change fields of a Lease. Raises NotFoundError."""
+        coordination = await self._coordination()
         await self._call(
-            lambda api: _leases(api).patch_namespaced_lease,
+            coordination.patch_namespaced_lease,
             name,
             self.namespace,
             changes,
@@ -200,15 +207,17 @@ class KubernetesApi:
 
     async def leases(self, selector: str) -> list[Json]:
         """Return the Leases that a label selector selects."""
+        coordination = await self._coordination()
         found = await self._call(
-            lambda api: _leases(api).list_namespaced_lease, self.namespace, label_selector=selector
+            coordination.list_namespaced_lease, self.namespace, label_selector=selector
         )
         return list(found["items"])
 
     async def delete_lease(self, name: str) -> None:
         """Remove a Lease, if it exists."""
+        coordination = await self._coordination()
         with suppress(NotFoundError):
-            await self._call(lambda api: _leases(api).delete_namespaced_lease, name, self.namespace)
+            await self._call(coordination.delete_namespaced_lease, name, self.namespace)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -230,6 +239,14 @@ class KubernetesApi:
                 self._api = client.ApiClient(configuration)
                 self._sockets = WsApiClient(configuration, heartbeat=HEARTBEAT_S)
 
+    async def _core(self) -> Any:
+        await self._connect()
+        return client.CoreV1Api(self._api)
+
+    async def _coordination(self) -> Any:
+        await self._connect()
+        return client.CoordinationV1Api(self._api)
+
     async def _load_credentials(self, configuration: Any) -> None:
         in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ
         try:
@@ -245,53 +262,40 @@ class KubernetesApi:
         except (ConfigException, OSError, ValueError, TypeError) as error:
             raise KubernetesError(f"the kubeconfig cannot be used: {error}") from error
 
-    async def _call(
-        self, method: Callable[[Any], Callable[..., Awaitable[Any]]], *args: Any, **options: Any
-    ) -> Json:
+    async def _call(self, method: Method, *args: Any, **options: Any) -> Json:
         """Make a request and return the response's JSON object."""
         response = await self._send(method, *args, **options)
         if response.status == _UNAUTHORIZED:  # the credentials may have expired
             response.close()
             await self._load_credentials(self._configuration)
             response = await self._send(method, *args, **options)
+        content = bytearray()
         try:
-            content = await response.content.read(MAX_RESPONSE_BYTES)
-            while piece := await response.content.read(MAX_RESPONSE_BYTES):
+            async for piece in response.content.iter_any():
                 content += piece
                 if len(content) > MAX_RESPONSE_BYTES:
                     raise KubernetesError(f"a response of more than {MAX_RESPONSE_BYTES} bytes")
         except (aiohttp.ClientError, OSError) as error:
             raise self._no_answer(error) from error
         finally:
-            response.release()
+            response.close()
         self._set_clock(response.headers.get("Date"))
         if response.status >= 400:
             raise error_of(response.status, _parse(content))
         return _parse(content)
 
-    async def _send(
-        self, method: Callable[[Any], Callable[..., Awaitable[Any]]], *args: Any, **options: Any
-    ) -> aiohttp.ClientResponse:
-        await self._connect()
+    async def _send(self, method: Method, *args: Any, **options: Any) -> aiohttp.ClientResponse:
         options.setdefault("_request_timeout", (CONNECT_TIMEOUT_S, READ_TIMEOUT_S))
         try:
-            response = await method(self._api)(*args, _preload_content=False, **options)
-        except aiohttp.ServerDisconnectedError:  # an idle connection was closed meanwhile
-            response = await self._send_again(method, *args, **options)
+            try:
+                response = await method(*args, _preload_content=False, **options)
+            except aiohttp.ServerDisconnectedError:  # an idle connection was closed meanwhile
+                # Each request creates a named object, or has the same effect twice.
+                response = await method(*args, _preload_content=False, **options)
         except (aiohttp.ClientError, OSError) as error:
             raise self._no_answer(error) from error
         assert isinstance(response, aiohttp.ClientResponse)
         return response
-
-    async def _send_again(
-        self, method: Callable[[Any], Callable[..., Awaitable[Any]]], *args: Any, **options: Any
-    ) -> Any:
-        """Repeat a request, which is safe: each creates a named object, or has the same effect
-        twice."""
-        try:
-            return await method(self._api)(*args, _preload_content=False, **options)
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._no_answer(error) from error
 
     def _no_answer(self, error: Exception) -> KubernetesError:
         if isinstance(error, KubernetesError):
@@ -305,15 +309,7 @@ class KubernetesApi:
             self._clock_offset_s = served.timestamp() - time.time()
 
 
-def _core(api: Any) -> Any:
-    return client.CoreV1Api(api)
-
-
-def _leases(api: Any) -> Any:
-    return client.CoordinationV1Api(api)
-
-
-def _parse(content: bytes) -> dict[str, Any]:
+def _parse(content: bytes | bytearray) -> dict[str, Any]:
     """Parse a JSON object. A response that is none, such as a load balancer's page, gives an object
     with its text as the message."""
     try:
