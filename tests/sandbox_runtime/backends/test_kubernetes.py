@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 import pytest
@@ -31,6 +32,7 @@ from tests.sandbox_runtime.backends.cluster import (
     kubeconfig,
     kubernetes_backend,
 )
+from tests.sandbox_runtime.backends.policy_plugin import enforced_policies
 from tests.sandbox_runtime.transfer import PLENTY_S, OutputRecorder, output
 
 pytestmark = pytest.mark.cluster
@@ -231,6 +233,21 @@ async def test_backend_refuses_a_cluster_that_enforces_no_network_policy(
         await start_sandbox(backend, SMALL)
     assert await pods_of(admin, backend) == []
     await backend.aclose()
+
+
+async def test_backend_accepts_a_cluster_whose_network_policy_is_enforced(
+    admin: ClusterAdmin,
+) -> None:
+    async with enforced_policies(admin):
+        backend = kubernetes_backend(allow_unenforced_network_policy=False)
+        (network,) = [each for each in await backend.check() if each.name == "kubernetes network"]
+        assert network.ok
+        assert network.detail.startswith("a policy is enforced: sandboxes do not reach ")
+        async with started(backend) as sandbox:
+            host = urlsplit(backend._api.url)
+            connect = f"timeout 2 bash -c '</dev/tcp/{host.hostname}/{host.port}' 2>/dev/null"
+            assert await output(sandbox, f"{connect} || echo denied") == "denied\n"
+        await backend.aclose()
 
 
 async def test_running_command_raises_when_its_pod_is_deleted(
