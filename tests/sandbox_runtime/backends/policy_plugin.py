@@ -1,5 +1,5 @@
-"""Plays a network plugin that enforces the policies of deploy/kubernetes/sandboxes.yaml, with packet
-filters in the nodes' network namespaces: the plugin of the test cluster enforces none."""
+"""Plays a network plugin that enforces the policies of deploy/kubernetes/sandboxes.yaml, with
+packet filters in the nodes' network namespaces: the plugin of the test cluster enforces none."""
 
 import asyncio
 import os
