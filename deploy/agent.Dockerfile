@@ -10,9 +10,11 @@ FROM debian:bookworm-slim AS build
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
     busybox-static gcc musl-tools
-COPY sandbox_runtime/guest/native /guest/native
-RUN sh /guest/native/build none && mv /guest/bin/agent-* /guest/agent
+WORKDIR /source
+COPY sandbox_runtime sandbox_runtime
+# `true` stands in for Python, which only other compilers need.
+RUN sh sandbox_runtime/guest/native/build true && mv sandbox_runtime/guest/bin/agent-* /agent
 
 FROM scratch
 COPY --from=build /bin/busybox /bin/cp
-COPY --from=build /guest/agent /agent
+COPY --from=build /agent /agent

@@ -1,6 +1,7 @@
 """The manifests of deploy/kubernetes: they are valid, agree with the backend and with each other,
 and give nobody more than is needed."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import yaml
 from proxy.config import Config, parse
 from sandbox_runtime.backends.kubernetes_check import CONTROL_COMPONENT, VERBS
 from sandbox_runtime.backends.kubernetes_pod import COMPONENT_LABEL
+from sandbox_runtime.backends.seccomp import docker_seccomp_profile, oci_seccomp_profile
 from tests.kubernetes_models import validate
 
 MANIFESTS = Path(__file__).parents[1] / "deploy" / "kubernetes"
@@ -33,6 +35,14 @@ def the(file: str, kind: str, name: str | None = None) -> dict[str, Any]:
 
 def proxy_config() -> Config:
     return parse(yaml.safe_load(the("proxy.yaml", "ConfigMap")["data"]["config.yaml"]), "manifest")
+
+
+def test_seccomp_profile_is_that_of_the_docker_backend() -> None:
+    shipped = (MANIFESTS / "seccomp.json").read_text(encoding="utf-8")
+    assert shipped == oci_seccomp_profile() + "\n", "write it again: see oci_seccomp_profile"
+    profile, docker = json.loads(shipped), json.loads(docker_seccomp_profile())
+    assert profile["architectures"] == [each["architecture"] for each in docker.pop("archMap")]
+    assert {**docker, "architectures": profile["architectures"]} == profile
 
 
 def test_both_manifests_are_checked() -> None:
