@@ -25,7 +25,8 @@ from sandbox_runtime.errors import SandboxStartError
 
 CONTROL_COMPONENT = "network-check"
 """The component whose Pods may use the network, in the policies of deploy/kubernetes."""
-CONNECT_S = 3
+CONNECT_S = 5
+"""Maximum time for a connection: a network plugin may permit a new Pod later than it starts."""
 KUBELET_PORT = "10250"
 _MAX_REACHED = 10
 _CONNECT = f"""
@@ -76,7 +77,7 @@ class NetworkVerdict:
     def text(self) -> str:
         """Return the verdict as a sentence."""
         if self.by_sandbox:
-            return f"no policy is enforced: a sandbox reaches {', '.join(self.by_sandbox)}"
+            return f"no enforced network policy keeps a sandbox from {', '.join(self.by_sandbox)}"
         if not self.by_control:
             return (
                 "it cannot be verified that a policy is enforced: a Pod with the label"

@@ -83,7 +83,7 @@ async def test_serve_refuses_a_cluster_that_enforces_no_network_policy(
     config = write_config(tmp_path, settings(allow_unenforced_network_policy=False))
     ended = await run(tmp_path, "serve", "--config", config, "--backend-url", NOWHERE)
     assert ended.returncode == 1
-    assert b"no policy is enforced: a sandbox reaches" in ended.stderr
+    assert b"no enforced network policy keeps a sandbox from" in ended.stderr
     assert b"sandbox.kubernetes.allow_unenforced_network_policy" in ended.stderr
 
 

@@ -228,7 +228,7 @@ async def test_backend_refuses_a_cluster_that_enforces_no_network_policy(
     (network,) = [check for check in await backend.check() if check.name == "kubernetes network"]
     if network.ok:
         pytest.skip("the network plugin of this cluster enforces network policies")
-    assert "no policy is enforced: a sandbox reaches" in network.detail
+    assert "no enforced network policy keeps a sandbox from" in network.detail
     with pytest.raises(SandboxStartError, match="allow_unenforced_network_policy"):
         await start_sandbox(backend, SMALL)
     assert await pods_of(admin, backend) == []
