@@ -12,6 +12,7 @@ import pytest
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.chat_http import answer_text, http_client, post_chat
 from tests.e2e.proxy_process import environment, run, serving, write_config
+from tests.e2e.test_command import packages_loaded_by
 from tests.fakes.backend import scripted_backend
 from tests.sandbox_runtime.backends.cluster import (
     AGENT_IMAGE,
@@ -138,6 +139,14 @@ async def test_gc_reports_what_it_has_removed(admin: ClusterAdmin, tmp_path: Pat
     await admin.apply_object(pod)
     ended = await run(tmp_path, "gc", "--config", config)
     assert (ended.returncode, ended.stdout) == (0, b"ok    kubernetes: 1 removed\n")
+
+
+async def test_kubernetes_client_is_loaded_only_for_its_backend(tmp_path: Path) -> None:
+    build = "from proxy.bootstrap import build_backend; from proxy.config import parse;"
+    tree = "parse({'sandbox': {'backend': '%s'}}, 'test')"
+    for kind, is_loaded in (("bubblewrap", False), ("kubernetes", True)):
+        loaded = await packages_loaded_by(f"{build} build_backend({tree % kind})", tmp_path)
+        assert ("kubernetes_asyncio" in loaded) is is_loaded
 
 
 async def test_missing_extra_is_named(tmp_path: Path) -> None:

@@ -221,6 +221,23 @@ async def test_missing_permissions_are_named(admin: ClusterAdmin, tmp_path: Path
     await backend.aclose()
 
 
+async def test_renewed_credentials_are_read_from_the_kubeconfig(
+    admin: ClusterAdmin, tmp_path: Path
+) -> None:
+    backend = await service_account_backend(admin, "sandbox-proxy", tmp_path)
+    file = tmp_path / "sandbox-proxy"
+    valid = file.read_text(encoding="utf-8")
+    tree = yaml.safe_load(valid)
+    tree["users"][0]["user"]["token"] = "expired"
+    file.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    with pytest.raises(SandboxStartError, match="Unauthorized"):
+        await start_sandbox(backend, SMALL)
+    file.write_text(valid, encoding="utf-8")
+    async with started(backend) as sandbox:
+        assert await output(sandbox, "echo renewed") == "renewed\n"
+    await backend.aclose()
+
+
 async def test_backend_refuses_a_cluster_that_enforces_no_network_policy(
     admin: ClusterAdmin,
 ) -> None:
