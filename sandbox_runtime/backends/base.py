@@ -92,6 +92,10 @@ class Backend(Protocol):
         """The attempts to escape that succeed by the design of the backend or its settings, by
         name, and why that is accepted."""
 
+    @property
+    def can_resize(self) -> bool:
+        """False if the limits of a running sandbox can never be changed."""
+
     async def start(self, isolation: Isolation) -> Guest:
         """Start a guest agent in a new sandbox. Raises SandboxStartError, and NoCapacityError if
         one may start later."""

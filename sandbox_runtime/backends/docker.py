@@ -94,6 +94,10 @@ class DockerBackend:
     def accepted_attempts(self) -> Mapping[str, str]:
         return {}
 
+    @property
+    def can_resize(self) -> bool:
+        return True
+
     async def start(self, isolation: Isolation) -> DockerGuest:
         name = f"sandbox-{self._owner.id}-{uuid.uuid4().hex[:12]}"
         guest = DockerGuest(name, self._engine, self._runtime, self._runsc, self._on_removed)

@@ -84,6 +84,10 @@ class KubernetesBackend:
     def accepted_attempts(self) -> Mapping[str, str]:
         return accepted_attempts(has_own_profile=self._spec.seccomp_profile is not None)
 
+    @property
+    def can_resize(self) -> bool:
+        return False
+
     async def start(self, isolation: Isolation) -> KubernetesGuest:
         name = f"sandbox-{self._owner.id}-{next(self._numbers)}"
         guest = KubernetesGuest(name, self._api, self._watch, self._own_pods.discard)

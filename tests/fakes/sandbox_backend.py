@@ -135,6 +135,10 @@ class FakeSandboxBackend:
     def accepted_attempts(self) -> dict[str, str]:
         return {}
 
+    @property
+    def can_resize(self) -> bool:
+        return True
+
     async def start(self, isolation: Isolation) -> FakeGuest:
         self.on_start()
         self.asked += 1

@@ -353,7 +353,9 @@ async def test_pool_keeps_pods_ready_and_leaves_none(
         assert len(seen) == 6
         assert pool.stats().failed == 0
         assert pool.stats().hits > 0
-        async with pool.lease(replace(SMALL, memory_mib=192)) as lease:  # a new Pod: see above
+        await until(lambda: pool.stats().idle == 2)
+        async with pool.lease(replace(SMALL, memory_mib=192)) as lease:
             assert await output(await lease.sandbox(), "echo larger") == "larger\n"
+        assert pool.stats().replaced == 0  # the ready Pods, whose limits are fixed, are kept
         await pool.aclose()
     assert await pods_of(admin, backend) == []
