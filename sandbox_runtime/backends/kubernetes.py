@@ -32,14 +32,16 @@ from sandbox_runtime.backends.kubernetes_check import (
 from sandbox_runtime.backends.kubernetes_errors import (
     Json,
     KubernetesError,
+    has_ended,
     is_running,
     not_ready_error,
     start_error,
     start_failure,
 )
-from sandbox_runtime.backends.kubernetes_guest import KubernetesGuest
+from sandbox_runtime.backends.kubernetes_guest import CAUSE_WAIT_S, KubernetesGuest
 from sandbox_runtime.backends.kubernetes_owner import SELECTOR, LeaseOwner
 from sandbox_runtime.backends.kubernetes_pod import OWNER_LABEL, PodSpec, guest_config
+from sandbox_runtime.backends.kubernetes_stream import AttachedStream
 from sandbox_runtime.backends.kubernetes_watch import PodWatch
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest.agent import first_message
@@ -100,7 +102,7 @@ class KubernetesBackend:
             pod = self._spec.sandbox(name, self._owner.id, isolation)
             await run_to_end(self._api.create_pod(pod))
             await self._wait_until_running(name)
-            guest.stream = await self._api.attach(name)
+            guest.stream = await self._attach(name)
             guest.write(first_message(guest_config(isolation)))
             await guest.drain()
         except (KubernetesError, OSError) as error:
@@ -159,6 +161,18 @@ class KubernetesBackend:
             return
         failure = start_failure(pod) if pod else None
         raise failure or not_ready_error(pod, name, self._start_timeout_s)
+
+    async def _attach(self, name: str) -> AttachedStream:
+        """Attach to a running Pod. Raises KubernetesError, and SandboxStartError if the Pod has
+        ended."""
+        try:
+            return await self._api.attach(name)
+        except KubernetesError as error:
+            await self._watch.wait(name, lambda pod: pod is None or has_ended(pod), CAUSE_WAIT_S)
+            pod = self._watch.pod(name)
+            if failure := start_failure(pod) if pod else None:
+                raise failure from error
+            raise
 
     async def _discard(self, guest: KubernetesGuest) -> None:
         if guest.id in self._own_pods:

@@ -4,6 +4,7 @@ and the states of a Pod that does not start or that has ended."""
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from sandbox_runtime.backends.kubernetes_pod import AGENT_PATH
 from sandbox_runtime.errors import NoCapacityError, SandboxStartError
 
 Json = Mapping[str, Any]
@@ -24,7 +25,7 @@ _UNSTARTABLE = frozenset(
 _IMAGE_REASONS = frozenset({"InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff"})
 _OUT_OF_RESOURCES = ("OutOf", "Evicted", "Preempting", "NodeAffinity", "UnexpectedAdmissionError")
 """Beginnings of the reasons for which a kubelet refuses a Pod that does not fit its node."""
-_SIGKILL_EXIT_CODE = 137
+_NO_PROGRAM_EXIT_CODE, _SIGKILL_EXIT_CODE = 127, 137
 
 
 class KubernetesError(Exception):
@@ -87,7 +88,7 @@ def start_failure(pod: Json) -> SandboxStartError | None:
         why = f"the node of Pod {name} has no room: {one_line(status.get('message'))}"
         return NoCapacityError(why, retry_after_s=CAPACITY_RETRY_S)
     if status.get("phase") in ("Failed", "Succeeded"):
-        return SandboxStartError(f"Pod {name} has ended: {cause_of_end(pod) or reason}")
+        return SandboxStartError(f"Pod {name} has ended: {cause_of_end(pod) or _exit_text(status)}")
     for image, waiting in _waiting_containers(pod):
         if waiting.get("reason") in _IMAGE_REASONS:
             return SandboxStartError(f"image {image!r} cannot be pulled: {_text_of(waiting)}")
@@ -170,6 +171,13 @@ def _terminated_states(status: Json) -> Iterator[Json]:
         for container in status.get(kind) or ():
             if terminated := (container.get("state") or {}).get("terminated"):
                 yield terminated
+
+
+def _exit_text(status: Json) -> str:
+    codes = [state.get("exitCode") for state in _terminated_states(status)]
+    if _NO_PROGRAM_EXIT_CODE in codes:
+        return f"the image lacks {AGENT_PATH}; see sandbox.kubernetes.agent_image"
+    return f"its processes ended with {', '.join(map(str, codes))}"
 
 
 def _text_of(state: Json) -> str:

@@ -105,6 +105,14 @@ def test_pod_that_may_still_start_is_no_failure(state: Json) -> None:
         ),
         (pod("Pending", deleted=True), "Pod s-1 was deleted from outside"),
         (
+            pod("Failed", containerStatuses=container("terminated", exitCode=127, reason="Error")),
+            "Pod s-1 has ended: the image lacks /.agent/agent; see sandbox.kubernetes.agent_image",
+        ),
+        (
+            pod("Failed", containerStatuses=container("terminated", exitCode=1, reason="Error")),
+            "Pod s-1 has ended: its processes ended with 1",
+        ),
+        (
             pod(
                 "Failed",
                 containerStatuses=container(
