@@ -22,6 +22,8 @@ from tests.sandbox_runtime.backends.cluster import (
     kubeconfig,
 )
 
+EMPTIED, SWEPT = "llm-sandboxes-emptied", "llm-sandboxes-swept"
+"""Namespaces of one test each, which no other test may disturb."""
 NOWHERE = "http://127.0.0.1:1/v1"
 WITHOUT_THE_EXTRA = """
 import sys
@@ -34,7 +36,8 @@ sys.exit(main(["gc", "--sandbox", "kubernetes"]))
 @pytest.fixture
 async def admin() -> AsyncIterator[ClusterAdmin]:
     async with ClusterAdmin() as made:
-        await made.apply("sandboxes.yaml")
+        for namespace in (NAMESPACE, EMPTIED, SWEPT):
+            await made.apply("sandboxes.yaml", namespace)
         yield made
 
 
@@ -61,7 +64,7 @@ async def test_first_answer_comes_out_of_a_pod_and_nothing_is_left(
     script = [tool_reply(command), text_reply("42, computed in a Pod.")]
     async with (
         scripted_backend(script) as backend,
-        serving(tmp_path, "kubernetes", backend.base_url, settings()) as server,
+        serving(tmp_path, "kubernetes", backend.base_url, settings(namespace=EMPTIED)) as server,
         http_client(server.url) as http,
     ):
         answer = await post_chat(http, {})
@@ -73,8 +76,8 @@ async def test_first_answer_comes_out_of_a_pod_and_nothing_is_left(
         server.process.send_signal(signal.SIGTERM)
         with anyio.fail_after(60):
             await server.ended()
-    pods = [pod for pod in await admin.pods() if "deletionTimestamp" not in pod["metadata"]]
-    assert pods == []
+    pods = await admin.pods(EMPTIED)
+    assert [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]] == []
 
 
 @pytest.mark.cluster
@@ -112,13 +115,13 @@ async def test_doctor_reports_the_isolation_of_the_cluster(
 
 @pytest.mark.cluster
 async def test_gc_reports_what_it_has_removed(admin: ClusterAdmin, tmp_path: Path) -> None:
-    config = write_config(tmp_path, settings())
+    config = write_config(tmp_path, settings(namespace=SWEPT))
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             "name": "sandbox-0000000000000000-1",
-            "namespace": NAMESPACE,
+            "namespace": SWEPT,
             "labels": {
                 "app.kubernetes.io/managed-by": "llm-sandbox-proxy",
                 "llm-sandbox-proxy/owner": "0000000000000000",

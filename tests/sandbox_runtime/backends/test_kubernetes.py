@@ -38,7 +38,8 @@ from tests.sandbox_runtime.transfer import PLENTY_S, OutputRecorder, output
 pytestmark = pytest.mark.cluster
 
 SMALL = Isolation(memory_mib=128, cpus=0.1)
-LIMITED = "llm-sandboxes-limited"
+LIMITED, ORPHANED = "llm-sandboxes-limited", "llm-sandboxes-orphaned"
+"""Namespaces of one test each, which no other test may disturb."""
 OWNER_PROGRAM = """
 import asyncio
 from sandbox_runtime.guest_sandbox import start_sandbox
@@ -46,7 +47,8 @@ from tests.sandbox_runtime.backends.cluster import kubernetes_backend
 from tests.sandbox_runtime.backends.test_kubernetes import SMALL
 
 async def main():
-    print((await start_sandbox(kubernetes_backend(), SMALL)).id, flush=True)
+    backend = kubernetes_backend(namespace="llm-sandboxes-orphaned")
+    print((await start_sandbox(backend, SMALL)).id, flush=True)
     await asyncio.sleep(600)
 
 asyncio.run(main())
@@ -79,12 +81,14 @@ async def started(
             await sandbox.close()
 
 
-async def pods_of(admin: ClusterAdmin, backend: KubernetesBackend) -> list[str]:
+async def pods_of(
+    admin: ClusterAdmin, backend: KubernetesBackend, namespace: str = NAMESPACE
+) -> list[str]:
     """Return the names of a backend's Pods that are not being removed."""
     owner = backend._owner.id
     return [
         pod["metadata"]["name"]
-        for pod in await admin.pods()
+        for pod in await admin.pods(namespace)
         if pod["metadata"]["labels"][OWNER_LABEL] == owner
         and "deletionTimestamp" not in pod["metadata"]
     ]
@@ -297,8 +301,10 @@ async def test_limits_of_a_pod_cannot_be_changed(backend: KubernetesBackend) -> 
 
 
 async def test_sweep_removes_the_pods_of_a_killed_process_when_its_lease_has_expired(
-    admin: ClusterAdmin, backend: KubernetesBackend
+    admin: ClusterAdmin,
 ) -> None:
+    await admin.apply("sandboxes.yaml", ORPHANED)
+    backend = kubernetes_backend(namespace=ORPHANED)
     with anyio.fail_after(120):
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", OWNER_PROGRAM), stdout=subprocess.PIPE
@@ -311,15 +317,16 @@ async def test_sweep_removes_the_pods_of_a_killed_process_when_its_lease_has_exp
         process.send_signal(signal.SIGKILL)
         await process.wait()
         assert await backend.sweep() == 0  # its lease has not expired
-        lease = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/sandbox-owner-{owner}"
+        lease = f"/apis/coordination.k8s.io/v1/namespaces/{ORPHANED}/leases/sandbox-owner-{owner}"
         await admin.patch(lease, {"spec": {"renewTime": "2021-01-01T00:00:00.000000Z"}})
         async with started(backend):
             assert await backend.sweep() == 1
-            assert len(await pods_of(admin, backend)) == 1  # the sweeping backend's own
+            assert len(await pods_of(admin, backend, ORPHANED)) == 1  # the sweeping one's own
         leases = await admin.call("GET", lease.rpartition("/")[0])
         assert owner not in [each["spec"]["holderIdentity"] for each in leases["items"]]
-        while pod in [each["metadata"]["name"] for each in await admin.pods()]:
+        while pod in [each["metadata"]["name"] for each in await admin.pods(ORPHANED)]:
             pass
+    await backend.aclose()
 
 
 async def test_lease_is_created_again_if_another_proxy_has_removed_it(
