@@ -9,7 +9,7 @@ AGENT := sandbox_runtime/guest/bin/agent-$(subst arm64,aarch64,$(shell uname -m)
 BUILD_AGENT := sandbox_runtime/guest/native/build $(BIN)/python
 
 .PHONY: agents install demo serve doctor test engine test-engine engine-table \
-	train-demo train-small test-shared-stores vllm test-vllm vllm-table fuzz check docs reference transcripts format bench evaluate evaluate-engine evaluate-real-data test-harnesses openwebui image test-image locks clean
+	train-demo train-small test-shared-stores vllm test-vllm vllm-table fuzz check docs reference transcripts format bench evaluate evaluate-engine evaluate-real-data test-harnesses openwebui image test-image agent-image locks clean
 
 install: $(SETUP) $(AGENT) bubblewrap
 
@@ -186,6 +186,10 @@ CERTIFICATES = --build-arg CA_CERTIFICATES="$$(cat /usr/local/share/ca-certifica
 
 image:
 	sandbox_runtime/image/build full $(IMAGE) $(CERTIFICATES)
+
+# The image from which Pods get the guest agent.
+agent-image:
+	docker build --quiet --network host --file deploy/agent.Dockerfile --tag llm-sandbox-proxy/agent .
 
 # What the Docker tests start; nothing where no engine answers.
 test-image:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 
 from bench import (
     acquire,
@@ -24,6 +25,7 @@ from bench import (
     memory,
     neighbours,
     owner,
+    pods,
     refill,
     relay,
     run3,
@@ -51,6 +53,7 @@ PARTS: Mapping[str, Callable[[Plan], Coroutine[None, None, list[TablePart]]]] = 
     "typing": first_token.measure,
     "neighbours": neighbours.measure,
     "evaluation": evaluation.measure,
+    "pods": pods.measure,
 }
 
 
@@ -66,6 +69,7 @@ def main() -> int:
         allows_peers=not arguments.no_peers,
         docker_sandboxes=docker_sandboxes,
         bubblewrap_sandboxes=bubblewrap_sandboxes,
+        kubeconfig=arguments.kubeconfig,
     )
     # SIGTERM raises KeyboardInterrupt too, or peers' containers would remain.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -99,6 +103,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar=("DOCKER", "BUBBLEWRAP"),
         default=(200, 500),
         help="number of concurrent sandboxes",
+    )
+    parser.add_argument(
+        "--kubeconfig", type=Path, help="the cluster of `pods`, whose nodes have the images"
     )
     parser.add_argument("--no-peers", action="store_true", help="measure no other packages")
     return parser

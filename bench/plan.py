@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 Measurement = Callable[[], Awaitable[Mapping[str, float]]]
 """Run the work once and return the measured values by row name."""
@@ -23,6 +24,8 @@ class Plan:
     """Number of concurrent Docker sandboxes in `density`."""
     bubblewrap_sandboxes: int = 500
     """Number of concurrent bubblewrap sandboxes in `density`."""
+    kubeconfig: Path | None = None
+    """The cluster of `pods`."""
 
 
 async def interleave(

@@ -23,7 +23,8 @@ class Isolation:
     """The isolation and the resources of one sandbox. Raises ValueError for a limit of 0 or less,
     which container engines take for no limit.
 
-    A sandbox never has a network interface. Its connections go through an egress proxy on the host.
+    A sandbox on this host never has a network interface, and on Kubernetes a network policy denies
+    its traffic. Its connections go through an egress proxy on the host.
     """
 
     level: Level = "standard"
@@ -38,7 +39,8 @@ class Isolation:
     """Maximum number of processes and threads; at the limit none can be started."""
     disk_mib: int = 1536
     """Maximum disk space, in MiB. On bubblewrap it is the size of a tmpfs, at most 3/4 of
-    memory_mib. On Docker it is measured, and a sandbox above the limit is stopped."""
+    memory_mib. On Docker and Kubernetes it is measured, and a sandbox above the limit is
+    stopped."""
     disk_mib_per_s: int | None = 256
     """Maximum disk bandwidth, in MiB a second, separately for reading and writing. null: no limit.
     Only on Docker, and only if the engine's disk is a disk of this host."""

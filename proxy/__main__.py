@@ -109,7 +109,9 @@ def _add_command(
         help="environment variable with the server's key; default: OPENAI_API_KEY for OpenAI",
     )
     command.add_argument(
-        "--sandbox", choices=["auto", "docker", "bubblewrap"], help="the sandbox backend"
+        "--sandbox",
+        choices=["auto", "docker", "bubblewrap", "kubernetes"],
+        help="the sandbox backend",
     )
     if name in ("serve", "check", "show"):
         _add_server_options(command)
@@ -490,9 +492,11 @@ def _backend_builders(config: "Config", *, needs_image: bool) -> "dict[str, Call
     """Return a builder for each sandbox backend that the configuration allows, in the order of
     `build_backend`. With `needs_image`, the builder of the Docker backend fails without the image
     if there is a fallback."""
-    from proxy.bootstrap import build_bubblewrap, build_docker, engine_setting
+    from proxy.bootstrap import build_bubblewrap, build_docker, build_kubernetes, engine_setting
 
     setting = config.sandbox.backend
+    if setting == "kubernetes":
+        return {"kubernetes": partial(build_kubernetes, config)}
     may_fall_back = setting == "auto" and not engine_setting(config)
     found: dict[str, Callable[[], Backend]] = {}
     if setting != "bubblewrap":

@@ -50,7 +50,7 @@ from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.egress.dialer import Endpoint
 from sandbox_runtime.egress.gateway import EgressGateways
-from sandbox_runtime.errors import EngineMissingError
+from sandbox_runtime.errors import EngineMissingError, SandboxStartError
 from sandbox_runtime.pool.pool import Pool
 from sandbox_runtime.tools import make_tools
 
@@ -146,6 +146,8 @@ def build_backend(config: Config) -> Backend:
     """
     if config.sandbox.backend == "bubblewrap":
         return build_bubblewrap(config)
+    if config.sandbox.backend == "kubernetes":
+        return build_kubernetes(config)
     may_fall_back = config.sandbox.backend == "auto" and not engine_setting(config)
     try:
         return build_docker(config, needs_image=may_fall_back)
@@ -201,6 +203,34 @@ def build_bubblewrap(config: Config) -> Backend:
         state_dir=_create_data_dir(config),
         inputs=sandbox.inputs,
         allow_weak=sandbox.bubblewrap.allow_weak,
+    )
+
+
+def build_kubernetes(config: Config) -> Backend:
+    """Return the Kubernetes backend. Raises ConfigError; SandboxStartError without the extra
+    `kubernetes`."""
+    if config.sandbox.inputs:
+        raise ConfigError(
+            "sandbox.inputs: the nodes of a cluster do not have this host's directories; put the"
+            " files into the sandbox image"
+        )
+    try:
+        from sandbox_runtime.backends.kubernetes import KubernetesBackend
+    except ImportError as error:
+        raise SandboxStartError(
+            "sandbox.backend: kubernetes needs `pip install llm-sandbox-proxy[kubernetes]`"
+            f" ({error})"
+        ) from error
+    from sandbox_runtime.backends.kubernetes_pod import PodSpec
+
+    cluster = config.sandbox.kubernetes
+    return KubernetesBackend(
+        PodSpec(cluster.image, cluster.agent_image, cluster.runtime_class, cluster.seccomp_profile),
+        namespace=cluster.namespace,
+        kubeconfig=cluster.kubeconfig,
+        context=cluster.context,
+        allow_unenforced_network_policy=cluster.allow_unenforced_network_policy,
+        start_timeout_s=cluster.start_timeout_s,
     )
 
 

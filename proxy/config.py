@@ -207,18 +207,51 @@ class BubblewrapConfig(_Section):
     where the proxy cannot create a cgroup."""
 
 
+class KubernetesConfig(_Section):
+    """Sandboxes in Pods of a Kubernetes cluster; needs the extra `kubernetes`."""
+
+    namespace: str = "llm-sandboxes"
+    """Namespace of the Pods, which should contain nothing else."""
+    kubeconfig: Path | None = None
+    """File that names the cluster; null: the cluster in which the proxy runs, or else KUBECONFIG or
+    ~/.kube/config."""
+    context: str | None = None
+    """Context of the kubeconfig; null: its current one."""
+    image: str = "llm-sandbox-proxy/sandbox:latest"
+    """Any Linux image that the nodes can pull. It is pulled only to nodes that do not have it: name
+    a version or a digest, not `latest`."""
+    agent_image: str | None = "llm-sandbox-proxy/agent:latest"
+    """Image that holds the guest agent of this version of the proxy (deploy/agent.Dockerfile).
+    null: the sandbox image holds it at /.agent/agent, which saves the start of one container."""
+    runtime_class: str | None = None
+    """RuntimeClass of the Pods, such as one for gVisor or Kata Containers; null: the nodes'
+    default."""
+    seccomp_profile: str | None = None
+    """Seccomp profile of the Pods in the kubelet's directory for profiles, to which each node has a
+    copy of deploy/kubernetes/seccomp.json; null: the container runtime's default, which permits
+    more."""
+    allow_unenforced_network_policy: bool = False
+    """True to start sandboxes even if no network policy demonstrably keeps them from the
+    network."""
+    start_timeout_s: float = Field(default=60.0, gt=0)
+    """Maximum time until a Pod runs, in seconds: pulling the image included, and the start of a
+    node if the cluster adds nodes."""
+
+
 class SandboxConfig(_Section):
     """The sandbox backend and the pool."""
 
-    backend: Literal["auto", "docker", "bubblewrap"] = "auto"
+    backend: Literal["auto", "docker", "bubblewrap", "kubernetes"] = "auto"
     """auto: docker if an engine that has the image answers, else bubblewrap; always docker if
     sandbox.docker.runtime, sandbox.docker.host or DOCKER_HOST names an engine."""
     inputs: DirectoryPath | None = None
-    """Directory of this host that every sandbox sees, read-only, at /testbed/shared."""
+    """Directory of this host that every sandbox sees, read-only, at /testbed/shared. Not on
+    Kubernetes."""
     self_test: bool = True
     """True to test at start that no known escape from the sandbox works."""
     docker: DockerConfig = DockerConfig()
     bubblewrap: BubblewrapConfig = BubblewrapConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig()
     pool: PoolSettings = PoolSettings()
 
 

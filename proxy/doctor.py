@@ -17,7 +17,7 @@ from proxy.models.tool_support import ToolProbe, ToolSettings
 from sandbox_runtime.backends.base import Backend, Check
 from sandbox_runtime.errors import SandboxError, SandboxStartError
 from sandbox_runtime.escape.context import EscapeFinding
-from sandbox_runtime.escape.run import refusal, run_batch, run_probes, why_untried
+from sandbox_runtime.escape.run import accept, refusal, run_batch, run_probes, why_untried
 from sandbox_runtime.escape.run import self_test as run_self_test
 from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.images import REQUIRED, image_checks, installed_programs, terminal_check
@@ -124,7 +124,7 @@ async def require_working_backend(
         sandbox = await start_sandbox(backend, isolation)
         try:
             if self_test:
-                _require_isolation(backend.name, await run_batch(sandbox))
+                _require_isolation(backend, await run_batch(sandbox))
             return await installed_programs(sandbox)
         finally:
             await sandbox.close()
@@ -133,11 +133,14 @@ async def require_working_backend(
         raise SandboxStartError(str(error)) from error
 
 
-def _require_isolation(backend_name: str, findings: Sequence[EscapeFinding]) -> None:
+def _require_isolation(backend: Backend, findings: Sequence[EscapeFinding]) -> None:
+    findings = [accept(finding, backend.accepted_attempts) for finding in findings]
     if why := refusal(findings):
-        raise SandboxStartError(f"{backend_name}: {why}")
+        raise SandboxStartError(f"{backend.name}: {why}")
     if why := why_untried(findings):
-        log.warning("%s: %s", backend_name, why)
+        log.warning("%s: %s", backend.name, why)
+    if names := [finding.probe for finding in findings if finding.verdict == "accepted"]:
+        log.warning("%s: not isolated, see `doctor`: %s", backend.name, ", ".join(names))
 
 
 async def diagnose(
@@ -226,13 +229,16 @@ async def _escape_checks(backend: Backend, isolation: Isolation, *, self_test: b
         if self_test:
             findings: list[EscapeFinding] = []
             await run_self_test(start, isolation, findings.append)
-            return [finding.check() for finding in findings]
-        findings = await run_probes(start, isolation)
+            return [accept(each, backend.accepted_attempts).check() for each in findings]
+        findings = [
+            accept(each, backend.accepted_attempts) for each in await run_probes(start, isolation)
+        ]
     except SandboxError as error:
         return [Check(f"{backend.name} isolation", False, str(error))]
     held = sum(finding.verdict == "held" for finding in findings)
-    bad = [finding.check() for finding in findings if finding.verdict != "held"]
-    return [Check(f"{backend.name} isolation", not bad, f"{held} of {len(findings)} held"), *bad]
+    others = [finding.check() for finding in findings if finding.verdict != "held"]
+    is_ok = all(check.ok for check in others)
+    return [Check(f"{backend.name} isolation", is_ok, f"{held} of {len(findings)} held"), *others]
 
 
 async def _sandbox_checks(backend: Backend, isolation: Isolation) -> list[Check]:

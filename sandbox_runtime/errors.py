@@ -2,7 +2,8 @@
 
 SandboxError
 ├ SandboxStartError        the sandbox could not be started
-│ └ EngineMissingError     no Docker engine answers, or the engine does not have the image
+│ ├ EngineMissingError     no Docker engine answers, or the engine does not have the image
+│ └ NoCapacityError        the cluster has no room for the sandbox now; try again later
 ├ NoFreeSandboxError       no sandbox is free now; try again later
 ├ SandboxLostError         a started sandbox cannot be used any more
 ├ JobMissingError          the sandbox has no job with that id
@@ -27,6 +28,15 @@ class SandboxStartError(SandboxError):
 
 class EngineMissingError(SandboxStartError):
     """No Docker engine answers, or the engine does not have the image."""
+
+
+class NoCapacityError(SandboxStartError):
+    """The cluster has no room for the sandbox now; it may have some after `retry_after_s`
+    seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class NoFreeSandboxError(SandboxError):

@@ -21,7 +21,7 @@ from sandbox_runtime.pool.pool import PoolStats
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
 COMPOSE_FILES = ("compose.yaml", "compose.bubblewrap.yaml")
-DOCKERFILES = ("Dockerfile", "engine.Dockerfile")
+DOCKERFILES = ("Dockerfile", "agent.Dockerfile", "engine.Dockerfile")
 UNIT = DEPLOY / "sandbox-proxy.service"
 PROGRAM = "/opt/sandbox-proxy/bin/sandbox-proxy"
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}

@@ -530,6 +530,6 @@ def _failure_of(run: Run, error: BaseException) -> BaseException:
 
 
 def _unavailable_error(error: errors.SandboxError) -> SandboxUnavailableError:
-    if isinstance(error, errors.NoFreeSandboxError):
+    if isinstance(error, errors.NoFreeSandboxError | errors.NoCapacityError):
         return SandboxUnavailableError(str(error), retry_after_s=error.retry_after_s)
     return SandboxUnavailableError(str(error))

@@ -1,10 +1,13 @@
 """The interfaces of a backend, which starts isolated guest agents, and of a guest, which is one
 running agent; and the task that removes the sandboxes of dead proxies."""
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
+
+import anyio
 
 from policies.isolation import Isolation
 from sandbox_runtime.clock import Clock
@@ -12,6 +15,8 @@ from sandbox_runtime.clock import Clock
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 60.0
+
+T = TypeVar("T")
 
 DataCallback = Callable[[bytes | memoryview], float | None]
 """Processes received bytes, which are valid only during the call. Returns None, or the seconds for
@@ -80,16 +85,27 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """The name in the configuration: docker or bubblewrap."""
+        """The name in the configuration: docker, bubblewrap or kubernetes."""
+
+    @property
+    def accepted_attempts(self) -> Mapping[str, str]:
+        """The attempts to escape that succeed by the design of the backend or its settings, by
+        name, and why that is accepted."""
+
+    @property
+    def can_resize(self) -> bool:
+        """False if the limits of a running sandbox can never be changed."""
 
     async def start(self, isolation: Isolation) -> Guest:
-        """Start a guest agent in a new sandbox. Raises SandboxStartError."""
+        """Start a guest agent in a new sandbox. Raises SandboxStartError, and NoCapacityError if
+        one may start later."""
 
     async def fingerprint(self) -> str:
         """Return an id of the image that new sandboxes start from. Raises SandboxStartError."""
 
     async def sweep(self) -> int:
-        """Remove the sandboxes that dead owners on this host left behind; return how many."""
+        """Remove the sandboxes that dead owners left behind, on this host or in this cluster;
+        return how many."""
 
     async def check(self) -> list[Check]:
         """Check whether the backend works on this host, and report the isolation in force."""
@@ -109,3 +125,14 @@ async def sweep_forever(backend: Backend, clock: Clock) -> None:
             if removed:
                 logger.info("removed %d sandboxes of dead owners", removed)
         await clock.sleep(SWEEP_S)
+
+
+async def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, even if the caller is cancelled meanwhile."""
+    doing = asyncio.ensure_future(coroutine)
+    try:
+        return await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([doing])
+        raise

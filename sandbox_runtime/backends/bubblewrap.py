@@ -91,6 +91,14 @@ class BubblewrapBackend:
     def name(self) -> str:
         return "bubblewrap"
 
+    @property
+    def accepted_attempts(self) -> Mapping[str, str]:
+        return {}
+
+    @property
+    def can_resize(self) -> bool:
+        return True
+
     async def start(self, isolation: Isolation) -> ProcessGuest:
         message = first_message(self._guest_config(isolation))
         agent = self._agent_descriptor()

@@ -10,15 +10,14 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 import anyio
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Check
+from sandbox_runtime.backends.base import Check, run_to_end
 from sandbox_runtime.backends.docker_agent import AgentVolumes
 from sandbox_runtime.backends.docker_check import block_device, engine_checks, engine_info
 from sandbox_runtime.backends.docker_container import (
@@ -47,8 +46,6 @@ OWNER_LABEL = "llm-sandbox-proxy.owner"
 EXPIRES_LABEL = "llm-sandbox-proxy.expires"
 GET_IMAGE = "pull it, or build it with `sandbox-proxy build-image`"
 _EXPIRY_GRACE_S = 60.0
-
-T = TypeVar("T")
 
 
 class DockerBackend:
@@ -93,12 +90,20 @@ class DockerBackend:
     def name(self) -> str:
         return "docker"
 
+    @property
+    def accepted_attempts(self) -> Mapping[str, str]:
+        return {}
+
+    @property
+    def can_resize(self) -> bool:
+        return True
+
     async def start(self, isolation: Isolation) -> DockerGuest:
         name = f"sandbox-{self._owner.id}-{uuid.uuid4().hex[:12]}"
         guest = DockerGuest(name, self._engine, self._runtime, self._runsc, self._on_removed)
         self._own_containers.add(name)
         try:
-            message = await _run_to_end(self._create(name, isolation))
+            message = await run_to_end(self._create(name, isolation))
             guest.stream = await self._engine.attach(name)
             await self._engine.start(name)
             guest.write(message)
@@ -243,14 +248,3 @@ class DockerBackend:
         except SandboxStartError as error:
             return Check("docker image", False, f"{self._image}: {error}")
         return Check("docker image", True, f"{self._image} {image.id[7:19]}")
-
-
-async def _run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, even if the caller is cancelled meanwhile."""
-    doing = asyncio.ensure_future(coroutine)
-    try:
-        return await asyncio.shield(doing)
-    except asyncio.CancelledError:
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait([doing])
-        raise

@@ -326,8 +326,18 @@ _ARGUMENT_BITS = 32
 @cache  # all containers have the same profile
 def docker_seccomp_profile() -> str:
     """Return the profile that `security_opt` takes after `seccomp=`."""
-    profile = {
-        "archMap": [{"architecture": name} for name in _ARCHITECTURES],
+    architectures = {"archMap": [{"architecture": name} for name in _ARCHITECTURES]}
+    return json.dumps({**architectures, **_profile()}, separators=(",", ":"))
+
+
+def oci_seccomp_profile() -> str:
+    """Return the profile in the format of the OCI runtime specification, which the nodes of a
+    Kubernetes cluster read from a file."""
+    return json.dumps({"architectures": list(_ARCHITECTURES), **_profile()}, indent=1)
+
+
+def _profile() -> dict[str, object]:
+    return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "syscalls": [
             {"names": sorted(ALLOWED), "action": "SCMP_ACT_ALLOW"},
@@ -339,7 +349,6 @@ def docker_seccomp_profile() -> str:
             ),
         ],
     }
-    return json.dumps(profile, separators=(",", ":"))
 
 
 def _profile_entries(name: str, rule: Rule) -> Iterator[dict[str, object]]:

@@ -6,7 +6,8 @@ host's side as well and run one by one, in `doctor --self-test`.
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from types import ModuleType
 
@@ -152,13 +153,22 @@ async def self_test(
         await context.aclose()
 
 
+def accept(finding: EscapeFinding, accepted: Mapping[str, str]) -> EscapeFinding:
+    """Return the finding as `accepted` if it is open and the backend names it in `accepted`; see
+    `Backend.accepted_attempts`."""
+    why = accepted.get(finding.probe)
+    if finding.verdict != "open" or why is None:
+        return finding
+    return replace(finding, verdict="accepted", detail=f"{finding.detail}; {why}")
+
+
 def refusal(findings: Sequence[EscapeFinding]) -> str | None:
     """Return why a server must not use this backend, or None.
 
     A probe that could not be tried is a reason too, unless no probe could be tried: then the image
     may lack python3, which does not weaken the isolation. `why_untried` reports that case.
     """
-    bad = [finding for finding in findings if finding.verdict != "held"]
+    bad = [finding for finding in findings if finding.verdict not in ("held", "accepted")]
     if why_untried(findings) or not bad:
         return None
     reasons = "; ".join(f"{bad.probe} ({bad.verdict}: {bad.detail})" for bad in bad)

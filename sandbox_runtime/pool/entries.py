@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from enum import StrEnum, auto
 
 from policies.isolation import Isolation
-from policies.pool import Load, PoolKey, pool_key
+from policies.pool import Load, PoolKey
 from sandbox_runtime.guest_sandbox import GuestSandbox
 
 
@@ -127,9 +127,9 @@ class PoolRegistry:
 class Waiter:
     """A lease's request for a sandbox. It is in the pool's queue until `give` or `fail`."""
 
-    def __init__(self, isolation: Isolation) -> None:
+    def __init__(self, isolation: Isolation, pool_key: PoolKey) -> None:
         self.isolation = isolation
-        self.pool_key = pool_key(isolation)
+        self.pool_key = pool_key
         self.entry: PoolEntry | None = None
         """The entry that the waiter was given."""
         self.has_pending_start = False

@@ -112,8 +112,9 @@ class Pool:
         cores: int | None = None,
     ) -> None:
         self._settings = settings
+        self._pool_key = pool_key if backend.can_resize else exact_pool_key
         self._kept_isolations = {
-            pool_key(isolation): without_lease_fields(isolation) for isolation in isolations
+            self._pool_key(isolation): without_lease_fields(isolation) for isolation in isolations
         }
         self._gateways = gateways
         self._on_full: OnFull | None = None
@@ -198,7 +199,7 @@ class Pool:
             raise SandboxStartError(
                 f"a sandbox of {isolation.memory_mib} MiB is beyond the budget of {budget_mib} MiB"
             )
-        waiter = Waiter(isolation)
+        waiter = Waiter(isolation, self._pool_key(isolation))
         self._queue.append(waiter)
         self._schedule()
         self._registry.counts["hits" if waiter.entry else "misses"] += 1

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.agent.tools import MAX_LOSSES
 from proxy.models.scripted import call, tool_reply
-from sandbox_runtime.errors import NoFreeSandboxError, SandboxStartError
+from sandbox_runtime.errors import NoCapacityError, NoFreeSandboxError, SandboxStartError
 from tests.clients.openai_errors import MESSAGES, failed_stream, openai_client, request_error
 from tests.fakes.backend import Held, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
@@ -63,8 +63,11 @@ async def test_repeatedly_lost_sandboxes_are_a_503(
     assert (error.status_code, error.code) == (503, "sandbox_unavailable")
 
 
-async def test_full_pool_is_a_503_with_retry_after(tmp_path: Path) -> None:
-    full = NoFreeSandboxError("all sandboxes are lent", retry_after_s=12.2)
+@pytest.mark.parametrize("kind", [NoFreeSandboxError, NoCapacityError])
+async def test_full_pool_or_cluster_is_a_503_with_retry_after(
+    kind: type[NoFreeSandboxError | NoCapacityError], tmp_path: Path
+) -> None:
+    full = kind("all sandboxes are lent", retry_after_s=12.2)
     use = tool_reply(call("execute_bash", command="true"))
     async with scripted_backend([use]) as backend:
         model = model_client(backend)

@@ -1,7 +1,7 @@
 """Install Kubernetes and the programs it runs on into the user's cache.
 
-`python -m tests.cluster.install` builds Kubernetes from Debian's source package, which takes four to
-ten minutes, and unpacks etcd, containerd, runc, the CNI plugins and kubectl from Debian's
+`python -m tests.cluster.install` builds Kubernetes from Debian's source package, which takes four
+to ten minutes, and unpacks etcd, containerd, runc, the CNI plugins and kubectl from Debian's
 packages. Nothing is installed on the machine itself, and its package lists stay as they are. A
 version that is already in the cache is not installed again. With `--find`, the command only prints
 the installed paths, or fails if there are none.

@@ -138,6 +138,8 @@ def commands(script: str) -> Iterator[list[str]]:
 
 def command_faults(words: list[str]) -> Iterator[str]:
     """Yield what does not exist of a command of this project."""
+    if words[:1] == ["kubectl"]:  # a command in a Pod follows --
+        words = words[words.index("--") + 1 :] if "--" in words else []
     if not words:
         return
     if words[0] == "make":

@@ -131,6 +131,14 @@ class FakeSandboxBackend:
     def name(self) -> str:
         return "fake"
 
+    @property
+    def accepted_attempts(self) -> dict[str, str]:
+        return {}
+
+    @property
+    def can_resize(self) -> bool:
+        return True
+
     async def start(self, isolation: Isolation) -> FakeGuest:
         self.on_start()
         self.asked += 1

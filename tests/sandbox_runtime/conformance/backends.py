@@ -17,6 +17,7 @@ from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
 from sandbox_runtime.sandbox import Sandbox
 from tests.fakes.memory_sandbox import MemorySandbox
+from tests.sandbox_runtime.backends.cluster import kubernetes_backend
 
 DOCKER_IMAGE = os.environ.get("SANDBOX_TEST_IMAGE", "llm-sandbox-proxy/test:latest")
 """An image with the programs that the tests run; `make test-image` builds the default one."""
@@ -24,6 +25,7 @@ KINDS = (
     "memory",
     "bubblewrap",
     *(pytest.param(kind, marks=pytest.mark.docker) for kind in ("docker", "docker-runsc")),
+    pytest.param("kubernetes", marks=pytest.mark.cluster),
 )
 """runsc is gVisor."""
 
@@ -36,10 +38,12 @@ def open_backend(kind: str, state_dir: Path) -> AbstractAsyncContextManager[Sand
 
 
 def backend_of(kind: str, state_dir: Path) -> Backend:
-    """Return a real backend. Without a Docker engine, skip the test, or fail with
-    REQUIRE_DOCKER."""
+    """Return a real backend. Without a Docker engine or a cluster, skip the test, or fail with
+    REQUIRE_DOCKER or REQUIRE_CLUSTER."""
     if kind == "bubblewrap":
         return BubblewrapBackend(state_dir=state_dir)
+    if kind == "kubernetes":
+        return kubernetes_backend()
     return docker_backend(state_dir, runtime="runsc" if kind == "docker-runsc" else None)
 
 

@@ -1,0 +1,229 @@
+"""Sandboxes in Pods of a Kubernetes cluster.
+
+Each sandbox is one Pod without a controller, whose main process is the guest agent. The proxy
+attaches to its standard streams through the API server, so no port is opened and no program is
+started with `exec`. If the proxy dies, the agent's standard input closes and the agent ends; the
+Pod's object remains until another proxy sweeps it.
+
+Unlike a local sandbox, a Pod has a network interface. A network policy must deny its traffic, and
+no sandbox is started before it is verified that the cluster enforces it.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import anyio
+
+from policies.isolation import Isolation
+from sandbox_runtime.backends.base import Check, run_to_end
+from sandbox_runtime.backends.kubernetes_api import KubernetesApi
+from sandbox_runtime.backends.kubernetes_check import (
+    NetworkVerdict,
+    accepted_attempts,
+    isolation_checks,
+    network_verdict,
+    permission_check,
+    require_enforced,
+)
+from sandbox_runtime.backends.kubernetes_errors import (
+    Json,
+    KubernetesError,
+    has_ended,
+    is_running,
+    not_ready_error,
+    start_error,
+    start_failure,
+)
+from sandbox_runtime.backends.kubernetes_guest import CAUSE_WAIT_S, KubernetesGuest
+from sandbox_runtime.backends.kubernetes_owner import SELECTOR, LeaseOwner
+from sandbox_runtime.backends.kubernetes_pod import OWNER_LABEL, PodSpec, guest_config
+from sandbox_runtime.backends.kubernetes_stream import AttachedStream
+from sandbox_runtime.backends.kubernetes_watch import PodWatch
+from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.guest.agent import first_message
+
+logger = logging.getLogger(__name__)
+
+
+class KubernetesBackend:
+    """Starts sandboxes as Pods in one namespace of one cluster; see KubernetesApi.
+
+    A Pod must run within `start_timeout_s`, which includes pulling its images.
+    """
+
+    def __init__(
+        self,
+        spec: PodSpec,
+        *,
+        namespace: str,
+        kubeconfig: Path | None = None,
+        context: str | None = None,
+        allow_unenforced_network_policy: bool = False,
+        start_timeout_s: float = 60.0,
+    ) -> None:
+        self._spec = spec
+        self._start_timeout_s = start_timeout_s
+        self._allow_unenforced = allow_unenforced_network_policy
+        self._api = KubernetesApi(namespace, kubeconfig=kubeconfig, context=context)
+        self._owner = LeaseOwner(self._api)
+        self._watch = PodWatch(self._api, f"{OWNER_LABEL}={self._owner.id}")
+        self._numbers = itertools.count(1)
+        self._own_pods: set[str] = set()
+        """The names of this process's sandboxes, from before their creation until their removal
+        has succeeded or failed. A sweep leaves them alone."""
+        self._verdict: NetworkVerdict | None = None
+        self._verdict_lock = asyncio.Lock()
+
+    @property
+    def name(self) -> str:
+        return "kubernetes"
+
+    @property
+    def accepted_attempts(self) -> Mapping[str, str]:
+        return accepted_attempts(has_own_profile=self._spec.seccomp_profile is not None)
+
+    @property
+    def can_resize(self) -> bool:
+        return False
+
+    async def start(self, isolation: Isolation) -> KubernetesGuest:
+        name = f"sandbox-{self._owner.id}-{next(self._numbers)}"
+        guest = KubernetesGuest(name, self._api, self._watch, self._own_pods.discard)
+        try:
+            await self._begin()
+            require = None if self._allow_unenforced else await self._network_verdict()
+            if require:
+                require_enforced(require)
+            self._own_pods.add(name)
+            pod = self._spec.sandbox(name, self._owner.id, isolation)
+            await run_to_end(self._api.create_pod(pod))
+            await self._wait_until_running(name)
+            guest.stream = await self._attach(name)
+            guest.write(first_message(guest_config(isolation)))
+            await guest.drain()
+        except (KubernetesError, OSError) as error:
+            await self._discard(guest)
+            if isinstance(error, KubernetesError):
+                raise start_error(error, self._api.namespace) from error
+            raise SandboxStartError(f"Pod {name} ended while it started: {error}") from error
+        except BaseException:  # such as a cancellation: no Pod may be left in the cluster
+            with anyio.CancelScope(shield=True):
+                await self._discard(guest)
+            raise
+        return guest
+
+    async def fingerprint(self) -> str:
+        # A tag's digest is known only on the nodes, and differs between their architectures.
+        return str(self._spec)
+
+    async def sweep(self) -> int:
+        try:
+            return await self._sweep()
+        except KubernetesError as error:
+            logger.warning("leftovers could not be swept, the next sweep tries again: %s", error)
+            return 0
+
+    async def check(self) -> list[Check]:
+        try:
+            found = [
+                Check("kubernetes api", True, f"{await self._api.version()} at {self._api.url}"),
+                await permission_check(self._api),
+            ]
+        except KubernetesError as error:
+            return [Check("kubernetes api", False, str(error))]
+        if all(check.ok for check in found):
+            found += [await self._check_network(), *isolation_checks(self._spec)]
+        return found
+
+    async def aclose(self) -> None:
+        await self._watch.aclose()
+        await self._owner.release()
+        await self._api.aclose()
+
+    async def _begin(self) -> None:
+        """Begin to own and to watch Pods, unless that has been done."""
+        await self._owner.begin()
+        self._watch.start()
+
+    async def _wait_until_running(self, name: str) -> None:
+        """Wait until a Pod runs. Raises SandboxStartError."""
+
+        def has_settled(pod: Json | None) -> bool:
+            return pod is not None and (is_running(pod) or start_failure(pod) is not None)
+
+        await self._watch.wait(name, has_settled, self._start_timeout_s)
+        pod = self._watch.pod(name)
+        if pod is not None and is_running(pod):
+            return
+        failure = start_failure(pod) if pod else None
+        raise failure or not_ready_error(pod, name, self._start_timeout_s)
+
+    async def _attach(self, name: str) -> AttachedStream:
+        """Attach to a running Pod. Raises KubernetesError, and SandboxStartError if the Pod has
+        ended."""
+        try:
+            return await self._api.attach(name)
+        except KubernetesError as error:
+            await self._watch.wait(name, lambda pod: pod is None or has_ended(pod), CAUSE_WAIT_S)
+            pod = self._watch.pod(name)
+            if failure := start_failure(pod) if pod else None:
+                raise failure from error
+            raise
+
+    async def _discard(self, guest: KubernetesGuest) -> None:
+        if guest.id in self._own_pods:
+            await guest.kill()
+
+    async def _network_verdict(self) -> NetworkVerdict:
+        """Return the result of the network check, which is made once. Raises KubernetesError and
+        SandboxStartError."""
+        async with self._verdict_lock:
+            if self._verdict is None:
+                await self._begin()
+                url = urlsplit(self._api.url)
+                target = (url.hostname or "", url.port or 443)
+                self._verdict = await network_verdict(
+                    self._api,
+                    self._watch,
+                    self._spec,
+                    self._owner.id,
+                    target,
+                    self._start_timeout_s,
+                )
+            return self._verdict
+
+    async def _check_network(self) -> Check:
+        try:
+            verdict = await self._network_verdict()
+            if not self._allow_unenforced:
+                require_enforced(verdict)
+        except SandboxStartError as error:
+            return Check("kubernetes network", False, str(error))
+        except KubernetesError as error:
+            return Check("kubernetes network", False, str(start_error(error, self._api.namespace)))
+        accepted = "" if verdict.is_enforced else " (accepted by the configuration)"
+        return Check("kubernetes network", True, f"{verdict.text()}{accepted}")
+
+    async def _sweep(self) -> int:
+        # The Pods first: an owner creates its Lease before its Pods.
+        pods, _ = await self._api.pods(SELECTOR)
+        living = await self._owner.living()
+        leftovers = [pod for pod in pods if self._is_leftover(pod, living)]
+        for pod in leftovers:
+            await self._api.delete_pod(pod["metadata"]["name"])
+        await self._owner.forget_dead(living)
+        return len(leftovers)
+
+    def _is_leftover(self, pod: Json, living: set[str]) -> bool:
+        """Return True if a Pod is not in use: its owner is dead, or its removal failed earlier."""
+        metadata = pod["metadata"]
+        owner = metadata["labels"].get(OWNER_LABEL)
+        if metadata.get("deletionTimestamp"):
+            return False
+        if owner != self._owner.id:
+            return owner not in living
+        return metadata["name"].startswith("sandbox-") and metadata["name"] not in self._own_pods

@@ -1,0 +1,225 @@
+"""The Pods of sandboxes: isolation and limits in the terms of the Kubernetes API.
+
+The guest agent is the Pod's main process. A sandbox image may hold its program at AGENT_PATH.
+For other images an init container copies it from an image that holds it to an empty volume, which
+the sandbox sees read-only.
+
+At the standard level a Pod meets the Pod Security Standard `baseline`, at the strict level
+`restricted`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from policies.isolation import Isolation
+from sandbox_runtime.backends.limits import (
+    guest_user,
+    new_host_uid,
+    rlimits,
+    tmpfs_size_mib,
+)
+from sandbox_runtime.guest.agent import LIFETIME_S, GuestConfig
+
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID", "KILL")
+"""The capabilities that apt and pip need. Sandboxes have only these at the standard level, and none
+at the strict level."""
+CONTAINER = "sandbox"
+"""The container whose main process is the guest agent."""
+AGENT_DIR = "/.agent"
+AGENT_PATH = f"{AGENT_DIR}/agent"
+AGENT_IMAGE_PATH = "/agent"
+"""The agent's program in the agent image, which also has /bin/cp."""
+MANAGED_BY = {"app.kubernetes.io/managed-by": "llm-sandbox-proxy"}
+COMPONENT_LABEL = "app.kubernetes.io/component"
+OWNER_LABEL = "llm-sandbox-proxy/owner"
+LOG_MIB = 64
+"""Room for the container's log on the node, which counts towards the Pod's disk: the kubelet keeps
+50 MiB of it by default, and everything that the agent sends passes through it."""
+DEADLINE_S = int(LIFETIME_S) + 60
+"""The kubelet ends a Pod after this time, even if it has lost the API server. The agent ends itself
+60 s earlier."""
+_STRICT_DISKS = {"/testbed": 1 / 2, "/tmp": 1 / 4, "/home": 1 / 8, "/run": 1 / 8}
+"""The writable directories at the strict level, and each one's share of the disk."""
+_AGENT_VOLUME_MIB = 16
+_COPY_CPU, _COPY_MEMORY = "100m", "32Mi"
+_MIN_CPU_MILLIS = 10
+"""Below 10 thousandths of a core the kernel's quota period cannot express the limit."""
+_START = 'PATH="$HOME/.local/bin:$PATH" exec "$0"'
+"""Starts the agent with the directory of `pip install --user` before the image's own PATH, which
+only a shell in the image can name."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodSpec:
+    """The settings of the Pods of a backend."""
+
+    image: str
+    agent_image: str | None = None
+    """An image with the agent's program; None: the sandbox image holds it at AGENT_PATH."""
+    runtime_class: str | None = None
+    seccomp_profile: str | None = None
+    """A profile in the kubelet's directory for them; None: the runtime's default."""
+
+    def sandbox(self, name: str, owner: str, isolation: Isolation) -> dict[str, Any]:
+        """Return a Pod that runs the guest agent."""
+        user = guest_user(isolation)
+        uid = new_host_uid() if isolation.level == "strict" else user.uid
+        container = {
+            "command": ["/bin/sh", "-c", _START, AGENT_PATH],
+            "env": _env({"HOME": user.home, "USER": user.name}),
+            # The agent's input ends with the first attach call, and the agent with its input.
+            **dict.fromkeys(("stdin", "stdinOnce"), True),
+        }
+        pod = self._pod(name, owner, "sandbox", isolation, uid, container)
+        if self.agent_image:
+            self._add_agent_volume(pod, self.agent_image, uid, isolation)
+        return pod
+
+    def command(
+        self, name: str, owner: str, component: str, argv: Sequence[str], deadline_s: int
+    ) -> dict[str, Any]:
+        """Return a Pod that runs one command in the sandbox image, with the network policies of a
+        component's Pods and the isolation of the strict level."""
+        isolation = Isolation(level="strict", memory_mib=64, cpus=0.1, disk_mib=16)
+        container = {"command": list(argv), "env": _env({})}
+        pod = self._pod(name, owner, component, isolation, new_host_uid(), container)
+        pod["spec"]["activeDeadlineSeconds"] = deadline_s
+        return pod
+
+    def _pod(
+        self,
+        name: str,
+        owner: str,
+        component: str,
+        isolation: Isolation,
+        uid: int,
+        container: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        runtime = {"runtimeClassName": self.runtime_class} if self.runtime_class else {}
+        disks = _strict_disks(isolation) if isolation.level == "strict" else {}
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": name,
+                "labels": {**MANAGED_BY, COMPONENT_LABEL: component, OWNER_LABEL: owner},
+            },
+            "spec": {
+                **runtime,
+                "restartPolicy": "Never",
+                "activeDeadlineSeconds": DEADLINE_S,
+                "terminationGracePeriodSeconds": 1,
+                "automountServiceAccountToken": False,
+                "enableServiceLinks": False,
+                "hostname": "sandbox",
+                # No name server: lookups fail at once instead of waiting for denied packets.
+                "dnsPolicy": "None",
+                "dnsConfig": {"nameservers": ["127.0.0.1"]},
+                "securityContext": {
+                    "runAsUser": uid,
+                    "runAsGroup": uid,
+                    "seccompProfile": self._seccomp_profile(),
+                },
+                "containers": [
+                    {
+                        "name": CONTAINER,
+                        "image": self.image,
+                        "imagePullPolicy": "IfNotPresent",
+                        "workingDir": "/",
+                        "resources": _resources(isolation),
+                        "securityContext": _security_context(isolation),
+                        "volumeMounts": [
+                            {"name": f"disk-{path.strip('/')}", "mountPath": path} for path in disks
+                        ],
+                        **container,
+                    }
+                ],
+                "volumes": [
+                    {
+                        "name": f"disk-{path.strip('/')}",
+                        "emptyDir": {"medium": "Memory", "sizeLimit": f"{size_mib}Mi"},
+                    }
+                    for path, size_mib in disks.items()
+                ],
+            },
+        }
+
+    def _seccomp_profile(self) -> dict[str, str]:
+        if self.seccomp_profile:
+            return {"type": "Localhost", "localhostProfile": self.seccomp_profile}
+        return {"type": "RuntimeDefault"}
+
+    def _add_agent_volume(
+        self, pod: dict[str, Any], agent_image: str, uid: int, isolation: Isolation
+    ) -> None:
+        mount = {"name": "agent", "mountPath": AGENT_DIR}
+        limits = {"cpu": _COPY_CPU, "memory": _COPY_MEMORY, "ephemeral-storage": f"{LOG_MIB}Mi"}
+        spec = pod["spec"]
+        spec["volumes"].append(
+            {"name": "agent", "emptyDir": {"sizeLimit": f"{_AGENT_VOLUME_MIB}Mi"}}
+        )
+        spec["containers"][0]["volumeMounts"].append({**mount, "readOnly": True})
+        spec["initContainers"] = [
+            {
+                "name": "agent",
+                "image": agent_image,
+                "imagePullPolicy": "IfNotPresent",
+                "command": ["/bin/cp", AGENT_IMAGE_PATH, AGENT_PATH],
+                "resources": {"requests": limits, "limits": limits},
+                "securityContext": {**_no_privileges(uid != 0), "readOnlyRootFilesystem": True},
+                "volumeMounts": [mount],
+            }
+        ]
+
+
+def guest_config(isolation: Isolation) -> GuestConfig:
+    """Return the agent's configuration. The agent sets the rlimits, which a Pod cannot have."""
+    limits = dict(rlimits(isolation))
+    if isolation.level == "strict":
+        # The kernel counts the processes of a host uid, and each sandbox has its own. Root is
+        # exempt, so at the standard level only the kubelet's podPidsLimit holds.
+        limits["nproc"] = isolation.pids
+    config = GuestConfig()
+    return GuestConfig(
+        rlimits={f"RLIMIT_{name.upper()}": value for name, value in limits.items()},
+        directories=(*config.directories, guest_user(isolation).home),
+    )
+
+
+def _env(values: Mapping[str, str]) -> list[dict[str, str]]:
+    env = {"LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", **values}
+    return [{"name": name, "value": value} for name, value in env.items()]
+
+
+def _resources(isolation: Isolation) -> dict[str, Any]:
+    """Return limits and equal requests, so that a node is never promised to more than it has."""
+    limits = {
+        "cpu": f"{max(_MIN_CPU_MILLIS, round(isolation.cpus * 1000))}m",
+        "memory": f"{isolation.memory_mib}Mi",
+        "ephemeral-storage": f"{isolation.disk_mib + LOG_MIB}Mi",
+    }
+    return {"requests": limits, "limits": limits}
+
+
+def _security_context(isolation: Isolation) -> dict[str, Any]:
+    strict = isolation.level == "strict"
+    context = {**_no_privileges(strict), "readOnlyRootFilesystem": strict}
+    if not strict:
+        context["capabilities"] = {"drop": ["ALL"], "add": list(CAPABILITIES)}
+    return context
+
+
+def _no_privileges(non_root: bool) -> dict[str, Any]:
+    return {
+        "runAsNonRoot": non_root,
+        "allowPrivilegeEscalation": False,
+        "privileged": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def _strict_disks(isolation: Isolation) -> dict[str, int]:
+    """Return the writable directories at the strict level, and the size of each in MiB."""
+    size_mib = tmpfs_size_mib(isolation)
+    return {path: max(1, int(size_mib * share)) for path, share in _STRICT_DISKS.items()}
