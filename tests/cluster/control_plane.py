@@ -40,7 +40,7 @@ def command(
     options = {
         "etcd": _etcd(folder),
         "api-server": _api_server(credentials, address),
-        "controller-manager": _controller_manager(credentials),
+        "controller-manager": _controller_manager(folder, credentials),
         "scheduler": _client("scheduler", credentials),
     }
     lines = (f"--{name}={value}" for name, value in options[component].items())
@@ -83,12 +83,14 @@ def _api_server(credentials: Credentials, address: str) -> dict[str, object]:
     }
 
 
-def _controller_manager(credentials: Credentials) -> dict[str, object]:
+def _controller_manager(folder: Path, credentials: Credentials) -> dict[str, object]:
     return {
         **_client("controller-manager", credentials),
         "service-account-private-key-file": credentials.key(SERVICE_ACCOUNTS),
         "root-ca-file": credentials.authority,
         "use-service-account-credentials": "true",
+        # It creates this folder, by default in the machine's /usr.
+        "flex-volume-plugin-dir": folder / "volume-plugins",
         "node-monitor-period": "1s",
         "node-monitor-grace-period": f"{NODE_GRACE_S}s",
     }

@@ -1,10 +1,10 @@
 """Install Kubernetes and the programs it runs on into the user's cache.
 
-`python -m tests.cluster.install` builds Kubernetes from Debian's source package, which takes four
-to ten minutes, and unpacks etcd, containerd, runc, the CNI plugins and kubectl from Debian's
-packages. Nothing is installed on the machine itself, and its package lists stay as they are. A
-version that is already in the cache is not installed again. With `--find`, the command only prints
-the installed paths, or fails if there are none.
+`python -m tests.cluster.install` builds Kubernetes from Debian's source package in four to ten
+minutes, and unpacks etcd, containerd, runc, the CNI plugins and kubectl from Debian's packages.
+Nothing is installed on the machine itself, and its package lists stay as they are. A version that
+is already in the cache is not installed again. With `--find`, the command only prints the
+installed paths, or fails if there are none.
 """
 
 import os
@@ -57,7 +57,9 @@ class Installation:
 def find_installation() -> Installation:
     """Return the installation in the cache. Raise NotInstalledError."""
     if not directory().exists():
-        raise NotInstalledError(f"no Kubernetes: {directory()} missing; `make cluster` builds it")
+        raise NotInstalledError(
+            f"no Kubernetes: {directory()} missing; `make kubernetes` builds it"
+        )
     return Installation(directory() / "bin", directory() / "debian")
 
 

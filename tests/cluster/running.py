@@ -18,11 +18,10 @@ TEST_IMAGE = os.environ.get("SANDBOX_TEST_IMAGE", "llm-sandbox-proxy/test:latest
 def running_cluster(images: Sequence[str], nodes: int = 3) -> Iterator[Cluster]:
     """Yield a cluster with Docker's images, and take it down afterwards.
 
-    Without root, Docker or an installation, skip the test, or fail if REQUIRE_CLUSTER is set. The
-    cluster of that name is used, and left up, if TEST_CLUSTER names one.
+    If TEST_CLUSTER names a cluster, use that one and leave it up.
     """
     given = os.environ.get("TEST_CLUSTER")
-    cluster = _cluster(given or f"test{os.environ.get('PYTEST_XDIST_WORKER', '')}")
+    cluster = cluster_or_skip(given or f"test{os.environ.get('PYTEST_XDIST_WORKER', '')}")
     try:
         cluster.up(nodes, images)
         yield cluster
@@ -31,7 +30,10 @@ def running_cluster(images: Sequence[str], nodes: int = 3) -> Iterator[Cluster]:
             cluster.down()
 
 
-def _cluster(name: str) -> Cluster:
+def cluster_or_skip(name: str) -> Cluster:
+    """Return a cluster, which may not be up. Without root, Docker or an installation, skip the
+    test, or fail if REQUIRE_CLUSTER is set.
+    """
     try:
         if not shutil.which("docker"):
             raise ClusterError("no Docker: a cluster's images come from it")

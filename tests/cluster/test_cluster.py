@@ -14,7 +14,7 @@ from tests.cluster.images import PAUSE_IMAGE
 from tests.cluster.network import PREFIX
 from tests.cluster.pods import execute, is_running, pod, wait_for_pod
 from tests.cluster.processes import ClusterError
-from tests.cluster.running import TEST_IMAGE
+from tests.cluster.running import TEST_IMAGE, cluster_or_skip
 from tests.processes import all_end, running
 
 pytestmark = pytest.mark.cluster
@@ -23,6 +23,46 @@ SETTINGS_OF_THE_MACHINE = (
     *("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"),
     *("kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"),
 )
+
+
+def test_down_leaves_nothing() -> None:
+    settings, files = settings_of_the_machine(), files_of_kubernetes()
+    cluster = cluster_or_skip(f"down{os.getpid() % 100_000}")
+    try:
+        cluster.up(1)
+        cluster.kubectl("run", "pause", f"--image={PAUSE_IMAGE}")
+        cluster.kubectl("wait", "pod/pause", "--for=condition=Ready", "--timeout=60s")
+        pids = {
+            int(pid)
+            for cgroup in existing_cgroups(f"{PREFIX}{cluster.name}")
+            for path in cgroup.rglob("cgroup.procs")
+            for pid in path.read_text(encoding="ascii").split()
+        }
+        assert pids
+        pidfds = [os.pidfd_open(pid) for pid in pids]
+        # A cluster of which a part is lost goes down as well.
+        cluster.kill("api-server")
+        cluster.cut_off("node1")
+    finally:
+        cluster.down()
+    assert all_end(pidfds)
+    assert cluster.remains() == []
+    assert not running(str(STATE / cluster.name))
+    assert str(STATE / cluster.name) not in Path("/proc/self/mounts").read_text(encoding="utf-8")
+    assert settings_of_the_machine() == settings
+    assert files_of_kubernetes() == files
+    cluster.down()
+
+
+def settings_of_the_machine() -> dict[str, str]:
+    return {name: Path("/proc/sys", name).read_text() for name in SETTINGS_OF_THE_MACHINE}
+
+
+def files_of_kubernetes() -> set[Path]:
+    """Return what the kubelet, containerd and the CNI plugins write by default on a machine."""
+    folders = ("/etc", "/opt", "/run", "/usr/libexec", "/var/lib", "/var/log")
+    names = ("*kube*", "cni", "containerd", "containers", "pods")
+    return {path for folder in folders for name in names for path in Path(folder).glob(name)}
 
 
 async def test_nodes_are_ready(cluster: Cluster, core: client.CoreV1Api) -> None:
@@ -124,36 +164,3 @@ async def test_pods_survive_the_api_server_and_etcd(
     cluster.start("etcd")
     cluster.start("api-server")
     assert await execute(core, "stays", "ls", "/tmp/before") == ("/tmp/before\n", 0)
-
-
-def settings_of_the_machine() -> dict[str, str]:
-    return {name: Path("/proc/sys", name).read_text() for name in SETTINGS_OF_THE_MACHINE}
-
-
-@pytest.mark.usefixtures("cluster")
-def test_down_leaves_nothing() -> None:
-    settings = settings_of_the_machine()
-    second = Cluster(f"down{os.getpid() % 100_000}")
-    try:
-        second.up(1)
-        second.kubectl("run", "pause", f"--image={PAUSE_IMAGE}")
-        second.kubectl("wait", "pod/pause", "--for=condition=Ready", "--timeout=60s")
-        in_pods = [
-            int(pid)
-            for cgroup in existing_cgroups(f"{PREFIX}{second.name}")
-            for path in cgroup.rglob("cgroup.procs")
-            for pid in path.read_text(encoding="ascii").split()
-        ]
-        assert in_pods
-        pidfds = [os.pidfd_open(pid) for pid in set(in_pods)]
-        # A cluster of which a part is lost goes down as well.
-        second.kill("api-server")
-        second.cut_off("node1")
-    finally:
-        second.down()
-    assert all_end(pidfds)
-    assert second.remains() == []
-    assert not running(str(STATE / second.name))
-    assert str(STATE / second.name) not in Path("/proc/self/mounts").read_text(encoding="utf-8")
-    assert settings_of_the_machine() == settings
-    second.down()
