@@ -28,11 +28,16 @@ PROFILE = os.environ.get("SANDBOX_TEST_SECCOMP_PROFILE")
 OPEN: Mapping[str, str] = {
     "deleted_disk_bomb": "the kubelet measures only files that have a name",
     "hidden_disk_bomb": "the kubelet measures only files that it can see",
-    "disk_read_bomb": "a Pod has no limit for disk speed",
     "inode_bomb": "a Pod has no limit for the number of files",
     "terminal_bomb": "the terminals of a container have no limit of their own",
 }
 """Attacks that succeed on every cluster with the nodes' own kernel."""
+OPEN_SOMETIMES: Mapping[str, str] = {
+    "disk_read_bomb": "a Pod has no limit for disk speed, but the disk may be slow",
+    "disk_write_bomb": "a Pod has no limit for disk speed, but the disk may be slow",
+    "engine_file_bomb": "the kubelet may measure the files that it mounts, such as /etc/hosts",
+}
+"""Attacks that succeed depending on the nodes."""
 OPEN_WITHOUT_PROFILE: Mapping[str, str] = {
     "inotify_bomb": "the runtime's profile permits inotify",
     "aio_bomb": "the runtime's profile permits asynchronous I/O",
@@ -62,7 +67,7 @@ def test_accepted_attempts_exist() -> None:
     assert set(accepted_attempts(has_own_profile=True)) < set(
         accepted_attempts(has_own_profile=False)
     )
-    assert {*OPEN, *OPEN_WITHOUT_PROFILE, *NEED_A_LIMIT_OF_PROCESSES} <= names
+    assert {*OPEN, *OPEN_SOMETIMES, *OPEN_WITHOUT_PROFILE, *NEED_A_LIMIT_OF_PROCESSES} <= names
 
 
 @pytest.mark.parametrize("level", ["standard", "strict"])
@@ -84,6 +89,8 @@ async def test_attack_on_a_pod_is_held_accepted_or_known_to_succeed(
         pytest.skip("the kubelets have no podPidsLimit, so processes are not limited")
     open_here = OPEN if PROFILE else {**OPEN, **OPEN_WITHOUT_PROFILE}
     finding = accept(await run_attack(context, attack), backend.accepted_attempts)
+    if attack.name in OPEN_SOMETIMES and finding.verdict == "open":
+        return
     if attack.name in open_here:
         assert finding.verdict == "open", f"no longer true: {open_here[attack.name]}"
     else:
