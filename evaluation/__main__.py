@@ -246,7 +246,7 @@ def _load_evaluation(output: Path, arguments: argparse.Namespace) -> "Evaluation
     )
     grading = ResultGrader(output, arguments.grader, judge)
     graded = grading.grade_results(suites, read_results(output))
-    return evaluation_of(output, info, suites, graded)
+    return evaluation_of(output, info, suites, arguments.grader, graded)
 
 
 def _self_check(arguments: argparse.Namespace) -> int:
