@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from evaluation.ifbench_grader import NLTK_DATA_PATH
 from evaluation.scripted import serve_model
 from tests.evaluation.evaluation_process import (
     answered,
@@ -214,6 +215,7 @@ async def reference_scores(packages: Path, home: Path, judge_url: str) -> list[f
     environment = {
         **with_packages(packages, spacy.parent),
         "IFBENCH_PATH": str(packages / "ifbench"),
+        "NLTK_DATA": str(packages / NLTK_DATA_PATH),
         "HOME": str(home),
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
