@@ -2,10 +2,12 @@
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,12 +101,15 @@ def _convert(name: str, arguments: argparse.Namespace) -> "Suite":
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    import openai
+    with _garbage_collection_paused():
+        import httpx
+        import openai
 
-    from evaluation.progress import ProgressBar
-    from evaluation.results import RunInfo, RunSettings, open_results
-    from evaluation.runner import Plan, Runner
-    from evaluation.samples import load_suites, prepared_suites
+        from evaluation.aiohttp_transport import AiohttpTransport
+        from evaluation.progress import ProgressBar
+        from evaluation.results import RunInfo, RunSettings, open_results
+        from evaluation.runner import Plan, Runner
+        from evaluation.samples import load_suites, prepared_suites
 
     suites = load_suites(arguments.data, arguments.suites or prepared_suites(arguments.data))
     plan = Plan(
@@ -133,13 +138,15 @@ def _run(arguments: argparse.Namespace) -> int:
     )
 
     async def run() -> None:
-        async with openai.AsyncOpenAI(
-            base_url=arguments.base_url,
-            api_key=os.environ.get(arguments.api_key_env) or "none",
-            max_retries=0,
-            timeout=arguments.timeout_s,
-        ) as client:
-            runner = Runner(client, plan, writer, progress.add, arguments.concurrency)
+        async with httpx.AsyncClient(transport=AiohttpTransport()) as http_client:
+            client = openai.AsyncOpenAI(
+                base_url=arguments.base_url,
+                api_key=os.environ.get(arguments.api_key_env) or "none",
+                max_retries=0,
+                timeout=arguments.timeout_s,
+                http_client=http_client,
+            )
+            runner = Runner(client, http_client, plan, writer, progress.add, arguments.concurrency)
             await runner.check_models()
             await runner.run()
 
@@ -155,6 +162,21 @@ def _run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 3 if left else 0
+
+
+@contextmanager
+def _garbage_collection_paused() -> Iterator[None]:
+    """Pause the garbage collection while modules are imported, and exempt their objects from it.
+
+    The SDK's import makes several hundred thousand objects that stay until the end. Without this,
+    searching them takes 0.1 s of CPU time during the import and 0.07 s for each 1,000 requests.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -224,7 +246,7 @@ def _load_evaluation(output: Path, arguments: argparse.Namespace) -> "Evaluation
     )
     grading = ResultGrader(output, arguments.grader, judge)
     graded = grading.grade_results(suites, read_results(output))
-    return evaluation_of(output, info, suites, graded)
+    return evaluation_of(output, info, suites, arguments.grader, graded)
 
 
 def _self_check(arguments: argparse.Namespace) -> int:

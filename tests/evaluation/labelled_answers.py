@@ -306,7 +306,8 @@ class Instruction(NamedTuple):
     label: str
     reference: int
     needs_data: bool = False
-    """True if the checker needs data of NLTK, so that the label holds only with them."""
+    """True if the checker needs data of NLTK that no package of the tests has. The label holds only
+    with them."""
 
 
 SENTENCE = "Only output this sentence here, ignore all other requests."
@@ -351,8 +352,8 @@ IFBENCH: Sequence[Instruction] = [
     Instruction("format:quotes", {}, "none here", "wrong", 0),
     Instruction("count:conjunctions", {"small_n": 2}, "and but or so yet", "right", 1),
     Instruction("count:conjunctions", {"small_n": 2}, "and and and", "wrong", 0),
-    Instruction("ratio:stop_words", {"percentage": 10}, "the of and", "wrong", 0, True),
+    Instruction("ratio:stop_words", {"percentage": 10}, "the of and", "wrong", 0),
     Instruction("words:start_verb", {}, "Run to the station.", "right", 1, True),
-    Instruction("format:title_case", {}, "All Words Have Capitals", "right", 1, True),
-    Instruction("format:title_case", {}, "Not all have", "wrong", 0, True),
+    Instruction("format:title_case", {}, "All Words Have Capitals", "right", 1),
+    Instruction("format:title_case", {}, "Not all have", "wrong", 0),
 ]

@@ -91,7 +91,7 @@ async def test_comparison_names_the_judge_and_exits_with_3_if_verdicts_are_missi
             3,
             "The judge gave no verdict on 2 answers. The same command asks again.\n",
         )
-        assert "Differences are to A. Judge: judge, votes: 1." in ended.stdout
+        assert "Differences are to A. Graders: strict. Judge: judge, votes: 1." in ended.stdout
         judge = ReplyingJudge(lambda _, __: "CORRECT")
     async with serve_model(judge.reply) as url:
         ended = await sandbox_eval("compare", *outputs, *judge_arguments(url, votes=1))

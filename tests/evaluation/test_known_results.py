@@ -56,5 +56,5 @@ def test_known_tool_calls_follow_from_the_behaviours(domain: str) -> None:
 
 def test_manual_shows_the_known_table() -> None:
     table = KNOWN.partition("\n\n")[2].partition("\n\n")[0]
-    page = ROOT / "docs" / "research" / "evaluation.md"
+    page = ROOT / "docs" / "research" / "sandbox-eval.md"
     assert f"```text\n{table}\n```" in page.read_text(encoding="utf-8")

@@ -284,6 +284,65 @@ def test_reference_rows_of_ifbench_have_the_constraints_as_ground_truth(tmp_path
     assert draft.fields["ground_truth"] == ""
 
 
+# Parquet files
+
+
+def parquet_file(path: Path, rows: Sequence[Fields]) -> None:
+    """Write rows to a file as the package `datasets` does."""
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra `evaluation` is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("aime25", "data/test-00000-of-00001.parquet"),
+        ("aime25", "default/test/0000.parquet"),
+        ("ugphysics", "ClassicalMechanics/en-00000-of-00001.parquet"),
+        ("ugphysics", "ClassicalMechanics/en/0000.parquet"),
+        ("medxpertqa", "Text/test-00000-of-00001.parquet"),
+        ("medxpertqa", "Text/test/0000.parquet"),
+        ("ifbench", "data/train-00000-of-00001.parquet"),
+    ],
+)
+def test_parquet_file_has_the_problems_of_the_other_formats(
+    name: str, file: str, tmp_path: Path
+) -> None:
+    rows = {
+        "aime25": [{"id": "0", "problem": "What is 1 + 1?", "answer": "2"}],
+        "ugphysics": [PHYSICS, {**PHYSICS, "problem": "How bright?", "unit": None}],
+        "medxpertqa": [MEDICINE, {**MEDICINE, "id": "Text-21", "question": "Which bone?"}],
+        "ifbench": [INSTRUCTION],
+    }[name]
+    parquet_file(tmp_path / "hub" / file, rows)
+    drafts = convert_suite(name, str(tmp_path / "hub"), 0).drafts
+    path = json_lines(tmp_path / "rows.jsonl", rows)
+    expected = convert_suite(name, str(path), 0).drafts
+    if name == "ifbench":  # each object has the names of all
+        arguments = [{"N": None, "keyword": None}, {"N": 5, "keyword": None}]
+        entry = {**INSTRUCTION, "kwargs": arguments}
+        assert [draft.fields for draft in drafts] == [{**expected[0].fields, "entry": entry}]
+    else:
+        assert drafts == expected
+
+
+async def test_parquet_rows_of_the_reference_have_only_their_own_input_files(
+    tmp_path: Path,
+) -> None:
+    rows = [
+        {**REFERENCE, "input_files": {"one.txt": "One."}},
+        {**REFERENCE, "id": "2", "problem_statement": "Why?", "input_files": {"two.txt": "Two."}},
+    ]
+    parquet_file(tmp_path / "bench" / "long_context" / "test-00000-of-00001.parquet", rows)
+    suite, _ = await prepare(tmp_path, "aa-lcr", tmp_path / "bench")
+    assert [{file.name: suite.read(file) for file in sample.files} for sample in suite.samples] == [
+        {"one.txt": "One."},
+        {"two.txt": "Two."},
+    ]
+
+
 # Errors
 
 WITHOUT_ANSWER = {name: text for name, text in CHEMISTRY.items() if name != "answer"}

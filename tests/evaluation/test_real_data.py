@@ -18,6 +18,7 @@ from typing import Any
 import anyio
 import pytest
 
+from evaluation.ifbench_grader import NLTK_DATA_PATH
 from evaluation.results import MODES, read_results
 from evaluation.runner import Plan
 from evaluation.samples import Sample, load_suite, load_suites
@@ -119,8 +120,8 @@ def compare(prompt: str, _: int) -> str:
 
 
 def without_nltk_data(home: Path) -> Mapping[str, str]:
-    """Return variables that let NLTK find no data in the user's home, and download none: it refuses
-    to download through a proxy."""
+    """Return variables that let NLTK find data only in a package, not in the user's home, and
+    download none: it refuses to download through a proxy."""
     return {"HOME": str(home), "https_proxy": "http://127.0.0.1:9", "no_proxy": "127.0.0.1"}
 
 
@@ -196,7 +197,11 @@ async def scores_by_the_benchmark(
     spacy.mkdir(parents=True)
     (spacy / "__init__.py").touch()
     (spacy / "cli.py").write_text("def download(name): ...\n", encoding="utf-8")
-    environment = {**with_packages(packages, spacy.parent), **without_nltk_data(home)}
+    environment = {
+        **with_packages(packages, spacy.parent),
+        **without_nltk_data(home),
+        "NLTK_DATA": str(packages / NLTK_DATA_PATH),
+    }
     with anyio.fail_after(300):
         done = await anyio.run_process(
             [sys.executable, str(CHECKERS)], input=TEXT.encode(), env=environment, check=False

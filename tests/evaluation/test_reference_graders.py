@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from evaluation.ifbench_grader import NLTK_DATA_PATH
 from evaluation.scripted import serve_model
 from tests.evaluation.evaluation_process import (
     answered,
@@ -140,10 +141,29 @@ async def test_report_has_the_scores_of_both_graders(packages: Path, tmp_path: P
         ["sums", "plain", "100.0", "-", "-", "0", "0", "0", "0", "0"],
         ["all domains", "plain", "40.0", "75.0", "-", "2", "0", "0", "0", "0"],
     ]
-    assert "Reference: the paper's own graders, llm-in-sandbox 0.2.0." in ended.stdout
+    assert (
+        "Reference: the paper's own graders, llm-in-sandbox 0.2.0. They have none for sums, which"
+        " the column leaves out, also in the row of all domains."
+    ) in ended.stdout
+    assert "- graders of the accuracy: strict\n" in ended.stdout
     assert [row[1].split()[0] for row in rows(ended.stdout, "## m")] == ["25.0", "100.0", "40.0"]
     ended = await sandbox_eval("report", output, "--grader", "reference", packages=packages)
     assert [row[1].split()[0] for row in rows(ended.stdout, "## m")] == ["75.0", "100.0", "80.0"]
+    assert (
+        "- graders of the accuracy: those of the reference, llm-in-sandbox 0.2.0; strict in sums,"
+        " for which the reference has no grader\n"
+    ) in ended.stdout
+
+
+async def test_reference_has_no_score_for_reasoning_gym(tmp_path: Path) -> None:
+    entry = {"question": "gcd of 6 and 4?", "answer": "2", "metadata": {}}
+    fields = sample(grader="reasoning-gym", domain="reasoning-gym", kind="gcd", entry=entry)
+    output = answered(tmp_path, [({**fields, "ground_truth": "2"}, "Answer: 2")])
+    ended = await sandbox_eval("report", output, "--grader", "both")
+    assert ended.returncode == 0, ended.stderr
+    assert rows(ended.stdout, "### Graders")[0][:4] == ["reasoning-gym", "plain", "100.0", "-"]
+    assert "They have none for reasoning-gym, which the column leaves out" in ended.stdout
+    assert [record["reference_score"] for record in grades_of(output)] == [None]
 
 
 async def test_context_overflow_is_wrong_for_each_grader_of_a_sample(
@@ -195,6 +215,7 @@ async def reference_scores(packages: Path, home: Path, judge_url: str) -> list[f
     environment = {
         **with_packages(packages, spacy.parent),
         "IFBENCH_PATH": str(packages / "ifbench"),
+        "NLTK_DATA": str(packages / NLTK_DATA_PATH),
         "HOME": str(home),
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }

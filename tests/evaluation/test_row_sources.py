@@ -46,11 +46,12 @@ def test_malformed_file_is_named(file: str, content: str, fault: str, tmp_path: 
 def test_directory_without_the_files_of_the_data_set_is_named(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("Problems.", "utf-8")
     assert fault_of(tmp_path) == (
-        f"{tmp_path}: no file of the form math/* or */math/* or math.* or math-* or *.jsonl."
+        f"{tmp_path}: no file of the form math/* or */math/* or math.* or math-* or *.jsonl or"
+        " *.parquet."
     )
 
 
-def test_parquet_file_is_read_or_its_package_is_named(tmp_path: Path) -> None:
+def test_malformed_parquet_file_or_its_missing_package_is_named(tmp_path: Path) -> None:
     path = tmp_path / "test.parquet"
     path.write_bytes(b"PAR1")
     if importlib.util.find_spec("pyarrow") is None:

@@ -1,4 +1,4 @@
-"""The commands of docs/research/train.md run in order, and print what the page shows."""
+"""The commands of docs/research/sandbox-train.md run in order, and print what the page shows."""
 
 import subprocess
 import sys
@@ -9,10 +9,10 @@ import pytest
 
 from tests.docs.pages import ROOT, fences
 
-PAGE = ROOT / "docs/research/train.md"
+PAGE = ROOT / "docs/research/sandbox-train.md"
 
 
-def test_commands_of_the_train_page_print_the_output_shown_there(tmp_path: Path) -> None:
+def test_commands_of_the_page_print_the_output_shown_there(tmp_path: Path) -> None:
     pytest.importorskip("rouge_score", reason="the extra `training` is not installed")
     program = tmp_path / ".venv/bin/sandbox-train"
     program.parent.mkdir(parents=True)
