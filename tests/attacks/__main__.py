@@ -41,11 +41,15 @@ def main() -> int:
     return 1 if any(finding.failed for finding in findings) else 0
 
 
+def _show(finding: Finding) -> None:
+    sys.stderr.write(f"{finding.verdict}: {finding.attack}, {finding.backend}: {finding.figures}\n")
+
+
 async def _run(groups: list[str]) -> list[Finding]:
     findings: list[Finding] = []
     for group in groups:
         async for finding in GROUPS[group]():
-            sys.stderr.write(f"{finding.verdict:10} {finding.attack}, {finding.backend}\n")
+            _show(finding)
             findings.append(finding)
     return findings
 

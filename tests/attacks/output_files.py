@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.neighbours import BACKENDS
+from policies.workspace import OUTPUT_DIR
 from tests.attacks.neighbour import SHARED, Outcome, Range, firing_range
 from tests.attacks.report import Finding
 from tests.proxy.agent.test_hostile_outputs import ENDLESS, SPARSE
@@ -25,7 +26,7 @@ NEW_FILE = "new.txt"
 _DEEP = """exec python3 -I -S - <<'END'
 import os
 os.chdir("/testbed/output")
-for level in range(20_000):
+for level in range(200):
     os.mkdir("d" * 200)
     os.chdir("d" * 200)
     open("f", "w").close()
@@ -64,7 +65,7 @@ class _Files:
 
 _ATTACKS = (
     _Files(f"{MANY_FILES:,} files", f"cd output; seq {MANY_FILES} | xargs touch"),
-    _Files("20,000 nested directories", _DEEP),
+    _Files("200 nested directories", _DEEP),
     _Files("odd names", _NAMES),
     _Files("symbolic links", _LINKS),
     _Files("pipes, sockets and devices", _PIPES),
@@ -72,7 +73,7 @@ _ATTACKS = (
     _Files("15 TB of sparse files", SPARSE),
     _Files("2.5 TB of sparse files", ENDLESS),
 )
-_SETTINGS = {"artifacts": {"max_total_mib": 16}}
+_SETTINGS = {"artifacts": {"max_total_mib": 16}, "sessions": {"idle_s": 1}}
 
 
 async def attacks() -> AsyncIterator[Finding]:
@@ -93,8 +94,9 @@ async def _collect(area: Range, files: _Files) -> Outcome:
         "session": f"s{time.time_ns()}",
         "limits": {"max_run_seconds": RUN_S},
     }
-    faults, figures = [], []
-    for command in (files.command, f"echo mine > output/{NEW_FILE}"):
+    faults, figures, answer = [], [], ""
+    collected: list[dict[str, Any]] = []
+    for command in (files.command, f"echo mine > {OUTPUT_DIR}/{NEW_FILE}"):
         started = time.monotonic()
         answer = await area.run_inside(command, RUN_S, sandbox=options)
         took_s = time.monotonic() - started
