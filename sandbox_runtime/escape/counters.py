@@ -179,9 +179,7 @@ _PER_HOST = (
         _MANY_TIMERS,
         _command_runner("trap 'echo well' RTMIN; kill -RTMIN $$"),
     ),
-    _Bomb(
-        "message_queue_bomb", "message queues", QUEUES, _MANY_QUEUES, _program_runner(ONE_QUEUE)
-    ),
+    _Bomb("message_queue_bomb", "message queues", QUEUES, _MANY_QUEUES, _program_runner(ONE_QUEUE)),
     _Bomb("aio_bomb", "contexts of I/O", CONTEXTS, _MANY_CONTEXTS, _program_runner(ONE_CONTEXT)),
 )
 _PER_USER = (
