@@ -180,6 +180,15 @@ def encode_json(value: Any) -> bytes:
         return json.dumps(value).encode()
 
 
+def encode_sorted_json(value: Any) -> bytes:
+    """Encode a value as JSON with sorted names, to compare it with others. The encoding of a value
+    is always the same, but not always that of `json.dumps`. Raises TypeError."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # see encode_json
+        return json.dumps(value, sort_keys=True).encode()
+
+
 def _with_nulls(value: Any) -> Any:
     """Return a copy of a value with None in place of NaN and infinity."""
     if isinstance(value, dict):

@@ -7,7 +7,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal
 
-from policies.context import estimate_tokens, is_far_below, is_near_threshold
+from policies.context import estimate_tokens, is_far_above, is_far_below, is_near_threshold
 from policies.documents import LARGE_CHARS, offload_as_one_file, offload_documents
 from policies.file_names import UniqueDisplayNames, UniqueNames, display_name
 
@@ -97,7 +97,11 @@ def texts_to_count(messages: Sequence[Message], threshold_tokens: int | None) ->
     `plan_workspace`."""
     if threshold_tokens is None:
         return []
-    texts = [text for text in _user_texts(messages) if not is_far_below(text, threshold_tokens)]
+    texts = [
+        text
+        for text in _user_texts(messages)
+        if not is_far_below(text, threshold_tokens) and not is_far_above(text, threshold_tokens)
+    ]
     return [text for text in texts if is_near_threshold(estimate_tokens(text), threshold_tokens)]
 
 

@@ -1,6 +1,7 @@
 """A memory budget for the bodies of all requests, so that many large bodies cannot exhaust the
 machine's memory."""
 
+import asyncio
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -25,6 +26,9 @@ class BodyMemory:
         self._bytes_by_owner: dict[str, int] = {}
         self.held_bytes = 0
         """The reserved bytes of all owners."""
+        self.decoding = asyncio.Lock()
+        """Held while a large body is decoded, which blocks the event loop. Without it, bodies that
+        arrive at the same time are decoded without a pause between them."""
 
     def take(self, owner: str, count: int) -> None:
         """Reserve bytes. Raises BusyError if too few bytes are left, in total or in the owner's

@@ -126,6 +126,11 @@ class _ConnectionGroup:
         """Return True if one more request may be answered. Close an idle connection if needed."""
         return len(self.open_connections) <= self._max_connections or self.close_longest_idle()
 
+    def close_excess(self) -> None:
+        """Close the connection that has been idle longest if the headroom is exceeded."""
+        if self.exceeds_headroom:
+            self.close_longest_idle()
+
     def close_longest_idle(self) -> bool:
         """Close the connection that has been idle longest. Return False if none is idle. A
         connection with unsent bytes is not idle; `close_expired` marks it as idle once the bytes
@@ -169,14 +174,16 @@ class ConnectionRegistry(ServerState):
         )
 
     def add(self, connection: "HTTPProtocol") -> None:
-        """Add a new connection. If a limit and its headroom are exceeded, close the connection that
-        has been idle longest, which is the new connection if all others have a request."""
+        """Add a new connection. If a limit and its headroom are exceeded, soon close the connection
+        that has been idle longest, which is the new connection if all others have a request."""
+        loop = asyncio.get_running_loop()
         for each in connection.groups:
             each.open_connections.add(connection)
             each.idle_connections[connection] = None
-        for each in connection.groups:
             if each.exceeds_headroom:
-                each.close_longest_idle()
+                # A burst is accepted in one pass of the loop, and read in the next one. Only after
+                # that it is known which of its connections are idle.
+                loop.call_soon(loop.call_soon, each.close_excess)
 
     def mark_idle(self, connection: "HTTPProtocol") -> None:
         """Mark a connection as idle."""

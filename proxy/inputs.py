@@ -68,7 +68,7 @@ COUNT_S = 2.0
 MAX_COUNTED_TEXTS = 8
 """Maximum number of texts of one request that are counted."""
 _MAX_CACHED_COUNTS = 1000
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES = _PIECE_CHARS = 1 << 20
 _MAX_TEXT_BYTES = 16 << 20
 
 Pieces = AsyncGenerator[bytes, None]
@@ -367,12 +367,15 @@ def _input_file(
 def _with_digests(files: Sequence[InputFile]) -> list[InputFile]:
     """Return the files with a digest as identity. An identity may be the file's data, and a
     workspace stores the identities of its files."""
-    return [
-        replace(
-            file, identity=hashlib.sha256(file.identity.encode(errors="surrogatepass")).hexdigest()
-        )
-        for file in files
-    ]
+    return [replace(file, identity=_digest(file.identity)) for file in files]
+
+
+def _digest(text: str) -> str:
+    """Return the digest of a text, which is encoded in pieces so that it is not copied."""
+    digest = hashlib.sha256()
+    for start in range(0, len(text), _PIECE_CHARS):
+        digest.update(text[start : start + _PIECE_CHARS].encode(errors="surrogatepass"))
+    return digest.hexdigest()
 
 
 async def _inline_pieces(data: InlineData) -> Pieces:

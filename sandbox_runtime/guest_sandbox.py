@@ -64,7 +64,16 @@ FILE_ERRORS: Mapping[str, type[SandboxFileError]] = {
     "too_large": FileSizeLimitError,
 }
 Read = TypeVar("Read")
-PACK = ["tar", "-c", "-C", WORKING_DIR, "--exclude=./shared", "-f", "-", "."]
+_PACK_SCRIPT = f"""
+set -- --exclude=./shared
+tar --anchored --no-wildcards -c -f /dev/null -T /dev/null 2>/dev/null &&
+    set -- --anchored --no-wildcards "$@"
+exec tar -c -C {WORKING_DIR} "$@" -f - .
+"""
+PACK = ["sh", "-c", _PACK_SCRIPT]
+"""The command that packs a snapshot without the shared directory. GNU tar needs the two options:
+as a pattern, it would compare `./shared` with each part of each path, in time cubic in the depth of
+the directories. Other programs called tar do not have the options."""
 UNPACK = ["sh", "-c", f"tar -x -o -p -C {WORKING_DIR} -f - || exit\n{PRUNE}"]
 """The command that unpacks a snapshot and runs PRUNE. With -o, the unpacked files belong to the
 sandbox's user, not to the owners in the archive."""

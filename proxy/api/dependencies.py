@@ -75,7 +75,7 @@ spaces."""
 SLOW_BYTES = 4 << 20
 """Size in bytes above which the decoding of a body blocks the event loop for milliseconds."""
 YIELD_S = 0.005
-"""Seconds to pause after reading and after decoding a body above `SLOW_BYTES`. In the pause, the
+"""Seconds to pause after each slow step with a body above `SLOW_BYTES`. In the pause, the
 event loop can answer `/health`."""
 MAX_JSON_BYTES = 1 << 20
 """Maximum size of a request body without files, in bytes."""
@@ -353,9 +353,14 @@ async def read_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     if bounds is None and not is_small(received):
         _check_bounds(JSONBounds(), bytes(received))
     raw = bytes(received)
-    if len(raw) > SLOW_BYTES:
-        await asyncio.sleep(YIELD_S)
+    await pause_after(raw)
     return raw
+
+
+async def pause_after(raw_body: bytes) -> None:
+    """Let the event loop run after a step that takes milliseconds if the body is large."""
+    if len(raw_body) > SLOW_BYTES:
+        await asyncio.sleep(YIELD_S)
 
 
 def _check_bounds(bounds: JSONBounds, piece: bytes) -> None:
@@ -402,8 +407,20 @@ async def read_json_object(request: Request) -> dict[str, Any]:
 
 
 async def decode_body(request: Request, raw_body: bytes) -> Any:
-    """Return the decoded JSON, and reserve memory for it. Raises BadRequestError, BusyError,
-    BodyTooLargeError."""
+    """Return the decoded JSON, and reserve memory for it. Only one large body is decoded at a time.
+
+    Raises BadRequestError, BusyError, BodyTooLargeError.
+    """
+    if len(raw_body) <= SLOW_BYTES:
+        return _decode_body(request, raw_body)
+    async with get_services(request).body_memory.decoding:
+        try:
+            return _decode_body(request, raw_body)
+        finally:
+            await pause_after(raw_body)
+
+
+def _decode_body(request: Request, raw_body: bytes) -> Any:
     try:
         if len(raw_body) <= LARGE_BYTES or has_non_finite(value := decode_json(raw_body)):
             value = _DECODER.decode(
@@ -413,8 +430,6 @@ async def decode_body(request: Request, raw_body: bytes) -> Any:
         raise BadRequestError(f"The request body is not valid JSON: {error}.") from error
     if len(raw_body) > SMALL_BYTES:
         body_reservation(request).take(size_of_copies(raw_body, value))
-    if len(raw_body) > SLOW_BYTES:
-        await asyncio.sleep(YIELD_S)
     return value
 
 

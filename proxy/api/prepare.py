@@ -5,6 +5,7 @@
 checks, so that a rejected request costs nothing.
 """
 
+import asyncio
 import hashlib
 import json
 import time
@@ -17,6 +18,7 @@ from policies.artifacts import strip_links
 from policies.budgets import Expense
 from policies.headers import RequestHeader
 from policies.history import strip_steps
+from policies.json_bounds import encode_sorted_json
 from policies.prices import Tariff
 from policies.profile import Profile
 from policies.routing import forbids_tools
@@ -46,7 +48,14 @@ from proxy.agent.task import (
     StatusHold,
     TaskLimits,
 )
-from proxy.api.dependencies import ModelRequest, Services, base_url, body_reservation
+from proxy.api.dependencies import (
+    SLOW_BYTES,
+    ModelRequest,
+    Services,
+    base_url,
+    body_reservation,
+    pause_after,
+)
 from proxy.api.routing import RoutingDecision
 from proxy.api.upstream_relay import charge, check_files, find_tariff, urls_in
 from proxy.errors import BudgetError, ProxyError
@@ -108,7 +117,7 @@ async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | N
 
     Raises IdempotencyError, PausedError, and the errors of `prepare_request`.
     """
-    identity = identify(request)
+    identity = await identify(request)
     services, options = request.model_request.services, request.options
     hold = None
     if identity.stream and not request.is_background:
@@ -139,7 +148,7 @@ async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | N
         return await runs.start(identity, task), hold
 
 
-def identify(request: RunRequest) -> RequestIdentity:
+async def identify(request: RunRequest) -> RequestIdentity:
     """Return the request's identity, by which a retry finds the run of the first attempt.
 
     With an idempotency key, two requests are equal if they differ only in `DELIVERY_FIELDS`.
@@ -150,19 +159,36 @@ def identify(request: RunRequest) -> RequestIdentity:
     body, raw_body = model_request.body, model_request.raw_body
     if options.idempotency_key is not None:
         fields = {key: value for key, value in body.items() if key not in DELIVERY_FIELDS}
-        raw_body = json.dumps(fields, sort_keys=True).encode()
+        is_large = len(raw_body) > SLOW_BYTES  # `json` would block the event loop for 0.6 s
+        encode = encode_sorted_json if is_large else _encode_fields
+        raw_body = encode(fields)
     headers = "\n".join(model_request.headers.get(name, "") for name in IDENTITY_HEADERS)
     session = named_session(model_request.headers, request.body)
     head = f"{model_request.http.url.path}\n{session}\n{headers}\n"
     on_disconnect = options.on_disconnect or model_request.services.on_disconnect
     return RequestIdentity(
         owner=model_request.owner,
-        fingerprint=hashlib.sha256(head.encode(errors="surrogatepass") + raw_body).hexdigest(),
+        fingerprint=await _fingerprint(head.encode(errors="surrogatepass"), raw_body),
         key=options.idempotency_key,
         retry_count=options.retry_count,
         stream=bool(body.get("stream")),
         detach=request.is_background or on_disconnect == "detach",
     )
+
+
+def _encode_fields(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, sort_keys=True).encode()
+
+
+async def _fingerprint(head: bytes, raw_body: bytes) -> str:
+    """Return the digest of a request. A large body is hashed in a thread, which does not hold the
+    GIL for it: 100 MB would block the event loop for 0.3 s."""
+    digest = hashlib.sha256(head)
+    if len(raw_body) > SLOW_BYTES:
+        await asyncio.to_thread(digest.update, raw_body)
+    else:
+        digest.update(raw_body)
+    return digest.hexdigest()
 
 
 async def prepare_request(
@@ -212,6 +238,7 @@ async def prepare_request(
             style_adds_notes=profile.agent.style == "reference" and session.suspended_run is None,
         )
         messages = await services.files.replace_links(chat.messages, model_request.owner)
+        await pause_after(model_request.raw_body)
         agent_input = await services.inputs.load(messages, body, context)
         count = choice_count(body, profile.limits.max_choices)
 

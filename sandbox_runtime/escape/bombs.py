@@ -167,7 +167,7 @@ while time.monotonic() < began + 1:
 print(int(moved / (time.monotonic() - began)))
 """
 """Measures the speed of the disk itself, without the page cache."""
-_INOTIFY = f"""
+INOTIFY = f"""
 import ctypes, time
 libc, made = ctypes.CDLL(None), 0
 while made < {_MANY_INOTIFY} and libc.inotify_init() >= 0:
@@ -175,7 +175,7 @@ while made < {_MANY_INOTIFY} and libc.inotify_init() >= 0:
 print("ready", flush=True)
 time.sleep(60)
 """
-_ONE_INOTIFY = "import ctypes; print(ctypes.CDLL(None).inotify_init() >= 0)"
+ONE_INOTIFY = "import ctypes; print(ctypes.CDLL(None).inotify_init() >= 0)"
 _FILES = f"""
 import os, time
 os.makedirs("/testbed/bomb")
@@ -233,9 +233,9 @@ def _with_small_limits(isolation: Isolation) -> Isolation:
 
 async def _use_inotify(context: EscapeContext) -> str | None:
     neighbour = await context.neighbour()
-    before = (await run_python(neighbour, _ONE_INOTIFY)).stdout
-    async with context.victim() as sandbox, running_python(sandbox, _INOTIFY):
-        after = (await run_python(neighbour, _ONE_INOTIFY)).stdout
+    before = (await run_python(neighbour, ONE_INOTIFY)).stdout
+    async with context.victim() as sandbox, running_python(sandbox, INOTIFY):
+        after = (await run_python(neighbour, ONE_INOTIFY)).stdout
     return "the neighbour sandbox cannot watch files any more" if before != after else None
 
 

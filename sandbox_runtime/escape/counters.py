@@ -42,7 +42,7 @@ while taken < {{many}} and {{one}}:
 print(taken, flush=True)
 time.sleep({_HOLD_S})
 """
-_TERMINALS = f"""
+TERMINALS = f"""
 import os, time
 held = []
 try:
@@ -54,13 +54,13 @@ print(len(held), flush=True)
 time.sleep({_HOLD_S})
 """
 _NEW_TIMER = "call(TIMER_CREATE, 1, None, ctypes.byref(ctypes.c_long())) == 0"
-_TIMERS = _CALLS + _TAKE.format(many=_MANY_TIMERS, one=_NEW_TIMER)
-_ONE_TIMER = f"{_CALLS}print({_NEW_TIMER})"
+TIMERS = _CALLS + _TAKE.format(many=_MANY_TIMERS, one=_NEW_TIMER)
+ONE_TIMER = f"{_CALLS}print({_NEW_TIMER})"
 _QUEUEING = f"{_CALLS}signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])\n"
 _NEW_SIGNAL = "libc.sigqueue(os.getpid(), int(signal.SIGRTMIN), None) == 0"
-_SIGNALS = _QUEUEING + _TAKE.format(many=_MANY_TIMERS, one=_NEW_SIGNAL)
-_ONE_SIGNAL = f"{_QUEUEING}print({_NEW_SIGNAL})"
-_IN_FLIGHT = f"""
+SIGNALS = _QUEUEING + _TAKE.format(many=_MANY_TIMERS, one=_NEW_SIGNAL)
+ONE_SIGNAL = f"{_QUEUEING}print({_NEW_SIGNAL})"
+IN_FLIGHT = f"""
 import socket, time
 (near, far), taken, at_once = socket.socketpair(), 0, 64
 try:
@@ -72,7 +72,7 @@ except OSError:
 print(taken, flush=True)
 time.sleep({_HOLD_S})
 """
-_ONE_IN_FLIGHT = """
+ONE_IN_FLIGHT = """
 import socket
 near, far = socket.socketpair()
 try:
@@ -86,14 +86,14 @@ def make_queue(name):
     call(MQ_UNLINK, name)
     return made
 """
-_QUEUES = f"{_CALLS}{_MAKE_QUEUE}" + _TAKE.format(
+QUEUES = f"{_CALLS}{_MAKE_QUEUE}" + _TAKE.format(
     many=_MANY_QUEUES, one='make_queue(b"bomb-%d-%d" % (os.getpid(), taken))'
 )
-_ONE_QUEUE = f'{_CALLS}{_MAKE_QUEUE}print(make_queue(b"one-%d" % os.getpid()))'
-_CONTEXTS = _CALLS + _TAKE.format(
+ONE_QUEUE = f'{_CALLS}{_MAKE_QUEUE}print(make_queue(b"one-%d" % os.getpid()))'
+CONTEXTS = _CALLS + _TAKE.format(
     many=_MANY_CONTEXTS, one="call(IO_SETUP, 1024, ctypes.byref(ctypes.c_ulong())) == 0"
 )
-_ONE_CONTEXT = f"""{_CALLS}
+ONE_CONTEXT = f"""{_CALLS}
 context = ctypes.c_ulong()
 print(call(IO_SETUP, 1024, ctypes.byref(context)) == 0)
 call(IO_DESTROY, context)
@@ -170,31 +170,29 @@ class _Bomb:
 
 
 _PER_HOST = (
-    _Bomb("terminal_bomb", "pseudo-terminals", _TERMINALS, _MANY_TERMINALS, _use_terminal),
-    _Bomb("timer_bomb", "timers", _TIMERS, _MANY_TIMERS, _command_runner("timeout 9 echo well")),
+    _Bomb("terminal_bomb", "pseudo-terminals", TERMINALS, _MANY_TERMINALS, _use_terminal),
+    _Bomb("timer_bomb", "timers", TIMERS, _MANY_TIMERS, _command_runner("timeout 9 echo well")),
     _Bomb(
         "signal_bomb",
         "queued signals",
-        _SIGNALS,
+        SIGNALS,
         _MANY_TIMERS,
         _command_runner("trap 'echo well' RTMIN; kill -RTMIN $$"),
     ),
-    _Bomb(
-        "message_queue_bomb", "message queues", _QUEUES, _MANY_QUEUES, _program_runner(_ONE_QUEUE)
-    ),
-    _Bomb("aio_bomb", "contexts of I/O", _CONTEXTS, _MANY_CONTEXTS, _program_runner(_ONE_CONTEXT)),
+    _Bomb("message_queue_bomb", "message queues", QUEUES, _MANY_QUEUES, _program_runner(ONE_QUEUE)),
+    _Bomb("aio_bomb", "contexts of I/O", CONTEXTS, _MANY_CONTEXTS, _program_runner(ONE_CONTEXT)),
 )
 _PER_USER = (
-    _Bomb("strict_timer_bomb", "timers", _TIMERS, _MANY_TIMERS, _program_runner(_ONE_TIMER)),
+    _Bomb("strict_timer_bomb", "timers", TIMERS, _MANY_TIMERS, _program_runner(ONE_TIMER)),
     _Bomb(
-        "strict_signal_bomb", "queued signals", _SIGNALS, _MANY_TIMERS, _program_runner(_ONE_SIGNAL)
+        "strict_signal_bomb", "queued signals", SIGNALS, _MANY_TIMERS, _program_runner(ONE_SIGNAL)
     ),
     _Bomb(
         "strict_in_flight_bomb",
         "files in flight",
-        _IN_FLIGHT,
+        IN_FLIGHT,
         _MANY_IN_FLIGHT,
-        _program_runner(_ONE_IN_FLIGHT),
+        _program_runner(ONE_IN_FLIGHT),
     ),
 )
 ATTACKS = (

@@ -12,6 +12,7 @@ from policies.json_bounds import (
     MAX_VALUES,
     JSONBounds,
     TooMuchJSONError,
+    encode_sorted_json,
 )
 
 STRINGS = st.text(alphabet='{}[],:"\\a\u2222é\n', max_size=8)
@@ -130,3 +131,10 @@ def test_string_with_many_escaped_quotes_is_skipped(ends: str, size: int) -> Non
     written = '["' + '\\"' * (1 << 20) + ends
     bounds = check_in_pieces(written.encode(), size)
     assert bounds.values == 1 + written.endswith("{") + written.endswith("{")
+
+
+def test_sorted_encoding_depends_on_the_values_only() -> None:
+    for value in ({"b": [1, {"d": 2, "c": 3}], "a": "é"}, {"b": 1 << 70, "a": "\ud800"}):
+        reordered = dict(reversed(value.items()))
+        assert encode_sorted_json(value) == encode_sorted_json(reordered)
+        assert encode_sorted_json(value) != encode_sorted_json({**value, "a": "x"})

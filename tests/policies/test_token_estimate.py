@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.context import estimate_tokens, is_far_below, is_near_threshold
+from policies.context import estimate_tokens, is_far_above, is_far_below, is_near_threshold
 
 # The counts are those of the tokenizers cl100k and o200k.
 COUNTED = {
@@ -59,3 +59,14 @@ def test_text_far_below_a_token_threshold_is_neither_above_nor_near(character: s
             assert (tokens > 100, is_near_threshold(tokens, 100)) == (False, False)
     assert is_far_below("a" * 25, 100)
     assert not is_far_below("a" * 26, 100)
+
+
+@pytest.mark.parametrize("character", ["a", "7", "é", "語", "🦊", "\ud800", ";"])
+def test_text_far_above_a_token_threshold_is_neither_below_nor_near(character: str) -> None:
+    for length in range(0, 2000, 7):
+        text = character * length
+        if is_far_above(text, 100):
+            tokens = estimate_tokens(text)
+            assert (tokens > 100, is_near_threshold(tokens, 100)) == (True, False)
+    assert is_far_above("a" * 920, 100)
+    assert not is_far_above("a" * 919, 100)

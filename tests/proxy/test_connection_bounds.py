@@ -1,6 +1,9 @@
 """Limits on the number of connections and of pipelined requests, over real sockets."""
 
+import asyncio
+import contextlib
 import resource
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -84,6 +87,26 @@ async def test_health_and_metrics_are_answered_above_the_limit(tmp_path: Path) -
         async with httpx.AsyncClient() as other:
             assert (await other.get(client.base_url.join("/health"))).status_code == 200
         assert server.open <= MOST + HEADROOM
+
+
+async def test_health_is_answered_in_the_middle_of_a_burst_of_connections(tmp_path: Path) -> None:
+    """The server accepts a whole burst before it reads from any of its connections."""
+    async with full_server(tmp_path) as (_, client):
+        address = (client.base_url.host, client.base_url.port or 0)
+        with contextlib.ExitStack() as opened:
+
+            def connect() -> socket.socket:
+                return opened.enter_context(socket.create_connection(address))
+
+            for _ in range(3 * HEADROOM):
+                connect()
+            asking = connect()
+            asking.sendall(http_request("/health"))
+            for _ in range(3 * HEADROOM):
+                connect()
+            asking.setblocking(False)
+            answer = await asyncio.get_running_loop().sock_recv(asking, 1000)
+    assert answer.startswith(b"HTTP/1.1 200 OK")
 
 
 async def test_request_above_the_limit_closes_the_longest_idle_connection() -> None:

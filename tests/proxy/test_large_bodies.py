@@ -1,0 +1,72 @@
+"""Large bodies that arrive at the same time: the event loop runs between their decodings."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.types import Scope
+
+from proxy.api.dependencies import SLOW_BYTES, decode_body, set_client_credentials, set_services
+from proxy.body_memory import BodyMemory
+from proxy.keys import Key
+from proxy.models.scripted import ScriptedModel
+from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.fakes.server import make_services
+
+BODIES = 5
+
+
+class Journal(BodyMemory):
+    """Records each reservation, which `decode_body` makes directly after a body is decoded."""
+
+    def __init__(self, entries: list[str]) -> None:
+        super().__init__()
+        self._entries = entries
+
+    def take(self, owner: str, count: int) -> None:
+        self._entries.append("decoded")
+        super().take(owner, count)
+
+
+@asynccontextmanager
+async def recorded_turns(entries: list[str]) -> AsyncIterator[None]:
+    """Record each pass of the event loop during the block."""
+
+    async def record() -> None:
+        while True:
+            entries.append("turn")
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(record())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_event_loop_runs_between_the_decodings_of_large_bodies(tmp_path: Path) -> None:
+    """Ten bodies of 8 MiB that were decoded in one pass of the loop stalled /health for 0.4 s."""
+    entries: list[str] = []
+    services = make_services(
+        ScriptedModel([]), MemorySandboxes(), tmp_path, body_memory=Journal(entries)
+    )
+    body = b'{"messages": "' + b"x" * SLOW_BYTES + b'"}'
+
+    def request() -> Request:
+        scope: Scope = {"type": "http", "headers": []}
+        set_services(scope, services)
+        made = Request(scope)
+        set_client_credentials(made, Key("k"), {})
+        return made
+
+    async with recorded_turns(entries):
+        await asyncio.gather(*(decode_body(request(), body) for _ in range(BODIES)))
+    decodings = [number for number, entry in enumerate(entries) if entry == "decoded"]
+    assert len(decodings) == BODIES
+    for before, after in pairwise(decodings):
+        assert "turn" in entries[before:after]
