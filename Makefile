@@ -2,6 +2,7 @@
 PYTHON ?= python3
 IMAGE ?= llm-sandbox-proxy/sandbox:latest
 TEST_IMAGE ?= llm-sandbox-proxy/test:latest
+AGENT_IMAGE ?= llm-sandbox-proxy/agent:latest
 BIN := .venv/bin
 SETUP := .venv/.complete
 
@@ -50,7 +51,7 @@ doctor: install
 WORKERS ?= $(shell expr 1 + `nproc`)
 
 test: install test-image
-	SANDBOX_TEST_IMAGE=$(TEST_IMAGE) $(BIN)/python -m pytest -rs --numprocesses $(WORKERS) --dist loadfile
+	SANDBOX_TEST_IMAGE=$(TEST_IMAGE) $(BIN)/python -m pytest -rs -m 'not cluster' --numprocesses $(WORKERS) --dist loadfile
 
 # The suites of the store and of the API's clients with PostgreSQL and S3 in place of SQLite and a
 # directory: about twenty minutes.
@@ -100,8 +101,11 @@ network-tools:
 cluster-down:
 	$(BIN)/python -m tests.cluster down
 
-test-cluster: kubernetes test-image network-tools
-	REQUIRE_CLUSTER=1 SANDBOX_TEST_IMAGE=$(TEST_IMAGE) $(BIN)/python -m pytest -rs tests/cluster
+test-cluster: cluster agent-image
+	$(BIN)/python -m tests.cluster load $(AGENT_IMAGE)
+	REQUIRE_CLUSTER=1 SANDBOX_TEST_IMAGE=$(TEST_IMAGE) SANDBOX_TEST_AGENT_IMAGE=$(AGENT_IMAGE) \
+	  SANDBOX_TEST_KUBECONFIG="$$($(BIN)/python -m tests.cluster up)" \
+	  $(BIN)/python -m pytest -rs -m cluster tests; status=$$?; $(BIN)/python -m tests.cluster down; exit $$status
 
 # Fuzz each part of the agent for so many seconds; what is new stays in build/fuzz.
 SECONDS ?= 60
@@ -189,7 +193,7 @@ image:
 
 # The image from which Pods get the guest agent.
 agent-image:
-	docker build --quiet --network host --file deploy/agent.Dockerfile --tag llm-sandbox-proxy/agent .
+	docker build --quiet --network host --file deploy/agent.Dockerfile --tag $(AGENT_IMAGE) .
 
 # What the Docker tests start; nothing where no engine answers.
 test-image:
