@@ -84,7 +84,7 @@ class KubernetesBackend:
 
     @property
     def accepted_attempts(self) -> Mapping[str, str]:
-        return accepted_attempts(has_own_profile=self._spec.seccomp_profile is not None)
+        return accepted_attempts(has_own_profile=bool(self._spec.seccomp_profile))
 
     @property
     def can_resize(self) -> bool:
