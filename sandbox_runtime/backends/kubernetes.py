@@ -84,7 +84,7 @@ class KubernetesBackend:
 
     @property
     def accepted_attempts(self) -> Mapping[str, str]:
-        return accepted_attempts(has_own_profile=self._spec.seccomp_profile is not None)
+        return accepted_attempts(has_own_profile=bool(self._spec.seccomp_profile))
 
     @property
     def can_resize(self) -> bool:
@@ -95,9 +95,8 @@ class KubernetesBackend:
         guest = KubernetesGuest(name, self._api, self._watch, self._own_pods.discard)
         try:
             await self._begin()
-            require = None if self._allow_unenforced else await self._network_verdict()
-            if require:
-                require_enforced(require)
+            if not self._allow_unenforced:
+                require_enforced(await self._network_verdict())
             self._own_pods.add(name)
             pod = self._spec.sandbox(name, self._owner.id, isolation)
             await run_to_end(self._api.create_pod(pod))

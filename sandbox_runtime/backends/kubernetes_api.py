@@ -260,7 +260,8 @@ class KubernetesApi:
                     persist_config=False,
                 )
         except (ConfigException, OSError, ValueError, TypeError) as error:
-            raise KubernetesError(f"the kubeconfig cannot be used: {error}") from error
+            named = self._kubeconfig or "KUBECONFIG or ~/.kube/config"
+            raise KubernetesError(f"{named} names no cluster that can be used: {error}") from error
 
     async def _call(self, method: Method, *args: Any, **options: Any) -> Json:
         """Make a request and return the response's JSON object."""

@@ -184,6 +184,16 @@ async def test_unreachable_api_is_reported(tmp_path: Path) -> None:
     await backend.aclose()
 
 
+async def test_missing_kubeconfig_is_named(tmp_path: Path) -> None:
+    backend = KubernetesBackend(
+        PodSpec(TEST_IMAGE), namespace=NAMESPACE, kubeconfig=tmp_path / "none.yaml"
+    )
+    (check,) = await backend.check()
+    assert not check.ok
+    assert "none.yaml names no cluster that can be used" in check.detail
+    await backend.aclose()
+
+
 async def service_account_backend(
     admin: ClusterAdmin, name: str, directory: Path, **settings: Any
 ) -> KubernetesBackend:

@@ -23,7 +23,7 @@ from tests.sandbox_runtime.backends.cluster import (
 
 pytestmark = pytest.mark.cluster
 
-PROFILE = os.environ.get("SANDBOX_TEST_SECCOMP_PROFILE")
+PROFILE = os.environ.get("SANDBOX_TEST_SECCOMP_PROFILE") or None
 """The name of the copy of deploy/kubernetes/seccomp.json on the nodes, if they have one."""
 OPEN: Mapping[str, str] = {
     "deleted_disk_bomb": "the kubelet measures only files that have a name",
