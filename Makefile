@@ -105,7 +105,7 @@ test-cluster: cluster agent-image
 	$(BIN)/python -m tests.cluster load $(AGENT_IMAGE)
 	REQUIRE_CLUSTER=1 SANDBOX_TEST_IMAGE=$(TEST_IMAGE) SANDBOX_TEST_AGENT_IMAGE=$(AGENT_IMAGE) \
 	  SANDBOX_TEST_KUBECONFIG="$$($(BIN)/python -m tests.cluster up)" \
-	  $(BIN)/python -m pytest -rs -m cluster tests; status=$$?; $(BIN)/python -m tests.cluster down; exit $$status
+	  $(BIN)/python -m pytest -rs -m cluster --numprocesses 3 --dist loadfile tests; status=$$?; $(BIN)/python -m tests.cluster down; exit $$status
 
 # Fuzz each part of the agent for so many seconds; what is new stays in build/fuzz.
 SECONDS ?= 60
