@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import obstore
+import pytest
 from obstore.store import S3Store
 from sqlalchemy import URL, Connection, create_engine
 
@@ -17,6 +18,9 @@ from proxy.store.store import Store
 from proxy.store.tables import METADATA
 
 _opened: list[Store] = []
+sqlite_only = pytest.mark.skipif(
+    "TEST_POSTGRESQL_URL" in os.environ, reason="it is about files, or processes without messages"
+)
 
 
 def open_store(directory: Path, *settings: Any, **options: Any) -> Store:
@@ -75,6 +79,11 @@ def stored_blobs(directory: Path) -> dict[str, bytes]:
         names = [found["path"] for batch in obstore.list(bucket) for found in batch]
         return {name: bytes(obstore.get(bucket, name).bytes()) for name in names}
     return {path.name: path.read_bytes() for path in (directory / "blobs").iterdir()}
+
+
+def blob_files(directory: Path) -> Path:
+    """Return the folder with the blobs, or with their cached copies, that belong to a directory."""
+    return directory / ("blob-cache" if shared_blobs(directory) else "blobs")
 
 
 def overwrite_blob(directory: Path, name: str, content: bytes | None) -> None:

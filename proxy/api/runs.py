@@ -1,6 +1,7 @@
 """GET and DELETE /v1/runs/{id}: the state of a run, its result or its error."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -47,7 +48,9 @@ async def cancel_run(
         return JSONResponse(_run_object(request, services, run.metadata, run.record()))
     metadata, record = await find_run(services, owner, run_id)
     if record.status == "running":
-        await services.runs.cancel_elsewhere(owner, run_id)
+        await services.runs.cancel_elsewhere(
+            run_id, partial(services.runs.process_of, owner, run_id)
+        )
         metadata, record = await find_run(services, owner, run_id)
     return JSONResponse(_run_object(request, services, metadata, record))
 

@@ -5,6 +5,7 @@ and the context that a new request names by previous_response_id, conversation o
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -108,7 +109,9 @@ async def cancel_response(request: Request, response_id: str) -> Response:
         run.cancel("a request cancelled it")
         await run.wait_until_ended()
     elif await is_running(request, stored_response):
-        await get_services(request).runs.cancel_elsewhere(get_owner(request), run_id(response_id))
+        await get_services(request).runs.cancel_elsewhere(
+            run_id(response_id), partial(_process_of, request, response_id)
+        )
     return JSONResponse(
         await current_response(request, await get_stored_response(request, response_id))
     )
@@ -315,6 +318,12 @@ async def is_running(request: Request, response: StoredResponse) -> bool:
         run = run_of(request, response.id)
         return run is not None and not run.has_ended
     return not await asyncio.to_thread(get_services(request).store.worker.is_dead, response.worker)
+
+
+async def _process_of(request: Request, response_id: str) -> str | None:
+    """Return the id of the process in which the response's run is in progress, or None."""
+    response = await get_stored_response(request, response_id)
+    return response.worker if await is_running(request, response) else None
 
 
 async def _conversation_context(request: Request, conversation_id: str) -> PreviousContext:

@@ -5,7 +5,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import anyio
@@ -58,11 +58,12 @@ class RunExchange:
             lambda message: loop.call_soon_threadsafe(self._receive, message)
         )
 
-    async def cancel(self, owner: str, run_id: str) -> None:
-        """Cancel the owner's run in another process and wait for its end. Do nothing if it has
-        ended. Raises RunElsewhereError if the other process does not react."""
+    async def cancel(self, run_id: str, find_process: Callable[[], Awaitable[str | None]]) -> None:
+        """Cancel a run of another process and wait for its end. `find_process` returns the id of
+        the process while the run is running, then None. Raises RunElsewhereError if the other
+        process does not react."""
         with anyio.move_on_after(CANCEL_S):
-            while process_id := await self._repository.process_of(owner, run_id):
+            while process_id := await find_process():
                 await self._send(process_id, Message("cancel", run_id))
                 await anyio.sleep(POLL_S)
             return

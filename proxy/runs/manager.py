@@ -5,7 +5,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -85,6 +85,7 @@ class RunManager:
         """The trajectory recorders of runs that are running or being stored, by run id."""
         self._runs: dict[str, Run] = {}
         """The runs that are running, have subscribers, or are being stored: by id, oldest first."""
+        self._repository = repository
         self._exchange = RunExchange(messages, repository, self._runs.get) if messages else None
         self._archive = RunArchive(repository, keep_s, self._exchange)
         self._grace_s = grace_s
@@ -240,12 +241,19 @@ class RunManager:
         ]
         await asyncio.gather(*(recorder.write() for recorder in found))
 
-    async def cancel_elsewhere(self, owner: str, run_id: str) -> None:
-        """Cancel the owner's run in another process and wait for its end. Raises
-        RunElsewhereError if the other process does not react or cannot be reached."""
+    async def cancel_elsewhere(
+        self, run_id: str, find_process: Callable[[], Awaitable[str | None]]
+    ) -> None:
+        """Cancel a run of another process and wait for its end. `find_process` returns the id of
+        the process while the run is running, then None. Raises RunElsewhereError if the other
+        process does not react or cannot be reached."""
         if self._exchange is None:
             raise RunElsewhereError
-        await self._exchange.cancel(owner, run_id)
+        await self._exchange.cancel(run_id, find_process)
+
+    async def process_of(self, owner: str, run_id: str) -> str | None:
+        """Return the id of the living process in which the owner's run is running, or None."""
+        return await self._repository.process_of(owner, run_id)
 
     async def cancel_in_container(self, owner: str, container_id: str) -> None:
         """Cancel the owner's runs in a container that is being deleted, and wait for their end."""

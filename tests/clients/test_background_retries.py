@@ -28,6 +28,7 @@ from tests.clients.responses_sdk import (
 from tests.fakes.backend import Held, Refusal, scripted_backend
 from tests.fakes.server import running_proxy
 from tests.fakes.waiting import until
+from tests.stores import sqlite_only
 
 KEY = {"Idempotency-Key": "order-1"}
 NEVER = "Never said."
@@ -161,6 +162,7 @@ class HeldRunManager(RunManager):
         return subscriber
 
 
+@sqlite_only
 async def test_client_that_disconnected_before_the_id_arrived_gets_the_same_response(
     tmp_path: Path,
 ) -> None:

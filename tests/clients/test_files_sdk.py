@@ -14,7 +14,7 @@ import pytest
 from policies.sessions import FileLimits
 from tests.fakes.backend import by_history, scripted_backend
 from tests.fakes.server import EachKey, running_proxy, single_key
-from tests.stores import stored_blobs
+from tests.stores import blob_files, stored_blobs
 
 MIB = 1 << 20
 LIMITS = FileLimits(max_file_mib=1, quota_mib=2)
@@ -201,7 +201,7 @@ async def test_file_over_the_quota_is_not_written_to_disk(tmp_path: Path) -> Non
         yield part
         for _ in range(6):
             yield bytes(MIB)
-            sizes.extend(path.stat().st_size for path in (tmp_path / "blobs").iterdir())
+            sizes.extend(path.stat().st_size for path in blob_files(tmp_path).iterdir())
         yield b"\r\n--x--\r\n"
 
     length = len(part) + 6 * MIB + len(b"\r\n--x--\r\n")

@@ -29,7 +29,7 @@ from tests.fakes.backend import Held, Refusal, ScriptedBackend, scripted_backend
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import ATTEMPTS, running_proxy
 from tests.fakes.waiting import until
-from tests.stores import connected, open_store
+from tests.stores import connected, open_store, sqlite_only
 
 KEY = {"Idempotency-Key": "order-1"}
 DETACH = {"X-Sandbox-On-Disconnect": "detach"}
@@ -249,6 +249,7 @@ async def test_concurrent_processes_leave_no_response_in_progress(
     assert (len(ids), len(backend.requests), at_work) == (1, 1, [])
 
 
+@sqlite_only
 async def test_waiting_for_a_cancelled_run_of_another_process_fails_with_a_retry(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

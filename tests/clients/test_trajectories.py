@@ -1,7 +1,6 @@
 """`sandbox.capture`, GET and DELETE /v1/runs/{id}/trajectory."""
 
 import asyncio
-import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from tests.fakes.backend import Held, Refusal, scripted_backend
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.paper import paper
 from tests.fakes.server import EachKey, running_proxy
-from tests.stores import connected, open_store, writes_blocked
+from tests.stores import connected, open_store, sqlite_only, writes_blocked
 
 TIMEOUT_S = 20
 CAPTURE: dict[str, Any] = {"sandbox": {"capture": "messages"}}
@@ -456,9 +455,7 @@ async def test_failed_or_cancelled_run_keeps_what_was_done(
     assert (found["error"] is None) == (code is None)
 
 
-@pytest.mark.skipif(
-    "TEST_POSTGRESQL_URL" in os.environ, reason="the database is not in the copied directory"
-)
+@sqlite_only
 async def test_trajectory_of_a_running_run_has_what_was_done_so_far(
     tmp_path: Path,
 ) -> None:

@@ -23,7 +23,7 @@ from proxy.store.records import NewContainer, PageRequest, StoredUpload
 from proxy.store.store import Store
 from proxy.store.tables import METADATA
 from tests.fakes.manual_clock import ManualClock
-from tests.stores import connected, open_store, overwrite_blob, stored_blobs
+from tests.stores import connected, open_store, overwrite_blob, sqlite_only, stored_blobs
 
 ROOT = Path(__file__).parents[3]
 OWNER = "somebody"
@@ -156,6 +156,7 @@ async def test_sweep_deletes_expired_uploads_and_containers(
     assert await names(store) == ["new.txt"]
 
 
+@sqlite_only
 async def test_blob_without_a_row_is_swept_after_the_grace_time(
     store: Store, clock: ManualClock, tmp_path: Path
 ) -> None:
