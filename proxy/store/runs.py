@@ -46,10 +46,19 @@ SUSPENDED_KEEP_S = 7 * 24 * 3600
 class RunRepository:
     """Stores the runs of all owners. Each owner sees only its own runs."""
 
-    def __init__(self, database: Database, now: Callable[[], float], process: Process) -> None:
+    def __init__(
+        self,
+        database: Database,
+        now: Callable[[], float],
+        process: Process,
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        """`is_shared` is True if other processes may find this process dead although it lives."""
         self._database = database
         self._now = now
         self._process = process
+        self._is_shared = is_shared
 
     async def begin(self, run: StoredRun) -> StoredRun | None:
         """Store a run that begins and return None. If a stored run with the same Idempotency-Key
@@ -75,8 +84,9 @@ class RunRepository:
         lost = (RUNS.c.status == "lost") | (RUNS.c.process != self._process.id)
 
         def transaction(connection: Connection) -> None:
-            if connection.execute(select(RUNS.c.seq).where(is_run, lost)).first() is None:
-                _replace_row(connection, RUNS, is_run, row)
+            if self._is_shared and connection.execute(select(RUNS.c.seq).where(is_run, lost)).all():
+                return
+            _replace_row(connection, RUNS, is_run, row)
 
         await self._database.write(transaction)
 

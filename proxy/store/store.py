@@ -101,7 +101,7 @@ class Store:
         """This process, of which other processes can tell whether it is alive."""
         self.messages = self._open_messages()
         """Messages to and from the other processes; None with SQLite."""
-        self.runs = RunRepository(self._database, now, self.worker)
+        self.runs = RunRepository(self._database, now, self.worker, is_shared=self._is_shared)
         self.trajectories = TrajectoryRepository(self._database, now, self.worker, trajectories)
         self._blob_repositories: tuple[BlobRepository, ...] = (
             self.uploads,

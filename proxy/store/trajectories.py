@@ -123,6 +123,8 @@ class TrajectoryRepository:
         self._settings = settings
         self._max_trajectories = max_trajectories
         self._max_tombstones = max_tombstones
+        self._insert: Insert | None = None
+        """The statement of `append`, once it was built: that takes longer than to execute it."""
         self._growth: dict[str, float] = {}
         """The growth of each owner's trajectories since the last eviction, as a share of their
         limits."""
@@ -148,7 +150,7 @@ class TrajectoryRepository:
         ]
 
         def transaction(connection: Connection) -> None:
-            change = _insert_or_add_size(connection)
+            change = self._append_statement(connection)
             for row in added:
                 if connection.execute(change, row).first() and parts[row["id"]]:
                     part = {"trajectory_id": row["id"], "data": parts[row["id"]]}
@@ -156,6 +158,11 @@ class TrajectoryRepository:
 
         await self._database.write(transaction)
         await self._evict_if_due(owner, sum(map(len, parts.values())), len(parts))
+
+    def _append_statement(self, connection: Connection) -> Insert:
+        if self._insert is None:
+            self._insert = _insert_or_add_size(connection)
+        return self._insert
 
     async def fail(self, owner: str, run_ids: Sequence[str]) -> None:
         """Leave tombstones in place of the trajectories of a run's choices, unless the end of the
