@@ -92,6 +92,7 @@ _WEIGHTS = (
     (_FOUR_BYTE_LEADS, 2.0),  # emoji
     (_CONTINUATION_BYTES, 0.0),
 )
+_PIECE_CHARS = 1 << 20
 _OTHER_WEIGHT = 1 / 1.7
 """The weight of line ends and punctuation."""
 _MAX_WEIGHT = max(_OTHER_WEIGHT, *(weight for _, weight in _WEIGHTS))
@@ -100,14 +101,23 @@ _MIN_WEIGHT = min(_OTHER_WEIGHT, *(weight for _, weight in _WEIGHTS if weight))
 
 
 def estimate_tokens(text: str) -> int:
-    """Return an estimate of a text's tokens by the script of its characters, in linear time."""
+    """Return an estimate of a text's tokens by the script of its characters, in linear time.
+
+    A long text is read in pieces: a thread that estimates a whole one would hold the GIL for 50 ms
+    at a time.
+    """
+    pieces = (text[start : start + _PIECE_CHARS] for start in range(0, len(text), _PIECE_CHARS))
+    return round(sum(map(_estimate_piece, pieces)))
+
+
+def _estimate_piece(text: str) -> float:
     rest = text.encode(errors="replace")
     tokens = 0.0
     for characters, weight in _WEIGHTS:
         others = rest.translate(None, characters)
         tokens += weight * (len(rest) - len(others))
         rest = others
-    return round(tokens + _OTHER_WEIGHT * len(rest))
+    return tokens + _OTHER_WEIGHT * len(rest)
 
 
 def is_far_below(text: str, threshold: int) -> bool:

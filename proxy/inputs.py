@@ -132,6 +132,7 @@ class Inputs:
         self._uploads = uploads or EmptyUploadLookup()
         self._fetcher = fetcher
         self._token_counter = token_counter
+        self._planning = asyncio.Lock()
         self._find_window = find_window
         self.backend_fetches_urls = backend_fetches_urls
         """True if the backend may download any http or https URL, from inside its own network."""
@@ -217,7 +218,12 @@ class Inputs:
             token_counts=counted,
             index_without_notes=last_user_index(messages) if context.style_adds_notes else None,
         )
-        workspace = await asyncio.to_thread(work) if is_slow_to_plan(messages) else work()
+        if is_slow_to_plan(messages):
+            # One at a time, because all these threads and the event loop share the GIL.
+            async with self._planning:
+                workspace = await asyncio.to_thread(work)
+        else:
+            workspace = work()
         inputs = [_input_file(file, parts, contents) for file in workspace.files]
         if inputs:
             inputs = await asyncio.to_thread(_with_digests, inputs)

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from proxy.models.scripted import call, tool_reply
-from tests.attacks.health import watch_health
+from tests.attacks.health import HealthSamples, watch_health
 from tests.attacks.report import Finding
 from tests.attacks.server import ATTACKER, NEIGHBOUR, AttackedServer, attacked_server
 from tests.fakes.backend import Handler, Held, Item, Refusal, scripted_backend
@@ -189,8 +189,8 @@ class Range:
             worker_ms, ended_at = worker.durations_ms[:], time.perf_counter()
             growth_mib = self.server.peak_mib() - memory_mib
             is_working = await _is_working(worker)
-            idle_health_ms = await health.between(began, attacked_at)
-            health_ms = await health.between(attacked_at, ended_at)
+            idle_health = await health.between(began, attacked_at)
+            attacked_health = await health.between(attacked_at, ended_at)
         idle_ms, worker_ms = idle_ms or [0.0], worker_ms or [worker.unfinished_ms()]
         expected = set(worker.outputs[:before])
         different = [each for each in worker.outputs if each not in expected]
@@ -199,7 +199,11 @@ class Range:
             *([] if is_working else ["the neighbour's commands"]),
             *([f"the neighbour's results ({different[0][-60:]!r})"] if different else []),
             *(["median of commands"] if median(worker_ms) > MAX_SLOWER * median(idle_ms) else []),
-            *(["/health"] if max(health_ms) > _stall(bounds, idle_health_ms) else []),
+            *(
+                ["/health"]
+                if attacked_health.worst_ms > _stall(bounds, idle_health, attacked_health)
+                else []
+            ),
             *(["memory"] if growth_mib > bounds.growth_mib else []),
             *(["tracebacks in the log"] if self.server.tracebacks() > tracebacks else []),
         ]
@@ -207,7 +211,7 @@ class Range:
             outcome.figures,
             f"commands {median(idle_ms):.0f} -> {median(worker_ms):.0f} ms",
             f"(worst {max(worker_ms):.0f}),",
-            f"worst /health {max(idle_health_ms):.0f} -> {max(health_ms):.0f} ms,",
+            f"worst /health {idle_health.worst_ms:.0f} -> {attacked_health.worst_ms:.0f} ms,",
             f"memory {memory_mib:.0f} + {growth_mib:.0f} MiB",
             *([f"| not held: {', '.join(faults)}"] if faults else []),
         ]
@@ -250,9 +254,9 @@ class Range:
                 run.cancel()
 
 
-def _stall(bounds: Bounds, idle_health_ms: Sequence[float]) -> float:
+def _stall(bounds: Bounds, idle: HealthSamples, attacked: HealthSamples) -> float:
     """Return the longest wait for /health that counts as held, in ms."""
-    return max(bounds.stall_ms, STALL_RATIO * max(idle_health_ms))
+    return max(bounds.stall_ms + attacked.scheduling_ms, STALL_RATIO * idle.worst_ms)
 
 
 async def _is_working(worker: _Neighbour) -> bool:

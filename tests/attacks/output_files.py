@@ -1,7 +1,7 @@
 """Output directories that are hard to collect: many files, deep trees, links, pipes, sparse files.
 
 Each attack has two runs of one session: the second finds the files of the first, and produces one
-more, which must be collected.
+more. Both must answer in time.
 """
 
 import time
@@ -76,6 +76,12 @@ _ATTACKS = (
 _SETTINGS = {"artifacts": {"max_total_mib": 16}, "sessions": {"idle_s": 1}}
 
 
+_KNOWN_GAPS = frozenset(
+    (name, "docker, runsc") for name in ("15 TB of sparse files", "2.5 TB of sparse files")
+)
+"""Attacks whose second run waits too long until the files of the first are saved."""
+
+
 async def attacks() -> AsyncIterator[Finding]:
     """Make every attack on every backend."""
     for backend in BACKENDS:
@@ -83,7 +89,9 @@ async def attacks() -> AsyncIterator[Finding]:
             async with firing_range(backend, _SETTINGS) as area:
                 for files in _ATTACKS:
                     attack = partial(_collect, area, files)
-                    yield await area.measure(f"output: {files.name}", attack, bounds=SHARED)
+                    name = f"output: {files.name}"
+                    is_known_gap = (files.name, backend) in _KNOWN_GAPS
+                    yield await area.measure(name, attack, bounds=SHARED, is_known_gap=is_known_gap)
         except RuntimeError as error:
             yield Finding("output", backend, None, str(error).splitlines()[-1])
 
@@ -101,7 +109,10 @@ async def _collect(area: Range, files: _Files) -> Outcome:
         answer = await area.run_inside(command, RUN_S, sandbox=options)
         took_s = time.monotonic() - started
         collected = area.last_answer.get("files") or []
+        reason = area.last_answer.get("stop_reason")
         figures.append(f"{took_s:.1f} s with {len(collected)} files")
+        if reason is None:
+            faults.append("the run failed")
         if took_s > RUN_S + SECONDS_AFTER:
             faults.append("too slow")
         faults += [f"shows {name}" for name in await _leaked(area, collected)]
