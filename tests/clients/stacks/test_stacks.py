@@ -53,7 +53,9 @@ def each_scenario(of: Callable[[Stack], tuple[str, ...]]) -> pytest.MarkDecorato
 def test_question_is_answered_once(
     stack: Stack, variant: Variant, profile: StepsMode, seen_by: SeenBy
 ) -> None:
-    seen = seen_by(stack)[profile, f"question {variant.name}"]["seen"]
+    result = seen_by(stack)[profile, f"question {variant.name}"]
+    assert "raised" not in result, result
+    seen = result["seen"]
     assert shown(seen, variant) == shown(
         {
             "text": ANSWER,
