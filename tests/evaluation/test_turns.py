@@ -210,7 +210,7 @@ REFUSAL = {"error": {"message": "The trajectory has expired.", "code": "trajecto
         (lambda: web.json_response({}), "KeyError: "),
         (lambda: web.json_response(native(1, reply=7)), "IndexError: "),
         (lambda: web.Response(body=b" " * (MAX_BODY_BYTES + 1)), "the trajectory has more than"),
-        (lambda: None, "RemoteProtocolError: "),
+        (lambda: None, "NetworkError: Server disconnected"),
     ],
     ids=["refused", "other server", "no JSON", "no fields", "no message", "too large", "closed"],
 )
