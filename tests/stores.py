@@ -17,7 +17,6 @@ from proxy.store import postgresql, sqlite
 from proxy.store.store import Store
 from proxy.store.tables import METADATA
 
-_opened: list[Store] = []
 sqlite_only = pytest.mark.skipif(
     "TEST_POSTGRESQL_URL" in os.environ, reason="it is about files, or processes without messages"
 )
@@ -25,21 +24,13 @@ sqlite_only = pytest.mark.skipif(
 
 def open_store(directory: Path, *settings: Any, **options: Any) -> Store:
     """Open the store of a directory. Two stores of one directory share their records."""
-    store = Store(
+    return Store(
         directory,
         *settings,
         database_url=shared_database(directory),
         blobs_url=shared_blobs(directory),
         **options,
     )
-    _opened.append(store)
-    return store
-
-
-def close_stores() -> None:
-    """Close the stores that were opened since the last call and are still open."""
-    while _opened:
-        _opened.pop().close()
 
 
 def shared_database(directory: Path) -> URL | None:
