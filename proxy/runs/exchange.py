@@ -4,6 +4,7 @@ runs of this process from there."""
 import asyncio
 import json
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
@@ -27,6 +28,8 @@ POLL_S = 0.2
 FOLLOW_AGAIN_S = 10.0
 """Interval at which a process says again that it follows a run, in seconds. Messages may be
 lost."""
+LAST_EVENTS_S = 5.0
+"""Seconds for which the last events of a run are awaited after it has ended."""
 FOLLOWED_S = 3 * FOLLOW_AGAIN_S
 """Seconds for which a run is published after another process said that it follows the run."""
 
@@ -92,25 +95,37 @@ class RunExchange:
             await asyncio.wait(self._tasks)
 
     async def _follow(self, stored: StoredRun, emit: Emit, has_news: asyncio.Event) -> bool:
-        seq, says_again_at = 0, 0.0
+        seq, says_again_at, ended_at = 0, 0.0, math.inf
         while True:
             process_id = await self._repository.process_of(stored.owner, stored.id)
-            for batch in await self._repository.published(stored.id, seq):
-                seq = batch.seq
-                for event in json.loads(batch.events):
-                    await emit(event_from_json(event))
-                if batch.is_last:
-                    return True
+            seq, is_at_end = await self._emit_published(stored.id, seq, emit)
+            if is_at_end:
+                return True
             if process_id is None:
-                if seq:
+                if not seq:
+                    return False
+                ended_at = min(ended_at, time.monotonic())
+                if time.monotonic() > ended_at + LAST_EVENTS_S:
                     raise RunLostError
-                return False
-            if time.monotonic() >= says_again_at:
+            elif time.monotonic() >= says_again_at:
                 await self._send(process_id, Message("follow", stored.id))
                 says_again_at = time.monotonic() + FOLLOW_AGAIN_S
             with anyio.move_on_after(1.0):
                 await has_news.wait()
             has_news.clear()
+
+    async def _emit_published(self, run_id: str, seq: int, emit: Emit) -> tuple[int, bool]:
+        """Emit the events that were published after `seq`. Return the new `seq`, and True if these
+        were the last events. Raises RunLostError if the publication has begun anew."""
+        for batch in await self._repository.published(run_id, seq):
+            if batch.is_first and seq:
+                raise RunLostError  # some of its events were emitted already
+            seq = batch.seq
+            for event in json.loads(batch.events):
+                await emit(event_from_json(event))
+            if batch.is_last:
+                return seq, True
+        return seq, False
 
     def _receive(self, message: Message) -> None:
         if message.kind == "published":
@@ -121,7 +136,7 @@ class RunExchange:
                 run.cancel("a request to another server cancelled it")
             elif publication := self._publications.get(run.id):
                 publication.add_follower(message.sender)
-            else:
+            elif not run.has_ended:  # its outcome is about to be stored
                 publication = _Publication(run, message.sender)
                 self._publications[run.id] = publication
                 self._run_in_background(self._publish(publication))

@@ -270,6 +270,7 @@ REPLICAS = (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
         run_id TEXT NOT NULL,
         events TEXT NOT NULL,
+        is_first BOOLEAN NOT NULL,
         is_last BOOLEAN NOT NULL,
         created_at BIGINT NOT NULL
     )""",

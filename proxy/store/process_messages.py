@@ -102,7 +102,7 @@ class ProcessMessages:
             connection.execute("SELECT 1")
 
     def _process_payload(self, payload: str) -> None:
-        process_id, kind, run_id, sender = payload.split(" ")
+        process_id, kind, run_id, sender, *_ = [*payload.split(" "), "", "", ""]
         if process_id == self._process.id and kind in get_args(MessageKind):
             try:
                 self._on_message(Message(kind, run_id, sender))  # type: ignore[arg-type]  # checked above

@@ -186,6 +186,8 @@ class EventBatch:
     """Grows from batch to batch."""
     events: str
     """A JSON list."""
+    is_first: bool
+    """True if the batch begins a publication, which may be the second one of the run."""
     is_last: bool
     """True if the run has ended, and this batch has its last events."""
 

@@ -155,6 +155,7 @@ class RunRepository:
         row = {
             "run_id": run_id,
             "events": events,
+            "is_first": is_first,
             "is_last": is_last,
             "created_at": int(self._now()),
         }
@@ -169,7 +170,7 @@ class RunRepository:
     async def published(self, run_id: str, after_seq: int) -> list[EventBatch]:
         """Return the published events of a run after those with `after_seq`, in order."""
         table = RUN_EVENTS.c
-        query = select(table.seq, table.events, table.is_last).where(
+        query = select(table.seq, table.events, table.is_first, table.is_last).where(
             table.run_id == run_id, table.seq > after_seq
         )
         rows = await self._database.read(lambda c: c.execute(query.order_by(table.seq)).all())

@@ -180,6 +180,7 @@ TOOL_VERDICTS = Table(
 RUN_EVENTS = _table_with_seq(
     "run_events",
     *_text_columns("run_id", "events"),
+    Column("is_first", Boolean),
     Column("is_last", Boolean),
     *_integer_columns("created_at"),
 )
