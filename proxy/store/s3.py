@@ -1,7 +1,6 @@
 """Blobs in an S3 bucket, for the servers of several machines, with a cache of files on this one."""
 
 import asyncio
-import logging
 import os
 import re
 import threading
@@ -11,15 +10,14 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
 
 from proxy.errors import StoreError, StoreUnavailableError
 from proxy.store.blobs import GRACE_S, PART_SUFFIX, Blob, BlobStore, BlobWriter
-
-if TYPE_CHECKING:
-    from obstore.store import S3Store
-
-log = logging.getLogger(__name__)
 
 CACHE_BYTES = 4 << 30
 """Maximum size of the cache. Above it, the files that were used last are kept, up to half of it."""
@@ -53,13 +51,11 @@ class S3BlobStore(BlobStore):
         super().__init__(cache_directory)
         self._cache = _Cache(cache_directory, cache_bytes, in_use_s)
         self._bucket = _open_bucket(url, retry_s)
-        import obstore  # noqa: PLC0415 - optional
-
         try:
             with _reported_errors():
                 next(iter(obstore.list(self._bucket, chunk_size=1)), None)
         except (FileNotFoundError, StoreUnavailableError) as error:
-            raise StoreError(f"{url}: {error.__cause__}") from error
+            raise StoreError(f"{url}: {error.__cause__ or error}") from error
 
     def open(self, name: str) -> IO[bytes]:
         return self._fetch(name).open("rb")
@@ -82,16 +78,12 @@ class S3BlobStore(BlobStore):
             yield writer
 
     async def copy(self, blob: Blob) -> Blob:
-        import obstore  # noqa: PLC0415 - optional
-
         name = uuid.uuid4().hex
         with _reported_errors():
             await obstore.copy_async(self._bucket, blob.name, name)
         return replace(blob, name=name)
 
     def sweep(self, known_sizes: Mapping[str, int], now: float) -> set[str]:
-        import obstore  # noqa: PLC0415 - optional
-
         missing, unknown = set(known_sizes), []
         with _reported_errors():
             for batch in obstore.list(self._bucket):
@@ -106,8 +98,6 @@ class S3BlobStore(BlobStore):
         return missing
 
     def _unlink(self, names: Sequence[str]) -> None:
-        import obstore  # noqa: PLC0415 - optional
-
         super()._unlink(names)
         with _reported_errors():
             obstore.delete(self._bucket, list(names))
@@ -115,8 +105,6 @@ class S3BlobStore(BlobStore):
     def _fetch(self, name: str) -> Path:
         """Return the path of a blob's file in the cache, after a download if necessary. Blocks.
         Raises FileNotFoundError, StoreUnavailableError."""
-        import obstore  # noqa: PLC0415 - optional
-
         path = self.path(name)
         if self._cache.touch(path):
             return path
@@ -135,16 +123,12 @@ class S3BlobStore(BlobStore):
 
     def _upload(self, path: Path) -> None:
         """Upload a file under its own name. Blocks. Raises StoreUnavailableError."""
-        import obstore  # noqa: PLC0415 - optional
-
         with _reported_errors():
             obstore.put(self._bucket, path.name, path)
         self._cache.add(path.stat().st_size)
 
     def _object_size(self, name: str) -> int | None:
         """Return the size of an object, or None if it does not exist. Blocks."""
-        import obstore  # noqa: PLC0415 - optional
-
         try:
             return obstore.head(self._bucket, name)["size"]
         except FileNotFoundError:
@@ -211,25 +195,14 @@ class _Cache:
 
 @contextmanager
 def _reported_errors() -> Iterator[None]:
-    """Raise FileNotFoundError for an object that does not exist, and StoreUnavailableError for all
-    other errors of the bucket."""
-    from obstore import exceptions  # noqa: PLC0415 - optional
-
+    """Raise StoreUnavailableError for the errors of the bucket, except for FileNotFoundError."""
     try:
         yield
-    except exceptions.NotFoundError as error:
-        raise FileNotFoundError(str(error)) from error
-    except exceptions.BaseError as error:
+    except BaseError as error:
         raise StoreUnavailableError from error
 
 
-def _open_bucket(url: str, retry_s: float) -> "S3Store":
-    try:
-        from obstore.store import S3Store  # noqa: PLC0415 - optional
-    except ModuleNotFoundError as error:
-        raise StoreError(
-            f"{error.name} is not installed: pip install 'llm-sandbox-proxy[s3]'"
-        ) from error
+def _open_bucket(url: str, retry_s: float) -> S3Store:
     return S3Store.from_url(
         url,
         client_options={

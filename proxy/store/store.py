@@ -202,6 +202,10 @@ class Store:
 def _open_blobs(directory: Path, url: str | None) -> BlobStore:
     if url is None:
         return BlobStore(directory / "blobs")
-    from proxy.store.s3 import S3BlobStore  # noqa: PLC0415 - optional
-
+    try:
+        from proxy.store.s3 import S3BlobStore  # noqa: PLC0415 - optional
+    except ModuleNotFoundError as error:
+        raise StoreError(
+            f"{error.name} is not installed: pip install 'llm-sandbox-proxy[s3]'"
+        ) from error
     return S3BlobStore(url, directory / "blob-cache")
