@@ -181,7 +181,7 @@ def file_response(file: StoredFile) -> FileResponse:
     """Return a response with a file. A browser shows the file if its type is in
     `SHOWN_MIME_TYPES`, else downloads it."""
     is_shown = file.mime_type in SHOWN_MIME_TYPES
-    # Of the content: the local file's time differs between servers that share a bucket.
+    # Without these, the headers would depend on the time of the server's own copy of the file.
     validators = {
         "ETag": f'"{file.sha256}"',
         "Last-Modified": formatdate(file.created_at, usegmt=True),

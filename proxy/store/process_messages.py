@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from sqlalchemy import URL, Engine, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from proxy.errors import StoreUnavailableError
 from proxy.store import postgresql
 from proxy.store.records import Process
 
@@ -65,8 +66,11 @@ class ProcessMessages:
         return self._listening.wait(timeout_s)
 
     def send(self, process_id: str, message: Message) -> None:
-        """Send a message to a process. Blocks. Raises SQLAlchemyError."""
-        self._notify(f"{process_id} {message.kind} {message.run_id} {self._process.id}")
+        """Send a message to a process. Blocks. Raises StoreUnavailableError."""
+        try:
+            self._notify(f"{process_id} {message.kind} {message.run_id} {self._process.id}")
+        except SQLAlchemyError as error:
+            raise StoreUnavailableError from error
 
     def close(self) -> None:
         """Stop receiving and close the connections. Safe to call twice."""
