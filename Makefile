@@ -212,6 +212,7 @@ locks: install
 	for list in $(LOCKS)/python/*.in; do $(COMPILE) $$list --output-file $${list%.in}.txt || exit; done
 	$(COMPILE) $(REFERENCE).in --override tests/reference/without.txt --output-file $(REFERENCE).txt
 	$(COMPILE) tests/s3/requirements.in --output-file tests/s3/requirements.txt
+	$(COMPILE) tests/helm/requirements.in --output-file tests/helm/requirements.txt
 	$(COMPILE) tests/reference/benchmark.in --output-file tests/reference/benchmark.txt
 	for list in $(PACKAGES); do $(COMPILE) --no-deps $$list.in --output-file $$list.txt || exit; done
 	$(COMPILE) $(OPENWEBUI)/requirements.in --override $(OPENWEBUI)/without.txt --output-file $(OPENWEBUI)/requirements.txt
