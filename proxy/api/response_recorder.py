@@ -1,25 +1,21 @@
-"""The recorder of a stored response, and the log of its frames. The recorder stores the final
-response object and, for a background response, all frames."""
+"""The recorder of a stored response. It stores the final response object and, for a background
+response, all frames of its stream."""
 
 import asyncio
-import json
 import logging
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from proxy.agent.events import ALL_EVENTS, Event
 from proxy.agent.result import Result
 from proxy.errors import ProxyError, RunCancelledError, internal_error
+from proxy.runs.frame_log import FrameLog
 from proxy.schemas.responses_response import ResponseContext, ResponseEncoder, ResponseStreamEncoder
 from proxy.store.responses import ResponseRepository
 
 log = logging.getLogger(__name__)
 INCLUDE_OUTPUTS = "code_interpreter_call.outputs"
-MAX_LOG_CHARS = 8_000_000
-"""Maximum number of characters in a log. Beyond it, the oldest frames are dropped."""
 
 
 class ResponseRecorder:
@@ -89,60 +85,3 @@ def _with_all_outputs(context: ResponseContext) -> ResponseContext:
     may ask for the outputs."""
     include = {*(context.body.get("include") or []), INCLUDE_OUTPUTS}
     return replace(context, body={**context.body, "include": sorted(include)})
-
-
-class FrameLog:
-    """The frames of one streamed answer, numbered from 0, for clients that subscribe late or resume
-    the stream."""
-
-    def __init__(self, max_chars: int = MAX_LOG_CHARS) -> None:
-        self.first_number = 0
-        """The number of the oldest frame in the log."""
-        self.chars = 0
-        self._max_chars = max_chars
-        self._frames = deque[str]()
-        self._is_complete = False
-        self._change_event = asyncio.Event()
-
-    def add(self, frames: Iterable[str]) -> None:
-        """Append frames."""
-        for frame in frames:
-            self._frames.append(frame)
-            self.chars += len(frame)
-        while self.chars > self._max_chars and len(self._frames) > 1:
-            self.chars -= len(self._frames.popleft())
-            self.first_number += 1
-        self._wake()
-
-    def end(self) -> None:
-        """Mark the stream as complete."""
-        self._is_complete = True
-        self._wake()
-
-    def to_json(self, last_frames: Sequence[str] = ()) -> str:
-        """Return the JSON that `from_json` reads: the frames of the log, then those of
-        `last_frames`."""
-        return json.dumps({"first": self.first_number, "frames": [*self._frames, *last_frames]})
-
-    @classmethod
-    def from_json(cls, text: str) -> "FrameLog":
-        """Return the log of a complete stream from the JSON that `to_json` returned."""
-        value = json.loads(text)
-        log = cls()
-        log.first_number = value["first"]
-        log.add(value["frames"])
-        log.end()
-        return log
-
-    async def wait_for_frames(self, number: int) -> Sequence[str]:
-        """Wait for frames from `number` on and return them. Frames that were dropped are left out.
-        Return an empty list if the stream is complete and has no further frames."""
-        while number >= self.first_number + len(self._frames) and not self._is_complete:
-            await self._change_event.wait()
-        # Slice from the end: a reader that keeps up takes one frame of many thousands.
-        new = islice(reversed(self._frames), max(0, self.first_number + len(self._frames) - number))
-        return list(new)[::-1]
-
-    def _wake(self) -> None:
-        self._change_event.set()
-        self._change_event = asyncio.Event()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import anyio
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.requests import Request
@@ -19,9 +20,16 @@ from policies.sessions import ResumePoint, Session, session_container_id
 from proxy.api.dependencies import JSONResponse, authorize, get_owner, get_services, set_run_id
 from proxy.api.parameters import EVENT_RESPONSES, REQUIRES_KEY, errors, query_of
 from proxy.api.passthrough import with_upstream_fallback
-from proxy.api.response_recorder import FrameLog, ResponseRecorder
+from proxy.api.response_recorder import ResponseRecorder
 from proxy.api.run_response import replay_response, run_headers
-from proxy.errors import BadRequestError, NotFoundError, RunElsewhereError, RunLostError
+from proxy.errors import (
+    BadRequestError,
+    NotFoundError,
+    ProxyError,
+    RunElsewhereError,
+    RunLostError,
+)
+from proxy.runs.frame_log import FrameLog
 from proxy.runs.run import Run, Subscriber
 from proxy.schemas.resources import (
     Deleted,
@@ -35,12 +43,19 @@ from proxy.schemas.resources import (
     parse,
 )
 from proxy.schemas.responses_parameters import INCLUDE_VALUES, item_type
-from proxy.schemas.responses_response import failed_response, response_id, run_id
+from proxy.schemas.responses_response import (
+    failed_response,
+    failure_frames,
+    response_id,
+    run_id,
+)
 from proxy.schemas.validation import array, one_of
 from proxy.store.database import page_of_list
 from proxy.store.records import StoredResponse
 
 PATH = "/v1/responses/{response_id}"
+FOLLOW_TIMEOUT_S = 10.0
+"""Maximum wait for the first frames of a response whose run is in another process, in seconds."""
 MISSING_FILE_TEXT = "[A file that was given here was deleted since, or has expired.]"
 """The placeholder in an item for a file that is no longer stored."""
 Item = Mapping[str, Any]
@@ -183,20 +198,31 @@ async def background_response(
 async def replay_stream(request: Request, stored_response: StoredResponse) -> Response:
     """Return a response's events as a stream: the events after the number `starting_after` if the
     query has it, else all events."""
-    frames = await _frame_log(request, stored_response)
     after = parse(StreamQuery, dict(request.query_params)).starting_after
     first = 0 if after is None else after + 1
-    if first < frames.first_number:
+    if frame_log := await _frame_log(request, stored_response):
+        _require_frame(first, frame_log.first_number)
+        frames = _frames_from(frame_log, first)
+    else:
+        frames = await _frames_elsewhere(request, stored_response, first)
+    headers = run_headers(run_id(stored_response.id), stored_response.session)
+    return replay_response(request, headers, frames)
+
+
+def _require_frame(number: int, first_number: int) -> None:
+    """Raise BadRequestError if the frame with this number was dropped. `first_number` is that of
+    the oldest frame."""
+    if number < first_number:
         raise BadRequestError(
-            f"Events before number {frames.first_number} are no longer stored.",
+            f"Events before number {first_number} are no longer stored.",
             param="starting_after",
             code="integer_below_min_value",
         )
-    headers = run_headers(run_id(stored_response.id), stored_response.session)
-    return replay_response(request, headers, _frames_from(frames, first))
 
 
-async def _frame_log(request: Request, stored_response: StoredResponse) -> FrameLog:
+async def _frame_log(request: Request, stored_response: StoredResponse) -> FrameLog | None:
+    """Return the frames of a background response; None if its run is in another process. Raises
+    BadRequestError if the response has no frames."""
     run = run_of(request, stored_response.id)
     if run and isinstance(run.observer, ResponseRecorder) and run.observer.frames:
         return run.observer.frames
@@ -205,7 +231,7 @@ async def _frame_log(request: Request, stored_response: StoredResponse) -> Frame
     ):
         return await asyncio.to_thread(FrameLog.from_json, frames)
     if stored_response.record["background"] and await is_running(request, stored_response):
-        raise RunElsewhereError
+        return None
     raise BadRequestError(
         "This response cannot be streamed: only a background response can be, if its run has ended"
         " or is in progress.",
@@ -219,6 +245,49 @@ async def _frames_from(log: FrameLog, first: int) -> AsyncIterator[bytes]:
     while frames := await log.wait_for_frames(first):
         first = max(first, log.first_number) + len(frames)
         yield "".join(frames).encode()
+
+
+async def _frames_elsewhere(
+    request: Request, stored_response: StoredResponse, first: int
+) -> AsyncIterator[bytes]:
+    """Return the frames from number `first` on of a response whose run is in another process.
+
+    Raises BadRequestError, and RunElsewhereError if that process does not answer."""
+    batches = get_services(request).runs.follow_frames(
+        run_id(stored_response.id), partial(_process_of, request, stored_response.id)
+    )
+    begun = None
+    with anyio.move_on_after(FOLLOW_TIMEOUT_S):
+        begun = await anext(batches, None)
+    if begun:
+        _require_frame(first, begun[0])
+        return _followed_frames(stored_response, begun, batches, first)
+    ended = await get_stored_response(request, stored_response.id)
+    if frame_log := await _frame_log(request, ended):
+        _require_frame(first, frame_log.first_number)
+        return _frames_from(frame_log, first)
+    raise RunElsewhereError
+
+
+async def _followed_frames(
+    stored_response: StoredResponse,
+    begun: tuple[int, Sequence[str]],
+    batches: AsyncIterator[tuple[int, Sequence[str]]],
+    first: int,
+) -> AsyncIterator[bytes]:
+    """Yield the frames from number `first` on: those of `begun`, then those of `batches`. If the
+    run is lost, the last frames say that the response has failed."""
+    number, frames = begun
+    try:
+        while True:
+            if wanted := frames[max(0, first - number) :]:
+                yield "".join(wanted).encode()
+            next_number = number + len(frames)
+            number, frames = await anext(batches)
+    except StopAsyncIteration:
+        return
+    except ProxyError as error:
+        yield failure_frames(stored_response.record, error, next_number).encode()
 
 
 @dataclass(frozen=True, slots=True)

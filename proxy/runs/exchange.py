@@ -6,21 +6,25 @@ import json
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
 
 import anyio
 
 from proxy.agent.events import Emit, Event, ToolCallStarted, ToolOutput
 from proxy.errors import RunElsewhereError, RunLostError
 from proxy.runs.event_log import MAX_LIVE_CHARS, event_from_json, event_to_json
+from proxy.runs.frame_log import FrameLog, RecordsFrames, frames_from_json, frames_to_json
 from proxy.runs.run import Run
-from proxy.store.process_messages import Message, ProcessMessages
+from proxy.store.process_messages import Message, MessageKind, ProcessMessages
 from proxy.store.records import StoredRun
 from proxy.store.runs import RunRepository
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 CANCEL_S = 10.0
 """Maximum wait for the end of another process's run that is cancelled, in seconds."""
 POLL_S = 0.2
@@ -50,9 +54,10 @@ class RunExchange:
         self._find_local = find_local
         self._tasks = set[asyncio.Task[None]]()
         self._publications: dict[str, _Publication] = {}
-        """The runs of this process that others follow, by run id."""
+        """The publications for processes that follow runs of this one, by publication id."""
         self._published: dict[str, set[asyncio.Event]] = {}
-        """The events that are set when another process has published events of a run."""
+        """The asyncio events that are set when another process has published something, by
+        publication id."""
 
     def listen(self) -> None:
         """Process the messages of other processes in the running event loop from now on."""
@@ -76,15 +81,23 @@ class RunExchange:
         """Emit the events of another process's run as they come. Return True once all events were
         emitted, False if none was and the run may have ended. Raises RunLostError if the rest will
         not come."""
-        has_news = asyncio.Event()
-        self._published.setdefault(stored.id, set()).add(has_news)
-        try:
-            return await self._follow(stored, emit, has_news)
-        finally:
-            waiting = self._published[stored.id]
-            waiting.discard(has_news)
-            if not waiting:
-                del self._published[stored.id]
+        find_process = partial(self._repository.process_of, stored.owner, stored.id)
+        has_events = False
+        async for events in self._batches(Message("follow", stored.id), find_process):
+            has_events = True
+            for event in json.loads(events):
+                await emit(event_from_json(event))
+        return has_events
+
+    async def follow_frames(
+        self, run_id: str, find_process: Callable[[], Awaitable[str | None]]
+    ) -> AsyncIterator[tuple[int, Sequence[str]]]:
+        """Yield the frames of a stored response whose run is in another process, as they come, each
+        time with the number of the first one. Yield nothing if the run may have ended.
+        `find_process` returns the id of the process while the run is running, then None. Raises
+        RunLostError if the rest will not come."""
+        async for frames in self._batches(Message("follow_frames", run_id), find_process):
+            yield frames_from_json(frames)
 
     async def aclose(self) -> None:
         """Stop to publish events and to process messages."""
@@ -94,38 +107,43 @@ class RunExchange:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _follow(self, stored: StoredRun, emit: Emit, has_news: asyncio.Event) -> bool:
-        seq, says_again_at, ended_at = 0, 0.0, math.inf
-        while True:
-            process_id = await self._repository.process_of(stored.owner, stored.id)
-            seq, is_at_end = await self._emit_published(stored.id, seq, emit)
-            if is_at_end:
-                return True
-            if process_id is None:
-                if not seq:
-                    return False
-                ended_at = min(ended_at, time.monotonic())
-                if time.monotonic() > ended_at + LAST_EVENTS_S:
-                    raise RunLostError
-            elif time.monotonic() >= says_again_at:
-                await self._send(process_id, Message("follow", stored.id))
-                says_again_at = time.monotonic() + FOLLOW_AGAIN_S
-            with anyio.move_on_after(1.0):
-                await has_news.wait()
-            has_news.clear()
+    async def _batches(
+        self, message: Message, find_process: Callable[[], Awaitable[str | None]]
+    ) -> AsyncIterator[str]:
+        """Ask the process of a run to publish what the message names. Yield what it publishes until
+        its end, or nothing if the run may have ended. Raises RunLostError if the rest will not
+        come."""
+        publication_id, seq, timing = _publication_id(message), 0, _FollowTiming()
+        with self._news_of(publication_id) as has_news:
+            while True:
+                process_id = await find_process()
+                for batch in await self._repository.published(publication_id, seq):
+                    if batch.is_first and seq:
+                        raise RunLostError  # it is published anew: some of it was yielded already
+                    seq = batch.seq
+                    yield batch.events
+                    if batch.is_last:
+                        return
+                if process_id and timing.is_time_to_ask():
+                    await self._send(process_id, message)
+                elif process_id is None and timing.is_over(is_begun=seq > 0):
+                    return
+                with anyio.move_on_after(1.0):
+                    await has_news.wait()
+                has_news.clear()
 
-    async def _emit_published(self, run_id: str, seq: int, emit: Emit) -> tuple[int, bool]:
-        """Emit the events that were published after `seq`. Return the new `seq`, and True if these
-        were the last events. Raises RunLostError if the publication has begun anew."""
-        for batch in await self._repository.published(run_id, seq):
-            if batch.is_first and seq:
-                raise RunLostError  # some of its events were emitted already
-            seq = batch.seq
-            for event in json.loads(batch.events):
-                await emit(event_from_json(event))
-            if batch.is_last:
-                return seq, True
-        return seq, False
+    @contextmanager
+    def _news_of(self, publication_id: str) -> Iterator[asyncio.Event]:
+        """Yield an asyncio event that is set when another process has published something."""
+        has_news = asyncio.Event()
+        self._published.setdefault(publication_id, set()).add(has_news)
+        try:
+            yield has_news
+        finally:
+            waiting = self._published[publication_id]
+            waiting.discard(has_news)
+            if not waiting:
+                del self._published[publication_id]
 
     def _receive(self, message: Message) -> None:
         if message.kind == "published":
@@ -134,37 +152,46 @@ class RunExchange:
         elif run := self._find_local(message.run_id):
             if message.kind == "cancel":
                 run.cancel("a request to another server cancelled it")
-            elif publication := self._publications.get(run.id):
+            elif publication := self._publications.get(_publication_id(message)):
                 publication.add_follower(message.sender)
             elif not run.has_ended:  # its outcome is about to be stored
-                publication = _Publication(run, message.sender)
-                self._publications[run.id] = publication
-                self._run_in_background(self._publish(publication))
+                publication = _Publication(_publication_id(message), message.sender)
+                self._publications[publication.id] = publication
+                self._run_in_background(self._publish(run, publication, message.kind))
 
-    async def _publish(self, publication: "_Publication") -> None:
-        run = publication.run
+    async def _publish(self, run: Run, publication: "_Publication", kind: MessageKind) -> None:
         try:
-            await self._publish_all(publication)
+            if kind == "follow":
+                await self._publish_events(run, publication)
+            elif isinstance(run.observer, RecordsFrames) and run.observer.frames:
+                await self._publish_frames(run.observer.frames, publication)
         except Exception:
             log.exception("run %s: its events cannot be published", run.id)
         finally:
-            del self._publications[run.id]
+            del self._publications[publication.id]
 
-    async def _publish_all(self, publication: "_Publication") -> None:
-        run, is_first = publication.run, True
+    async def _publish_events(self, run: Run, publication: "_Publication") -> None:
+        live_output = _LiveOutput()
         with run.subscribe() as subscriber:
-            while publication.is_followed:
-                with anyio.move_on_at(publication.followed_until) as timeout:
-                    events = await subscriber.events()
-                if timeout.cancelled_caught:
-                    continue  # somebody may have said again that it follows
-                text = json.dumps(publication.to_json(events))
-                await self._repository.publish(run.id, text, is_first=is_first, is_last=not events)
-                for process_id in publication.followers:
-                    await self._send(process_id, Message("published", run.id))
-                if not events:
-                    return
-                is_first = False
+            while (events := await publication.wait_for(subscriber.events)) is not None:
+                text = json.dumps([event_to_json(event) for event in live_output.cut(events)])
+                await self._write(publication, text, is_last=not events)
+
+    async def _publish_frames(self, frame_log: FrameLog, publication: "_Publication") -> None:
+        number = frame_log.first_number
+        while (
+            frames := await publication.wait_for(partial(frame_log.wait_for_frames, number))
+        ) is not None:
+            number = max(number, frame_log.first_number)
+            await self._write(publication, frames_to_json(number, frames), is_last=not frames)
+            number += len(frames)
+
+    async def _write(self, publication: "_Publication", text: str, *, is_last: bool) -> None:
+        is_first = not publication.is_begun
+        await self._repository.publish(publication.id, text, is_first=is_first, is_last=is_last)
+        publication.is_begun, publication.is_complete = True, is_last
+        for process_id in publication.followers:
+            await self._send(process_id, Message("published", publication.id))
 
     async def _send(self, process_id: str, message: Message) -> None:
         await asyncio.to_thread(self._messages.send, process_id, message)
@@ -175,37 +202,81 @@ class RunExchange:
         task.add_done_callback(self._tasks.discard)
 
 
+def _publication_id(message: Message) -> str:
+    """Return the id under which the events of a run, or the frames of its response, are stored."""
+    return message.run_id if message.kind == "follow" else f"{message.run_id}.frames"
+
+
+class _FollowTiming:
+    """The times of one follower of a run in another process."""
+
+    def __init__(self) -> None:
+        self._asked_at = -math.inf
+        self._ended_at: float | None = None
+
+    def is_time_to_ask(self) -> bool:
+        """Return True if the other process is to be told, again, that somebody follows."""
+        now_s = time.monotonic()
+        if now_s < self._asked_at + FOLLOW_AGAIN_S:
+            return False
+        self._asked_at = now_s
+        return True
+
+    def is_over(self, *, is_begun: bool) -> bool:
+        """Return True if the run has ended and nothing was read, False while the last events may
+        still come. Raises RunLostError if they have not come in time."""
+        now_s = time.monotonic()
+        self._ended_at = self._ended_at or now_s
+        if is_begun and now_s > self._ended_at + LAST_EVENTS_S:
+            raise RunLostError
+        return not is_begun
+
+
 class _Publication:
-    """A run of this process that other processes follow."""
+    """The events of a run of this process, or the frames of its response, which other processes
+    follow."""
 
-    def __init__(self, run: Run, follower: str) -> None:
-        self.run = run
+    def __init__(self, publication_id: str, follower: str) -> None:
+        self.id = publication_id
         self.followers = set[str]()
-        """The ids of the processes that follow the run."""
-        self.followed_until = 0.0
+        """The ids of the processes that follow."""
+        self.is_begun = False
+        """True once a part is published."""
+        self.is_complete = False
+        """True once the last part is published."""
+        self._followed_until = 0.0
         """By the event loop's clock."""
-        self._live_chars = 0
-        """Number of characters of the running command's output that were published."""
         self.add_follower(follower)
-
-    @property
-    def is_followed(self) -> bool:
-        return asyncio.get_running_loop().time() < self.followed_until
 
     def add_follower(self, process_id: str) -> None:
         self.followers.add(process_id)
-        self.followed_until = asyncio.get_running_loop().time() + FOLLOWED_S
+        self._followed_until = asyncio.get_running_loop().time() + FOLLOWED_S
 
-    def to_json(self, events: Sequence[Event]) -> list[dict[str, Any]]:
-        """Return the events as JSON values, without the rest of a command's output beyond
-        MAX_LIVE_CHARS."""
-        values = []
+    async def wait_for(self, read: Callable[[], Awaitable[Sequence[T]]]) -> Sequence[T] | None:
+        """Return what `read` returns, or None if all is published or nobody follows any more.
+        `read` may be cancelled and called again."""
+        while not self.is_complete and asyncio.get_running_loop().time() < self._followed_until:
+            with anyio.move_on_at(self._followed_until):
+                return await read()
+        return None
+
+
+class _LiveOutput:
+    """Cuts the output of running commands to what the event log of a run keeps of it."""
+
+    def __init__(self) -> None:
+        self._chars = 0
+        """Number of characters of the running command's output."""
+
+    def cut(self, events: Sequence[Event]) -> list[Event]:
+        """Return the next events, without a command's output beyond MAX_LIVE_CHARS."""
+        kept = []
         for event in events:
             if isinstance(event, ToolCallStarted):
-                self._live_chars = 0
+                self._chars = 0
             elif isinstance(event, ToolOutput):
-                self._live_chars += len(event.text)
-                if self._live_chars > MAX_LIVE_CHARS:
+                self._chars += len(event.text)
+                if self._chars > MAX_LIVE_CHARS:
                     continue
-            values.append(event_to_json(event))
-        return values
+            kept.append(event)
+        return kept

@@ -5,7 +5,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -250,6 +250,16 @@ class RunManager:
         if self._exchange is None:
             raise RunElsewhereError
         await self._exchange.cancel(run_id, find_process)
+
+    def follow_frames(
+        self, run_id: str, find_process: Callable[[], Awaitable[str | None]]
+    ) -> AsyncIterator[tuple[int, Sequence[str]]]:
+        """Return the frames of a stored response whose run is in another process, as they come:
+        see RunExchange.follow_frames. Raises RunElsewhereError if the other process cannot be
+        reached."""
+        if self._exchange is None:
+            raise RunElsewhereError
+        return self._exchange.follow_frames(run_id, find_process)
 
     async def process_of(self, owner: str, run_id: str) -> str | None:
         """Return the id of the living process in which the owner's run is running, or None."""

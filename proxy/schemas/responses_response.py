@@ -152,15 +152,7 @@ class ResponseEncoder:
         events += [*self._reasoning_items.end(), *self._client_calls.abandon()]
         events += self._message.end([], [], "incomplete") if self._state.answer_began else []
         events += self._step_items.abandon() if self._step_items else []
-        body = error.body()["error"]
-        fields = {key: body[key] for key in ("code", "message", "param")}
-        response = failed_response(self._response, error, self._output.items)
-        return [
-            *events,
-            # OpenAI's server sends the error nested too, where its SDKs read it.
-            {"type": "error", **fields, "error": body},
-            {"type": "response.failed", "response": response},
-        ]
+        return [*events, *_failure_events(self._response, error, self._output.items)]
 
 
 class ResponseBodyBuilder:
@@ -202,18 +194,41 @@ class ResponseStreamEncoder:
     def fail(self, error: ProxyError) -> str:
         return self._frames(self._encoder.fail(error))
 
-    def _frames(self, events: Iterable[Json]) -> str:
-        frames = []
-        for number, event in enumerate(events, self._next_number):
-            numbered = {"type": event["type"], "sequence_number": number, **event}
-            name = (
-                StepEventName.CHAT_COMPLETIONS
-                if event["type"] == StepEventName.RESPONSES
-                else event["type"]
-            )
-            frames.append(f"event: {name}\ndata: {json_text(numbered)}\n\n")
-        self._next_number += len(frames)
-        return "".join(frames)
+    def _frames(self, events: Sequence[Json]) -> str:
+        frames = _numbered_frames(events, self._next_number)
+        self._next_number += len(events)
+        return frames
+
+
+def failure_frames(response: Mapping[str, Any], error: ProxyError, first_number: int) -> str:
+    """Return the last frames of a stream whose run was lost. `response` is the response object as
+    stored, and `first_number` the next sequence number."""
+    return _numbered_frames(_failure_events(response, error, []), first_number)
+
+
+def _failure_events(
+    response: Mapping[str, Any], error: ProxyError, output: Sequence[Mapping[str, Any]]
+) -> list[Json]:
+    body = error.body()["error"]
+    fields = {key: body[key] for key in ("code", "message", "param")}
+    return [
+        # OpenAI's server sends the error nested too, where its SDKs read it.
+        {"type": "error", **fields, "error": body},
+        {"type": "response.failed", "response": failed_response(response, error, output)},
+    ]
+
+
+def _numbered_frames(events: Iterable[Json], first_number: int) -> str:
+    frames = []
+    for number, event in enumerate(events, first_number):
+        numbered = {"type": event["type"], "sequence_number": number, **event}
+        name = (
+            StepEventName.CHAT_COMPLETIONS
+            if event["type"] == StepEventName.RESPONSES
+            else event["type"]
+        )
+        frames.append(f"event: {name}\ndata: {json_text(numbered)}\n\n")
+    return "".join(frames)
 
 
 # The response object

@@ -27,9 +27,9 @@ RECONNECT_S = 1.0
 WAKE_S = 30.0
 """Seconds without a message after which the connection is checked."""
 STOP = "stop"
-MessageKind = Literal["cancel", "follow", "published"]
-"""cancel: the run is to be cancelled; follow: its events are to be published for the sender;
-published: the sender has published events."""
+MessageKind = Literal["cancel", "follow", "follow_frames", "published"]
+"""cancel: the run is to be cancelled; follow and follow_frames: its events, or the frames of its
+stored response, are to be published for the sender; published: the sender has published some."""
 
 
 @dataclass(frozen=True, slots=True)

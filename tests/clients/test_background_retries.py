@@ -75,6 +75,24 @@ async def test_retry_at_another_process_returns_the_first_response(
         await backend.arrived(1)
         again = await create_response(there, "How many?", background=True, extra_headers=KEY)
         assert (again.id, again.status) == (made.id, "queued")
+        release.set()
+        ended = await wait_until_finished(there, made.id)
+        assert ended == await wait_until_finished(here, made.id)
+        assert await stream_events(there, "How many?", KEY) == await replay_events(here, made.id)
+    assert ended.output_text == "42."
+    assert len(backend.requests) == 1
+
+
+@sqlite_only  # with PostgreSQL the other process streams it: see test_replicas
+async def test_other_process_cannot_stream_a_response_in_progress(tmp_path: Path) -> None:
+    release = asyncio.Event()
+    async with (
+        scripted_backend([Held(text_reply("42."), release)]) as backend,
+        responses_client(backend, tmp_path) as here,
+        responses_client(backend, tmp_path) as there,
+    ):
+        made = await create_response(here, "How many?", background=True, extra_headers=KEY)
+        await backend.arrived(1)
         for refusal in (
             stream_events(there, "How many?", KEY),
             there.responses.retrieve(made.id, stream=True),
@@ -82,11 +100,7 @@ async def test_retry_at_another_process_returns_the_first_response(
             error = await api_error(refusal)
             assert (error.status_code, error.code) == (409, "run_elsewhere")
         release.set()
-        ended = await wait_until_finished(there, made.id)
-        assert ended == await wait_until_finished(here, made.id)
-        assert await stream_events(there, "How many?", KEY) == await replay_events(here, made.id)
-    assert ended.output_text == "42."
-    assert len(backend.requests) == 1
+        await wait_until_finished(there, made.id)
 
 
 async def test_key_of_a_failed_or_cancelled_response_starts_a_new_response(

@@ -1,9 +1,11 @@
 """Two servers that share a PostgreSQL database, as behind a load balancer."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx
@@ -135,3 +137,79 @@ async def test_answer_of_one_server_is_replayed_by_the_other(database: URL, tmp_
         one, two = await post_chat(first, KEY), await post_chat(second, KEY)
     assert one.json() == two.json()
     assert len(backend.requests) == 2
+
+
+async def test_background_response_is_streamed_by_another_server_as_it_goes(
+    database: URL, tmp_path: Path
+) -> None:
+    release = asyncio.Event()
+    async with (
+        scripted_backend([STEP, Held(text_reply("It is 42."), release)]) as backend,
+        two_servers(backend, database, tmp_path) as (first, second),
+    ):
+        path = await begin_background_response(first)
+        await backend.arrived(2)
+        async with second.stream("GET", path, params={"stream": "true"}) as followed:
+            lines = followed.aiter_lines()
+            seen = [await anext(lines)]
+            while "echo 42" not in seen[-1]:  # the first step, while the run goes on
+                seen.append(await anext(lines))
+            during = (await second.get(path)).json()["status"]
+            release.set()
+            seen += [line async for line in lines]
+        whole = await first.get(path, params={"stream": "true"})
+        rest = await second.get(path, params={"stream": "true", "starting_after": "3"})
+    assert during == "in_progress"
+    assert events_of(seen) == events_of(whole.text.splitlines())
+    assert events_of(seen)[-1]["type"] == "response.completed"
+    assert events_of(rest.text.splitlines()) == events_of(seen)[4:]
+    assert len(backend.requests) == 2
+
+
+async def test_stream_at_another_server_begins_after_the_event_that_the_client_names(
+    database: URL, tmp_path: Path
+) -> None:
+    release = asyncio.Event()
+    async with (
+        scripted_backend([STEP, Held(text_reply("It is 42."), release)]) as backend,
+        two_servers(backend, database, tmp_path) as (first, second),
+    ):
+        path = await begin_background_response(first)
+        await backend.arrived(2)
+        query = {"stream": "true", "starting_after": "3"}
+        async with second.stream("GET", path, params=query) as followed:
+            was_running = (await first.get(path)).json()["status"] == "in_progress"
+            release.set()
+            seen = events_of([line async for line in followed.aiter_lines()])
+    assert was_running
+    assert [each["sequence_number"] for each in seen] == list(range(4, 4 + len(seen)))
+    assert seen[-1]["type"] == "response.completed"
+
+
+async def test_stream_at_another_server_ends_with_a_cancelled_response(
+    database: URL, tmp_path: Path
+) -> None:
+    held = Held(text_reply("Never said."), asyncio.Event())
+    async with (
+        scripted_backend([held]) as backend,
+        two_servers(backend, database, tmp_path) as (first, second),
+    ):
+        path = await begin_background_response(first)
+        await backend.arrived(1)
+        async with second.stream("GET", path, params={"stream": "true"}) as followed:
+            cancelled = await second.post(f"{path}/cancel")
+            seen = events_of([line async for line in followed.aiter_lines()])
+    assert cancelled.json()["status"] == "cancelled"
+    assert seen[-1]["response"]["status"] == "cancelled"
+
+
+async def begin_background_response(client: httpx.AsyncClient) -> str:
+    """Begin a background response and return its path."""
+    body = {"model": BODY["model"], "input": "How many?", "background": True}
+    begun = await client.post("/v1/responses", json=body)
+    return f"/v1/responses/{begun.json()['id']}"
+
+
+def events_of(lines: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the data of server-sent events."""
+    return [json.loads(line.removeprefix("data:")) for line in lines if line.startswith("data:")]

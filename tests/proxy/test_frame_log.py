@@ -2,7 +2,7 @@
 
 import anyio
 
-from proxy.api.response_recorder import FrameLog
+from proxy.runs.frame_log import FrameLog
 
 
 async def test_reader_gets_the_earlier_frames_and_then_new_ones() -> None:

@@ -9,8 +9,9 @@ import anyio
 import pytest
 
 from policies.sessions import ResponseSettings
-from proxy.api.response_recorder import FrameLog, ResponseRecorder
+from proxy.api.response_recorder import ResponseRecorder
 from proxy.errors import RunCancelledError
+from proxy.runs.frame_log import FrameLog
 from proxy.schemas.responses_response import ResponseContext
 from proxy.schemas.responses_tools import ResponsesToolSet
 from proxy.store.conversations import ResponseQuota
