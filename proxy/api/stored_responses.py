@@ -386,7 +386,7 @@ async def is_running(request: Request, response: StoredResponse) -> bool:
     if response.worker == get_services(request).store.worker.id:
         run = run_of(request, response.id)
         return run is not None and not run.has_ended
-    return not await asyncio.to_thread(get_services(request).store.worker.is_dead, response.worker)
+    return not await get_services(request).store.is_process_dead(response.worker)
 
 
 async def _process_of(request: Request, response_id: str) -> str | None:

@@ -135,6 +135,11 @@ class Store:
         if isinstance(self.worker, ProcessLease):
             self.worker.on_lost = callback
 
+    async def is_process_dead(self, process_id: str) -> bool:
+        """Return True if the process has ended, or other processes found it dead. Raises
+        StoreUnavailableError."""
+        return await self._database.read_concurrently(lambda _: self.worker.is_dead(process_id))
+
     async def sweep(self) -> None:
         """Delete expired records, blobs without a record, records without a blob, and the lock
         files of dead processes."""

@@ -172,6 +172,8 @@ async def test_server_that_ends_is_reported_and_used_again_after_its_restart(
     try:
         with pytest.raises(StoreUnavailableError) as raised:
             await store.runs.find(OWNER, "r1")
+        with pytest.raises(StoreUnavailableError):
+            await store.is_process_dead("another")
     finally:
         server.start()
     assert (raised.value.status, raised.value.headers["Retry-After"]) == (503, "5")
