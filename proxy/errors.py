@@ -17,7 +17,7 @@ ProxyError(status, type, code)
 ├ IdempotencyError         422        the Idempotency-Key was used before, with another body
 ├ RunCancelledError        409        another request cancelled the run
 ├ RunElsewhereError        409        the process of the run cannot be reached from here
-├ RunLostError             503        the run's server stopped before the run had a result
+├ RunLostError             503        the run's server stopped before its result; Retry-After
 ├ BusyError                503        other requests take all of a shared resource; Retry-After
 ├ PausedError              503        the operator has paused the start of runs; Retry-After
 ├ ServerStopsError         503        the server stops before it has an answer; Retry-After
@@ -40,6 +40,8 @@ from policies.tool_support import ToolVerdict
 
 BUSY_RETRY_AFTER_S = 5
 """Retry-After of a server that stops or is busy."""
+LOST_RETRY_AFTER_S = 1
+"""Retry-After of a run whose server is known to be dead: another server begins it again."""
 CONNECTIONS_RETRY_AFTER_S = 2
 """Retry-After of a server that has reached its connection limit."""
 
@@ -342,6 +344,7 @@ class RunLostError(ProxyError):
             status=503,
             type="server_error",
             code="run_lost",
+            headers={ResponseHeader.RETRY_AFTER: str(LOST_RETRY_AFTER_S)},
         )
 
 

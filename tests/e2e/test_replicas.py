@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
+import httpx
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.e2e.proxy_process import serving
@@ -31,6 +32,13 @@ async def test_client_of_a_killed_server_gets_its_answer_from_another(
     variables = {VARIABLE: f"{server.url}?options=-csearch_path%3D{tmp_path.name}"}
     step = tool_reply(call("execute_bash", command="echo 42"))
     script = [step, Held(text_reply("Never said."), asyncio.Event()), step, text_reply("42")]
+    errors: list[httpx.Response] = []
+
+    async def note_error(response: httpx.Response) -> None:
+        if response.is_error:
+            await response.aread()
+            errors.append(response)
+
     homes = [tmp_path / "one", tmp_path / "two"]
     for home in homes:
         home.mkdir()
@@ -43,7 +51,10 @@ async def test_client_of_a_killed_server_gets_its_answer_from_another(
         def ask(url: str, max_retries: int) -> "asyncio.Task[str | None]":
             async def answer() -> str | None:
                 async with AsyncOpenAI(
-                    base_url=f"{url}/v1", api_key="any", max_retries=max_retries
+                    base_url=f"{url}/v1",
+                    api_key="any",
+                    max_retries=max_retries,
+                    http_client=DefaultAsyncHttpxClient(event_hooks={"response": [note_error]}),
                 ) as client:
                     completion = await client.chat.completions.create(
                         model="fake-model",
@@ -66,3 +77,5 @@ async def test_client_of_a_killed_server_gets_its_answer_from_another(
     assert begun.exception() is not None
     assert answer == "42"
     assert len(backend.requests) == 4
+    assert [error.json()["error"]["code"] for error in errors] == ["run_lost"]
+    assert [error.headers["retry-after"] for error in errors] == ["1"]
