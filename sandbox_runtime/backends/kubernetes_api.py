@@ -146,7 +146,7 @@ class KubernetesApi:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise self._no_answer(error) from error
         finally:
-            response.close()
+            _drop(response)
 
     async def delete_pod(self, name: str) -> None:
         """Begin to end and remove a Pod, if it exists."""
@@ -279,7 +279,7 @@ class KubernetesApi:
         except (aiohttp.ClientError, OSError) as error:
             raise self._no_answer(error) from error
         finally:
-            response.close()
+            _drop(response)
         self._set_clock(response.headers.get("Date"))
         if response.status >= 400:
             raise error_of(response.status, _parse(content))
@@ -308,6 +308,14 @@ class KubernetesApi:
         with suppress(ValueError, TypeError):
             served: datetime = parsedate_to_datetime(date or "")
             self._clock_offset_s = served.timestamp() - time.time()
+
+
+def _drop(response: aiohttp.ClientResponse) -> None:
+    """Close the connection of a response at once, unless the response was read to its end. The
+    connection would else wait for the end of TLS, also after `aclose`."""
+    if response.connection and response.connection.protocol:
+        response.connection.protocol.abort()
+    response.close()
 
 
 def _parse(content: bytes | bytearray) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from sandbox_runtime.backends.kubernetes_pod import OWNER_LABEL, PodSpec
 from sandbox_runtime.errors import NoCapacityError, SandboxLostError, SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
 from sandbox_runtime.pool.pool import Pool
+from tests.e2e.leftovers import open_files
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.backends.cluster import (
     AGENT_IMAGE,
@@ -106,6 +107,15 @@ async def test_closed_sandbox_leaves_no_pod_and_closed_backend_no_lease(
     leases = await admin.call("GET", f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases")
     owners = [lease["spec"]["holderIdentity"] for lease in leases["items"]]
     assert backend._owner.id not in owners
+
+
+async def test_closed_backend_leaves_no_connection(admin: ClusterAdmin) -> None:
+    before = open_files()
+    backend = kubernetes_backend()
+    await backend._begin()
+    assert open_files() != before
+    await backend.aclose()
+    assert open_files() == before
 
 
 async def test_cancelled_starts_leave_no_pod(
