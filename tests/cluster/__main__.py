@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("nodes", type=int, nargs="?", default=3, help="default: %(default)s")
     up.add_argument("--image", action="append", default=[], help="copy this Docker image to it")
     add("down", "end and delete the cluster", lambda cluster, _: cluster.down())
+    add("namespaces", "print the nodes' network namespaces", _namespaces)
     add("status", "print which components run and which nodes are ready", _status)
     for name, help, method, what, choices in (
         ("load", "copy a Docker image to the nodes", Cluster.load_image, "IMAGE", None),
@@ -65,6 +66,10 @@ def _applied(method: Callable[[Cluster, Any], None]) -> Command:
 def _up(cluster: Cluster, given: argparse.Namespace) -> None:
     cluster.up(given.nodes, given.image)
     sys.stdout.write(f"{cluster.kubeconfig}\n")
+
+
+def _namespaces(cluster: Cluster, _: argparse.Namespace) -> None:
+    sys.stdout.write(f"{','.join(cluster.node_namespaces)}\n")
 
 
 def _status(cluster: Cluster, _: argparse.Namespace) -> None:

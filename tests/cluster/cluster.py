@@ -131,6 +131,16 @@ class Cluster:
         ]
 
     @property
+    def host_address(self) -> str:
+        """The address of this machine in the cluster, which Pods can reach."""
+        return self._network.host_address
+
+    @property
+    def node_namespaces(self) -> list[str]:
+        """The network namespaces of the nodes, as `ip netns` names them."""
+        return [node.network_namespace for node in self.nodes]
+
+    @property
     def nodes(self) -> list[Node]:
         """The cluster's nodes, those without power included."""
         network = self._network
@@ -166,6 +176,12 @@ class Cluster:
     def load_image(self, image: str) -> None:
         """Copy an image of the Docker engine into every node that has power."""
         load_docker_image(image, [node.images for node in self.nodes if node.running])
+
+    def remove_image(self, image: str) -> None:
+        """Remove an image's name from every node that has power."""
+        for node in self.nodes:
+            if node.running:
+                node.images.remove(image)
 
     def cut_off(self, node: str) -> None:
         """Take a node from the network. Its processes go on."""

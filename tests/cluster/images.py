@@ -29,19 +29,27 @@ class ImageStore:
     socket: Path
     imported: Path
 
+    @property
+    def _ctr(self) -> list[str]:
+        return [self.ctr, "--address", str(self.socket), "--namespace", IMAGE_NAMESPACE]
+
     def has(self, name: str, digest: str) -> bool:
         """Return True if this version of the image was imported."""
         note = self.imported / quote(name, safe="")
         return note.exists() and note.read_text(encoding="utf-8") == digest
 
     def start_import(self, archive: Path) -> subprocess.Popen[bytes]:
-        command = [self.ctr, "--address", str(self.socket), "--namespace", IMAGE_NAMESPACE]
         return subprocess.Popen(
-            [*command, "images", "import", str(archive)],
+            [*self._ctr, "images", "import", str(archive)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
+
+    def remove(self, name: str) -> None:
+        """Remove the name of an image, and so the image if it has no other. Raise ClusterError."""
+        run(*self._ctr, "images", "rm", "--sync", name)
+        (self.imported / quote(name, safe="")).unlink(missing_ok=True)
 
     def note(self, name: str, digest: str) -> None:
         self.imported.mkdir(exist_ok=True)

@@ -25,6 +25,7 @@ class Network:
         self._name = name
         self._subnet = subnet
         self.control_plane = f"{PREFIX}{name}-control"
+        self.host_address = self._address(1)
         self.control_plane_address = self._address(2)
 
     def _address(self, host: int) -> str:
@@ -54,7 +55,7 @@ class Network:
             _ip(space, "address", "add", f"{self.control_plane_address}/24", "dev", BRIDGE)
             _ip(space, "link", "set", BRIDGE, "up")
             run("ip", "link", "add", host, "type", "veth", "peer", "name", "host", "netns", space)
-            run("ip", "address", "add", f"{self._address(1)}/24", "dev", host)
+            run("ip", "address", "add", f"{self.host_address}/24", "dev", host)
             run("ip", "link", "set", host, "up")
             _ip(space, "link", "set", "host", "master", BRIDGE, "up")
 

@@ -13,6 +13,10 @@ from tests.cluster.network import Network
 from tests.cluster.processes import kill_all, pids_in, start, wait_until
 
 INIT = Path(__file__).with_name("node_init.sh")
+SECCOMP_PROFILE = Path(__file__).parents[2] / "deploy" / "kubernetes" / "seccomp.json"
+"""The kubelet finds it as `llm-sandbox.json`."""
+PIDS_OF_A_POD = 256
+"""Below the 512 processes at which an attack of the escape suite counts as successful."""
 START_TIMEOUT_S = 60
 LEASE_SECONDS = 4
 """The kubelet renews its Lease four times as often: each second."""
@@ -100,10 +104,12 @@ class Node:
             "cni/10-bridge.conflist": json.dumps(self._cni()),
             "kubelet.json": json.dumps(self._kubelet_configuration()),
             "resolv.conf": "",
+            # The node's /var is a folder of its disk.
+            "var/lib/kubelet/seccomp/llm-sandbox.json": SECCOMP_PROFILE.read_text(encoding="utf-8"),
         }
         for name, content in files.items():
             path = self._folder / name
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content, encoding="utf-8")
 
     def _containerd(self) -> str:
@@ -163,6 +169,7 @@ BinaryName = "{self._installation.program("runc")}"
             "systemReserved": {"memory": str(reserved)},
             "failSwapOn": False,
             "volumePluginDir": "/var/lib/kubelet/volume-plugins",
+            "podPidsLimit": PIDS_OF_A_POD,
             "resolvConf": str(self._folder / "resolv.conf"),
             "makeIPTablesUtilChains": False,
             "nodeLeaseDurationSeconds": LEASE_SECONDS,

@@ -12,6 +12,7 @@ from tests.cluster.processes import ClusterError
 from tests.engines.installation import NotInstalledError
 
 TEST_IMAGE = os.environ.get("SANDBOX_TEST_IMAGE", "llm-sandbox-proxy/test:latest")
+AGENT_IMAGE = os.environ.get("SANDBOX_TEST_AGENT_IMAGE", "llm-sandbox-proxy/agent:latest")
 
 
 @contextmanager

@@ -47,14 +47,18 @@ def kubernetes_backend(spec: PodSpec | None = None, **settings: Any) -> Kubernet
 
 
 class ClusterAdmin:
-    """Changes the cluster as an operator does with kubectl."""
+    """Changes the cluster as an operator does with kubectl: that of a kubeconfig file, or the test
+    cluster."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: Path | None = None) -> None:
+        self._kubeconfig = file or kubeconfig()
         self._configuration = client.Configuration()
         self._api: Any = None
 
     async def __aenter__(self) -> "ClusterAdmin":
-        await config.load_kube_config(str(kubeconfig()), client_configuration=self._configuration)
+        await config.load_kube_config(
+            str(self._kubeconfig), client_configuration=self._configuration
+        )
         self._api = client.ApiClient(self._configuration)
         return self
 

@@ -28,6 +28,9 @@ KINDS = (
     pytest.param("kubernetes", marks=pytest.mark.cluster),
 )
 """runsc is gVisor."""
+CLUSTER_CPUS = 0.5
+"""The CPUs of a Pod. The nodes of a cluster on one machine share its cores, and a Pod holds its
+part until its kubelet has removed it, which takes seconds on a busy machine."""
 
 
 def open_backend(kind: str, state_dir: Path) -> AbstractAsyncContextManager[Sandbox]:
@@ -80,11 +83,12 @@ def _engine_runtimes() -> dict[str, object]:
 
 @asynccontextmanager
 async def started(
-    backend: Backend, isolation: Isolation = Isolation()
+    backend: Backend, isolation: Isolation | None = None
 ) -> AsyncIterator[GuestSandbox]:
     """Start a sandbox; close the sandbox and the backend afterwards."""
+    default = Isolation(cpus=CLUSTER_CPUS) if backend.name == "kubernetes" else Isolation()
     try:
-        sandbox = await start_sandbox(backend, isolation)
+        sandbox = await start_sandbox(backend, isolation or default)
         try:
             yield sandbox
         finally:

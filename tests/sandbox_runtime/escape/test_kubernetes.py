@@ -103,4 +103,4 @@ async def _nodes_limit_processes() -> bool:
         names = [node["metadata"]["name"] for node in nodes]
         paths = [f"/api/v1/nodes/{name}/proxy/configz" for name in names]
         configs = [(await admin.call("GET", path))["kubeletconfig"] for path in paths]
-    return all(0 < config.get("podPidsLimit", -1) <= 512 for config in configs)
+    return all(0 < config.get("podPidsLimit", -1) < 512 for config in configs)
