@@ -3,8 +3,9 @@
 
 import asyncio
 import logging
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from socket import socket
 
@@ -15,12 +16,13 @@ from proxy.agent.model import Model
 from proxy.errors import BackendError
 from proxy.models.tool_support import ToolProbe, ToolSettings
 from sandbox_runtime.backends.base import Backend, Check
-from sandbox_runtime.errors import SandboxError, SandboxStartError
+from sandbox_runtime.errors import SandboxError, SandboxFileError, SandboxStartError
 from sandbox_runtime.escape.context import EscapeFinding
 from sandbox_runtime.escape.run import accept, refusal, run_batch, run_probes, why_untried
 from sandbox_runtime.escape.run import self_test as run_self_test
 from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.images import REQUIRED, image_checks, installed_programs, terminal_check
+from sandbox_runtime.sandbox import Sandbox
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,8 @@ CLIENT_KEY_REQUIRED = "it requires the client's own key"
 """The expected refusal of a backend that is called with clients' own keys."""
 MAX_PROBED_MODELS = 20
 """Maximum number of models whose tool support is probed."""
+FILE_BYTES = 1 << 20
+"""Size of the file that is written into a sandbox and read back."""
 PROBE_S = 60.0
 """Timeout of the probe of one model, in seconds."""
 _WORKS, _OPTIONAL, _BROKEN = "Works:", "Not available, and not required:", "To correct first:"
@@ -246,6 +250,7 @@ async def _sandbox_checks(backend: Backend, isolation: Isolation) -> list[Check]
     try:
         sandbox = await start_sandbox(backend, isolation)
         result = await sandbox.exec("echo $((6 * 7)); id -u; uname -sr", timeout_s=10)
+        files = await _file_check(sandbox)
         image = await image_checks(sandbox)
         terminals = await terminal_check(sandbox)
     except SandboxError as error:
@@ -253,7 +258,27 @@ async def _sandbox_checks(backend: Backend, isolation: Isolation) -> list[Check]
     await sandbox.close()
     works = result.stdout.startswith("42\n")
     output = " ".join((result.stdout + result.stderr).split())
-    return [Check(f"{backend.name} sandbox", works, output), terminals, *image]
+    return [Check(f"{backend.name} sandbox", works, output), files, terminals, *image]
+
+
+async def _file_check(sandbox: Sandbox) -> Check:
+    """Write a file into a sandbox and read it back. Raises SandboxLostError."""
+    content, received = os.urandom(FILE_BYTES), bytearray()
+
+    async def source() -> AsyncIterator[bytes]:
+        yield content
+
+    async def sink(piece: bytes) -> None:
+        received.extend(piece)
+
+    try:
+        await sandbox.put("/tmp/doctor", source())
+        await sandbox.get("/tmp/doctor", sink, max_bytes=FILE_BYTES)
+    except SandboxFileError as error:
+        return Check("files", False, str(error))
+    same = received == content
+    detail = f"{FILE_BYTES} bytes in and out" if same else "a file came back with other content"
+    return Check("files", same, detail)
 
 
 async def collect_garbage(builders: Mapping[str, Callable[[], Backend]]) -> int:

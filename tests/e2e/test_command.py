@@ -331,7 +331,8 @@ async def test_doctor_passes_all_checks(tmp_path: Path) -> None:
     done = await run(tmp_path, "doctor", "--config", config, "--sandbox", "bubblewrap")
     found = findings(done)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert {"model backend", "bubblewrap", "user", "network", "bubblewrap sandbox"} <= set(found)
+    named = {"model backend", "bubblewrap", "user", "network", "bubblewrap sandbox", "files"}
+    assert named <= set(found)
     assert all(ok for name, ok in found.items() if not name.startswith("image "))
 
 

@@ -110,6 +110,7 @@ async def test_doctor_reports_the_isolation_of_the_cluster(
     assert "SHARE THE NODE'S KERNEL" in line("kubernetes runtime")
     assert "ACCEPTED" in line("network: public_networks")
     assert line("kubernetes sandbox").startswith("ok    kubernetes sandbox: 42 0 Linux")
+    assert line("files") == "ok    files: 1048576 bytes in and out"
     assert [each for each in lines if each.startswith("FAIL")] == [line("model backend")]
 
 
