@@ -5,7 +5,7 @@ import fcntl
 import hashlib
 import os
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -129,17 +129,30 @@ class BlobStore:
         before its row.
         """
         missing = set(known_sizes)
+        for entry, status in self._entries():
+            if known_sizes.get(entry.name) == status.st_size:
+                missing.discard(entry.name)
+            else:
+                _remove_old(entry, status, now)
+        return missing
+
+    def _remove_old_parts(self, now: float) -> None:
+        """Remove the unfinished files of dead processes, unless they are newer than `GRACE_S`."""
+        for entry, status in self._entries():
+            if entry.name.endswith(PART_SUFFIX):
+                _remove_old(entry, status, now)
+
+    def _entries(self) -> Iterator[tuple["os.DirEntry[str]", os.stat_result]]:
         with os.scandir(self._directory) as entries:
             for entry in entries:
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:  # another process sweeps, too
-                    continue
-                if known_sizes.get(entry.name) == status.st_size:
-                    missing.discard(entry.name)
-                elif status.st_ctime < now - GRACE_S and not _is_being_written(entry):
-                    Path(entry.path).unlink(missing_ok=True)
-        return missing
+                with suppress(FileNotFoundError):  # another process sweeps, too
+                    yield entry, entry.stat(follow_symlinks=False)
+
+
+def _remove_old(entry: "os.DirEntry[str]", status: os.stat_result, now: float) -> None:
+    """Remove a file, unless it is newer than `GRACE_S` or is being written."""
+    if status.st_ctime < now - GRACE_S and not _is_being_written(entry):
+        Path(entry.path).unlink(missing_ok=True)
 
 
 def _is_being_written(entry: "os.DirEntry[str]") -> bool:

@@ -95,6 +95,7 @@ class S3BlobStore(BlobStore):
                         unknown.append(name)
             if unknown:
                 obstore.delete(self._bucket, unknown)
+        self._remove_old_parts(now)
         return missing
 
     def _unlink(self, names: Sequence[str]) -> None:

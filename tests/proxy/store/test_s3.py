@@ -11,7 +11,7 @@ import pytest
 from obstore.store import S3Store
 
 from proxy.errors import StoreError
-from proxy.store.blobs import GRACE_S, Blob
+from proxy.store.blobs import GRACE_S, WRITE_BYTES, Blob
 from proxy.store.s3 import S3BlobStore
 from sandbox_runtime.errors import FileMissingError
 from tests.clients.locked_packages import MissingError
@@ -120,6 +120,20 @@ async def test_sweep_removes_old_unknown_blobs_and_nothing_else(
     assert object_names(bucket) == {known.name, unknown.name, "notes.txt"}
     assert blobs.sweep(sizes, time.time() + GRACE_S + 60) == {"0" * 32}
     assert object_names(bucket) == {known.name, "notes.txt"}
+
+
+async def test_sweep_removes_what_a_killed_process_was_uploading(url: str, tmp_path: Path) -> None:
+    cache = tmp_path / "cache-of-a-killed-process"
+    cache.mkdir()
+    (cache / f"{'0' * 32}.part").write_bytes(b"half of ")
+    restarted = S3BlobStore(url, cache)
+    restarted.sweep({}, time.time())
+    assert len(list(cache.iterdir())) == 1
+    async with restarted.open_writer() as writer:
+        await writer.write(bytes(WRITE_BYTES))
+        restarted.sweep({}, time.time() + GRACE_S + 60)
+        assert (await writer.commit()).bytes == WRITE_BYTES
+    assert [path.suffix for path in cache.iterdir()] == [""]
 
 
 async def test_cache_is_bounded(url: str, tmp_path: Path) -> None:
