@@ -40,7 +40,8 @@ class PoolSettings:
     or `memory_budget_mib` is reached. wait: wait for a sandbox that the pool starts in the
     background. fail: refuse the request."""
     queue_size: int = 256
-    """Maximum number of requests that wait for a sandbox; further requests are refused."""
+    """Maximum number of requests that wait for a sandbox. When one more comes, the newest request
+    of the key with the most waiting requests is refused."""
     queue_timeout_s: float = 120.0
     """Maximum time that a request waits for a sandbox, in seconds; then it is refused."""
 

@@ -65,7 +65,7 @@ class WorkspaceLease:
     """The lease of a workspace by one run. The run's sandboxes start with the files that the
     workspace had after an earlier run, if there is one to resume from."""
 
-    def __init__(self, sandboxes: Sandboxes, isolation: Isolation) -> None:
+    def __init__(self, sandboxes: Sandboxes, isolation: Isolation, owner: str) -> None:
         self.isolation = isolation
         self.origin: Origin = "new"
         self.on_decision: OnDecision | None = None
@@ -82,6 +82,7 @@ class WorkspaceLease:
         self.is_used = False
         """True once the current run has used the sandbox."""
         self._sandboxes = sandboxes
+        self._owner = owner
         self._lease: Lease | None = None
         self._exit_stack = AsyncExitStack()
         self._preparation_lock = asyncio.Lock()
@@ -106,7 +107,7 @@ class WorkspaceLease:
         """Request a sandbox without waiting for it. Raises NoFreeSandboxError,
         SandboxStartError."""
         if self._lease is None:
-            lease = self._sandboxes.lease(self.isolation, self._report, self._confirm)
+            lease = self._sandboxes.lease(self.isolation, self._report, self._confirm, self._owner)
             self._lease = await self._exit_stack.enter_async_context(lease)
         return self._lease
 
@@ -173,11 +174,15 @@ class Workspaces:
         isolation: Isolation,
         on_decision: OnDecision | None = None,
         confirm_target: ConfirmTarget | None = None,
+        owner: str = "",
     ) -> AsyncIterator[WorkspaceLease]:
         """Lease a workspace for the duration of the block. After a block that did not fail, save
-        the workspace in the background if the `save_as` of the lease is set."""
+        the workspace in the background if the `save_as` of the lease is set. Owners take turns if
+        requests must wait for sandboxes."""
         parent = await self._find_start_state(resume_from) if resume_from else None
-        lease = self._take_idle(parent, isolation) or WorkspaceLease(self._sandboxes, isolation)
+        lease = self._take_idle(parent, isolation) or WorkspaceLease(
+            self._sandboxes, isolation, owner
+        )
         try:
             lease.confirm_target = confirm_target
             await self._reset(lease, parent)

@@ -252,9 +252,12 @@ class Sandboxes(Protocol):
         isolation: Isolation,
         on_decision: OnDecision | None = None,
         confirm_target: ConfirmTarget | None = None,
+        owner: str = "",
     ) -> AbstractAsyncContextManager[Lease]:
         """Lease a sandbox for the length of the block. It starts at once. After the block it is
         closed in the background, unless the lease has not used it.
+
+        If leases must wait, their owners take turns; the leases of one owner keep their order.
 
         `on_decision` is called after every connection that a program inside tried to make.
         `confirm_target` is called before a connection is made and may deny it.

@@ -108,7 +108,11 @@ class Agent:
         clock = RunClock(time.monotonic(), deadline_s)
         session, watch = task.session, EgressWatch(task, emit)
         async with self.workspaces.use(
-            session.resume_from, task.profile.isolation, watch.on_decision, watch.confirm_target
+            session.resume_from,
+            task.profile.isolation,
+            watch.on_decision,
+            watch.confirm_target,
+            session.owner,
         ) as lease:
             if task.profile.enabled == "always":
                 await lease.request_sandbox()

@@ -1,4 +1,4 @@
-"""The pool's records: a registry of its sandboxes, and the waiters that request one.
+"""The pool's records: a registry of its sandboxes, and the queue of the waiters that request one.
 
 These classes only keep state. The `lifecycle` module starts and ends sandboxes, and the `pool`
 module decides which waiter gets which sandbox.
@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from enum import StrEnum, auto
+from itertools import chain, zip_longest
 
 from policies.isolation import Isolation
 from policies.pool import Load, PoolKey
@@ -127,9 +128,11 @@ class PoolRegistry:
 class Waiter:
     """A lease's request for a sandbox. It is in the pool's queue until `give` or `fail`."""
 
-    def __init__(self, isolation: Isolation, pool_key: PoolKey) -> None:
+    def __init__(self, isolation: Isolation, pool_key: PoolKey, owner: str) -> None:
         self.isolation = isolation
         self.pool_key = pool_key
+        self.owner = owner
+        """The client whose waiters form one line; see `WaiterQueue`."""
         self.entry: PoolEntry | None = None
         """The entry that the waiter was given."""
         self.has_pending_start = False
@@ -159,3 +162,55 @@ class Waiter:
         """Discard an unusable entry, and request another one with this pool key."""
         self.entry, self.pool_key = None, pool_key
         self._settled_event.clear()
+
+
+class WaiterQueue:
+    """The waiters that have no sandbox yet. Their owners take turns: iteration yields the first
+    waiter of each owner, then the second ones, and so on. An owner whose waiter was served goes
+    behind the others."""
+
+    def __init__(self) -> None:
+        # The inner mappings are ordered sets.
+        self._waiters_by_owner: dict[str, dict[Waiter, None]] = {}
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __contains__(self, waiter: Waiter) -> bool:
+        return waiter in self._waiters_by_owner.get(waiter.owner, ())
+
+    def __iter__(self) -> Iterator[Waiter]:
+        turns = zip_longest(*self._waiters_by_owner.values())
+        return filter(None, chain.from_iterable(turns))
+
+    def append(self, waiter: Waiter) -> None:
+        """Add a waiter behind those of its owner. A new owner has the last turn."""
+        self._waiters_by_owner.setdefault(waiter.owner, {})[waiter] = None
+        self._length += 1
+
+    def prepend(self, waiter: Waiter) -> None:
+        """Add a waiter before all others."""
+        line = {waiter: None, **self._waiters_by_owner.pop(waiter.owner, {})}
+        self._waiters_by_owner = {waiter.owner: line, **self._waiters_by_owner}
+        self._length += 1
+
+    def remove(self, waiter: Waiter) -> None:
+        """Remove a waiter; the order of the owners stays."""
+        line = self._waiters_by_owner[waiter.owner]
+        del line[waiter]
+        self._length -= 1
+        if not line:
+            del self._waiters_by_owner[waiter.owner]
+
+    def serve(self, waiter: Waiter) -> None:
+        """Remove a waiter that gets a sandbox. Its owner has the last turn from now on."""
+        self.remove(waiter)
+        if line := self._waiters_by_owner.pop(waiter.owner, None):
+            self._waiters_by_owner[waiter.owner] = line
+
+    def clear(self) -> list[Waiter]:
+        """Remove and return all waiters."""
+        waiters = list(self)
+        self._waiters_by_owner, self._length = {}, 0
+        return waiters

@@ -3,14 +3,15 @@
 A lease requests its sandbox when it begins and returns it when it ends; the sandbox then ends in
 the background. A sandbox that the lease never took goes to the next lease.
 
-All leases wait in one queue. A sandbox that becomes ready goes to the first waiter that can use it.
-A waiter that needs more memory than is free blocks all waiters behind it, so that none starves.
+All leases wait in one queue, in which their owners take turns. A sandbox that becomes ready goes to
+the first waiter that can use it. A waiter that needs more memory than is free blocks all waiters
+behind it, so that none starves.
 """
 
 import asyncio
 import logging
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ from sandbox_runtime.errors import (
     SandboxStartError,
 )
 from sandbox_runtime.guest_sandbox import GuestSandbox
-from sandbox_runtime.pool.entries import EntryState, PoolEntry, PoolRegistry, Waiter
+from sandbox_runtime.pool.entries import EntryState, PoolEntry, PoolRegistry, Waiter, WaiterQueue
 from sandbox_runtime.pool.lifecycle import SandboxLifecycle
 
 logger = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class Pool:
         self._clock = clock or SystemClock()
         self._idle_ping_timeout_s = idle_ping_timeout_s
         self._cores = cores or len(os.sched_getaffinity(0))
-        self._queue = deque[Waiter]()
+        self._queue = WaiterQueue()
         self._mean_lease_s = INITIAL_LEASE_S
         """Moving average of the duration of a lease."""
         self._registry = PoolRegistry()
@@ -155,12 +156,13 @@ class Pool:
         isolation: Isolation,
         on_decision: OnDecision | None = None,
         confirm_target: ConfirmTarget | None = None,
+        owner: str = "",
     ) -> AsyncIterator["PoolLease"]:
         """Lease a sandbox for the length of the block.
 
         Raises NoFreeSandboxError and SandboxStartError; so does `sandbox()` of the lease.
         """
-        lease = PoolLease(self, isolation, on_decision, confirm_target)
+        lease = PoolLease(self, isolation, on_decision, confirm_target, owner)
         try:
             yield lease
         finally:
@@ -185,21 +187,20 @@ class Pool:
 
     async def aclose(self) -> None:
         """Refuse all waiters, end idle sandboxes, and wait until leased ones have ended."""
-        waiters, self._queue = self._queue, deque()
-        for waiter in waiters:
+        for waiter in self._queue.clear():
             waiter.fail(self._refusal_error("the pool is closed"))
         await self._lifecycle.aclose()
 
     # Called by leases
 
-    def allocate(self, isolation: Isolation) -> Allocation:
+    def allocate(self, isolation: Isolation, owner: str) -> Allocation:
         """Begin to acquire a sandbox. Raises NoFreeSandboxError and SandboxStartError."""
         if not fits(self._settings, Load(1, isolation.memory_mib)):
             budget_mib = self._settings.memory_budget_mib
             raise SandboxStartError(
                 f"a sandbox of {isolation.memory_mib} MiB is beyond the budget of {budget_mib} MiB"
             )
-        waiter = Waiter(isolation, self._pool_key(isolation))
+        waiter = Waiter(isolation, self._pool_key(isolation), owner)
         self._queue.append(waiter)
         self._schedule()
         self._registry.counts["hits" if waiter.entry else "misses"] += 1
@@ -287,7 +288,7 @@ class Pool:
         else:
             return True
         self._lifecycle.replace([entry])
-        self._queue.appendleft(waiter)
+        self._queue.prepend(waiter)
         self._schedule()
         if refusal := self._check_may_wait(waiter):
             waiter.fail(refusal)
@@ -295,22 +296,37 @@ class Pool:
 
     def _check_may_wait(self, waiter: Waiter) -> NoFreeSandboxError | None:
         """If the waiter may not wait, remove it from the queue and return the error to raise; else
-        return None."""
-        why = None if waiter.entry else self._why_not_wait(waiter)
-        if why is None:
+        return None. A waiter that is refused in its place gets the error from `Waiter.wait`."""
+        if waiter.entry:
             return None
-        self._queue.remove(waiter)
-        return self._refusal_error(why)
-
-    def _why_not_wait(self, waiter: Waiter) -> str | None:
+        refused, why = waiter, ""
         if self._lifecycle.is_closed:
-            return "the pool is closed"
-        if self._settings.on_miss == "fail":
-            return "no sandbox is ready"
-        queue = [queued for queued in self._queue if not queued.has_pending_start]
-        if waiter in queue and len(queue) > self._settings.queue_size:
-            return f"{len(queue) - 1} requests wait for a sandbox already"
+            why = "the pool is closed"
+        elif self._settings.on_miss == "fail":
+            why = "no sandbox is ready"
+        elif not waiter.has_pending_start:
+            queue = [queued for queued in self._queue if not queued.has_pending_start]
+            if len(queue) > self._settings.queue_size:
+                why = f"{len(queue) - 1} requests wait for a sandbox already"
+                refused = self._refusable(queue, waiter)
+        if not why:
+            return None
+        self._queue.remove(refused)
+        error = self._refusal_error(why)
+        if refused is waiter:
+            return error
+        refused.fail(error)
         return None
+
+    @staticmethod
+    def _refusable(queue: Sequence[Waiter], newest: Waiter) -> Waiter:
+        """Return the newest waiter of the owner that has the most waiters in a full queue, so that
+        one owner cannot fill it. With several such owners, the owner of `newest` comes first."""
+        counts = Counter(waiter.owner for waiter in queue)
+        if counts[newest.owner] == max(counts.values()):
+            return newest
+        owner, _ = counts.most_common(1)[0]
+        return [waiter for waiter in queue if waiter.owner == owner][-1]
 
     def _refusal_error(self, why: str) -> NoFreeSandboxError:
         self._registry.counts["refused"] += 1
@@ -393,7 +409,7 @@ class Pool:
         more_mib = waiter.isolation.memory_mib - entry.counted_isolation.memory_mib
         if not self._make_room(Load(0, more_mib), excluded=entry):
             return False
-        self._queue.remove(waiter)
+        self._queue.serve(waiter)
         self._registry.move(entry, EntryState.LEASED)
         # Memory that the sandbox no longer needs is free only once its limits have changed.
         if more_mib > 0:
@@ -455,12 +471,14 @@ class PoolLease:
         isolation: Isolation,
         on_decision: OnDecision | None,
         confirm_target: ConfirmTarget | None,
+        owner: str,
     ) -> None:
         self._pool = pool
         self._isolation = isolation
+        self._owner = owner
         self._on_decision = on_decision
         self._confirm_target = confirm_target
-        self._allocation = pool.allocate(isolation)
+        self._allocation = pool.allocate(isolation, owner)
         self._is_over = False
 
     async def sandbox(self) -> GuestSandbox:
@@ -470,7 +488,7 @@ class PoolLease:
             return sandbox
         if allocation is self._allocation:  # no concurrent call has replaced it
             self._pool.give_back(allocation)
-            self._allocation = self._pool.allocate(self._isolation)
+            self._allocation = self._pool.allocate(self._isolation, self._owner)
         return await self._take_when_ready(self._allocation)
 
     async def _take_when_ready(self, allocation: Allocation) -> GuestSandbox:

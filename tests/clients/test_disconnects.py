@@ -78,8 +78,9 @@ class SlowClosingSandboxes(MemorySandboxes):
         isolation: Isolation,
         on_decision: OnDecision | None = None,
         confirm_target: ConfirmTarget | None = None,
+        owner: str = "",
     ) -> AsyncIterator[MemoryLease]:
-        async with super().lease(isolation, on_decision, confirm_target) as lease:
+        async with super().lease(isolation, on_decision, confirm_target, owner) as lease:
             try:
                 yield lease
             finally:

@@ -321,6 +321,7 @@ class MemorySandboxes:
         isolation: Isolation,
         on_decision: OnDecision | None = None,
         confirm_target: ConfirmTarget | None = None,
+        owner: str = "",
     ) -> AsyncIterator[MemoryLease]:
         """Lease a sandbox. Its programs open no connections, so `on_decision` is never called."""
         if self._failure is not None:

@@ -50,8 +50,9 @@ class LingeringSandboxes(MemorySandboxes):
         isolation: Isolation,
         on_decision: OnDecision | None = None,
         confirm_target: ConfirmTarget | None = None,
+        owner: str = "",
     ) -> AsyncIterator[MemoryLease]:
-        async with super().lease(isolation, on_decision, confirm_target) as lease:
+        async with super().lease(isolation, on_decision, confirm_target, owner) as lease:
             try:
                 yield lease
             finally:

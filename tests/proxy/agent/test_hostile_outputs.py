@@ -45,6 +45,7 @@ class OneSandbox:
         isolation: Isolation,
         on_decision: OnDecision | None = None,
         confirm_target: ConfirmTarget | None = None,
+        owner: str = "",
     ) -> AsyncIterator[Lease]:
         yield self
 

@@ -68,6 +68,7 @@ class NoSandboxes:
         isolation: Isolation,
         on_decision: OnDecision | None = None,
         confirm_target: ConfirmTarget | None = None,
+        owner: str = "",
     ) -> AsyncIterator[Lease]:
         yield self
 

@@ -199,6 +199,7 @@ class NeverReady:
         isolation: Isolation,
         on_decision: OnDecision | None = None,
         confirm_target: ConfirmTarget | None = None,
+        owner: str = "",
     ) -> AsyncIterator["NeverReady"]:
         try:
             yield self

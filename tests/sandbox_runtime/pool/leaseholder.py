@@ -18,13 +18,13 @@ class Leaseholder:
         self._ends: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def request(self, name: str, isolation: Isolation = SMALL) -> None:
+    def request(self, name: str, isolation: Isolation = SMALL, owner: str = "") -> None:
         self._ends[name] = asyncio.Event()
-        self._tasks[name] = asyncio.create_task(self._hold(name, isolation))
+        self._tasks[name] = asyncio.create_task(self._hold(name, isolation, owner))
 
-    async def _hold(self, name: str, isolation: Isolation) -> None:
+    async def _hold(self, name: str, isolation: Isolation, owner: str) -> None:
         try:
-            async with self._stage.pool.lease(isolation) as lease:
+            async with self._stage.pool.lease(isolation, owner=owner) as lease:
                 await lease.sandbox()
                 self.served.append(name)
                 await self._ends[name].wait()

@@ -23,6 +23,76 @@ async def test_waiters_are_served_in_order() -> None:
         await holder.end_all()
 
 
+async def test_owners_with_waiters_take_turns() -> None:
+    async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as fixture:
+        holder = Leaseholder(fixture)
+        waiting = ["a1", "a2", "a3", "a4", "b1", "b2", "c1"]
+        for name in waiting:
+            holder.request(name, owner=name[0])
+        await fixture.until(leased=1, waiting=6)
+        order = ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
+        for number in range(1, 8):
+            await holder.until_served(*order[:number])
+            holder.end(order[number - 1])
+        await holder.end_all()
+
+
+async def test_owner_that_returns_to_the_queue_waits_for_the_other_owners() -> None:
+    async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as fixture:
+        holder = Leaseholder(fixture)
+        for name in ("a1", "b1", "c1"):
+            holder.request(name, owner=name[0])
+        await holder.until_served("a1")
+        holder.end("a1")
+        await holder.until_served("a1", "b1")
+        holder.request("b2", owner="b")
+        await fixture.until(waiting=2)
+        holder.end("b1")
+        await holder.until_served("a1", "b1", "c1")
+        holder.end("c1")
+        await holder.until_served("a1", "b1", "c1", "b2")
+        await holder.end_all()
+
+
+async def test_waiters_of_one_owner_do_not_delay_another_owner_in_a_large_queue() -> None:
+    """A key's single run waits for one run of each other key, however many these have queued."""
+    async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1, queue_size=1000)) as fixture:
+        holder = Leaseholder(fixture)
+        for number in range(501):
+            holder.request(f"a{number}", owner="a")
+        await fixture.until(leased=1, waiting=500)
+        holder.request("b", owner="b")
+        await fixture.until(waiting=501)
+        holder.end("a0")
+        await holder.until_served("a0", "a1")
+        holder.end("a1")
+        await holder.until_served("a0", "a1", "b")
+        for number in range(2, 501):
+            holder.cancel(f"a{number}")
+        await holder.end_all()
+
+
+async def test_full_queue_refuses_the_newest_waiter_of_the_owner_with_the_most() -> None:
+    async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1, queue_size=3)) as fixture:
+        holder = Leaseholder(fixture)
+        for name in ("a1", "a2", "a3", "a4"):
+            holder.request(name, owner="a")
+        await fixture.until(leased=1, waiting=3)
+        holder.request("b1", owner="b")
+        await until(lambda: "a4" in holder.refused)
+        holder.request("a5", owner="a")
+        await until(lambda: "a5" in holder.refused)
+        holder.request("b2", owner="b")
+        await until(lambda: "b2" in holder.refused)
+        assert holder.refused == dict.fromkeys(
+            ("a4", "a5", "b2"), "3 requests wait for a sandbox already"
+        )
+        for served in (["a1"], ["a1", "a2"], ["a1", "a2", "b1"], ["a1", "a2", "b1", "a3"]):
+            await holder.until_served(*served)
+            holder.end(served[-1])
+        await holder.end_all()
+
+
 async def test_cancelled_waiter_frees_its_place_in_the_queue() -> None:
     async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as fixture:
         holder = Leaseholder(fixture)

@@ -89,7 +89,8 @@ class Storm:
 
     async def lease(self) -> None:
         try:
-            async with self.pool.lease(self.random.choice(KINDS)) as lease:
+            isolation, owner = self.random.choice(KINDS), self.random.choice("abc")
+            async with self.pool.lease(isolation, owner=owner) as lease:
                 if self.random.random() < 0.2:
                     return
                 sandbox = await lease.sandbox()
