@@ -3,6 +3,7 @@ request must wait."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Literal
 
 from policies.egress import Egress
@@ -103,6 +104,13 @@ def _fields_except(isolation: Isolation, names: tuple[str, ...]) -> PoolKey:
     # By exclusion, so that a new field of Isolation is part of the key by default.
     kept = (field.name for field in fields(isolation) if field.name not in names)
     return tuple((name, getattr(isolation, name)) for name in kept)
+
+
+@lru_cache
+def limited_to(settings: PoolSettings, max_sandboxes: int) -> PoolSettings:
+    """Return the settings with at most `max_sandboxes`, but at least 1."""
+    most = max(1, min(settings.max_sandboxes, max_sandboxes))
+    return replace(settings, max_sandboxes=most, min_ready=min(settings.min_ready, most))
 
 
 def fits(settings: PoolSettings, load: Load) -> bool:

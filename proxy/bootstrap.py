@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from contextlib import suppress
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -48,6 +49,7 @@ from proxy.store import postgresql
 from proxy.store.store import Store
 from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
+from sandbox_runtime.backends.docker_hosts import DockerHost, DockerHosts
 from sandbox_runtime.egress.dialer import Endpoint
 from sandbox_runtime.egress.gateway import EgressGateways
 from sandbox_runtime.errors import EngineMissingError, SandboxStartError
@@ -171,24 +173,35 @@ def engine_setting(config: Config) -> str:
     named = {
         "sandbox.docker.runtime": docker.runtime,
         "sandbox.docker.host": docker.host,
+        "sandbox.docker.hosts": docker.hosts,
         "DOCKER_HOST": os.environ.get("DOCKER_HOST"),
     }
     return next((name for name, value in named.items() if value), "")
 
 
 def build_docker(config: Config, *, needs_image: bool = False) -> Backend:
-    """Return the Docker backend. Raises ConfigError; EngineMissingError if no engine answers, or,
-    with `needs_image`, if the image is missing."""
+    """Return the Docker backend. Raises ConfigError; EngineMissingError if the engine does not
+    answer, or, with `needs_image`, if the image is missing. Several engines are not connected
+    yet."""
     from sandbox_runtime.backends.docker import DockerBackend
 
-    sandbox = config.sandbox
-    return DockerBackend(
-        sandbox.docker.image,
+    sandbox, docker = config.sandbox, config.sandbox.docker
+    connect = partial(
+        DockerBackend,
+        docker.image,
         state_dir=_create_data_dir(config),
-        runtime=sandbox.docker.runtime,
-        host=sandbox.docker.host,
+        runtime=docker.runtime,
         inputs=sandbox.inputs,
         needs_image=needs_image,
+    )
+    if not docker.hosts:
+        return connect(host=docker.host)
+    most = sandbox.pool.max_sandboxes
+    return DockerHosts(
+        [
+            DockerHost(each.url, partial(connect, host=each.url), each.max_sandboxes or most)
+            for each in docker.hosts
+        ]
     )
 
 
@@ -294,6 +307,8 @@ def build_services(
     gateways = _egress_gateways(profiles, forbidden)
     pool = Pool(backend, config.sandbox.pool, [profiles.default.isolation], gateways=gateways)
     metrics = _metrics(config, pool)
+    if isinstance(backend, DockerHosts):
+        metrics.register_host_stats(backend.stats)
     store = build_store(config)
     workspaces = _workspaces(config, profiles.default.isolation, pool, store)
     verdicts = _tool_verdicts(config, model, store)

@@ -182,6 +182,17 @@ class BackendConfig(_Section):
         return self
 
 
+class DockerHostConfig(_Section):
+    """One of several Docker engines."""
+
+    url: str = Field(pattern="^(unix|tcp|http|https)://[^@]+$")
+    """URL of the engine, such as tcp://sandboxes-1:2376. The TLS settings of all engines come from
+    DOCKER_CERT_PATH and DOCKER_TLS_VERIFY."""
+    max_sandboxes: int | None = Field(default=None, ge=1)
+    """Maximum number of sandboxes on the engine; null: sandbox.pool.max_sandboxes. A new sandbox
+    starts on the engine that has the smallest share of its maximum."""
+
+
 class DockerConfig(_Section):
     """Sandboxes in Docker containers."""
 
@@ -191,6 +202,18 @@ class DockerConfig(_Section):
     """One of the engine's runtimes, such as runsc; null: the engine's default."""
     host: str | None = None
     """URL of the engine; null: DOCKER_HOST or the local socket."""
+    hosts: tuple[DockerHostConfig, ...] = ()
+    """Several engines in place of `host`. The server starts if at least one of them passes all
+    checks; the others get sandboxes once they do."""
+
+    @model_validator(mode="after")
+    def _check_hosts(self) -> Self:
+        urls = [each.url for each in self.hosts]
+        if urls and self.host:
+            raise ValueError("hosts: list the engine of `host` here too, and remove `host`")
+        if len(set(urls)) < len(urls):
+            raise ValueError("hosts: two engines have the same url")
+        return self
 
 
 class BubblewrapConfig(_Section):
@@ -243,7 +266,8 @@ class SandboxConfig(_Section):
 
     backend: Literal["auto", "docker", "bubblewrap", "kubernetes"] = "auto"
     """auto: docker if an engine that has the image answers, else bubblewrap; always docker if
-    sandbox.docker.runtime, sandbox.docker.host or DOCKER_HOST names an engine."""
+    sandbox.docker.runtime, sandbox.docker.host, sandbox.docker.hosts or DOCKER_HOST names an
+    engine."""
     inputs: DirectoryPath | None = None
     """Directory of this host that every sandbox sees, read-only, at /testbed/shared. Not on
     Kubernetes."""

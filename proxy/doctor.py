@@ -5,7 +5,8 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from socket import socket
 
@@ -16,6 +17,7 @@ from proxy.agent.model import Model
 from proxy.errors import BackendError
 from proxy.models.tool_support import ToolProbe, ToolSettings
 from sandbox_runtime.backends.base import Backend, Check
+from sandbox_runtime.backends.docker_hosts import DockerHost, DockerHosts
 from sandbox_runtime.errors import SandboxError, SandboxFileError, SandboxStartError
 from sandbox_runtime.escape.context import EscapeFinding
 from sandbox_runtime.escape.run import accept, refusal, run_batch, run_probes, why_untried
@@ -118,23 +120,39 @@ async def require_working_backend(
     backend: Backend, isolation: Isolation, *, self_test: bool
 ) -> tuple[str, ...]:
     """Check that the sandbox backend works and, with `self_test`, that no known escape from a
-    sandbox succeeds. Return the programs that are installed in its sandboxes.
+    sandbox succeeds. Return the programs that are installed in its sandboxes. Of several Docker
+    engines at least one must pass; the others are checked before they get sandboxes.
 
     Raises SandboxStartError, after closing the backend.
     """
     try:
-        if broken := [check for check in await backend.check() if not check.ok]:
-            raise SandboxStartError("; ".join(f"{each.name}: {each.detail}" for each in broken))
-        sandbox = await start_sandbox(backend, isolation)
-        try:
-            if self_test:
-                _require_isolation(backend, await run_batch(sandbox))
-            return await installed_programs(sandbox)
-        finally:
-            await sandbox.close()
+        if not isinstance(backend, DockerHosts):
+            return await _require_checks(backend, isolation, self_test=self_test)
+        programs: dict[Backend, tuple[str, ...]] = {}
+
+        async def admit(engine: Backend) -> None:
+            programs[engine] = await _require_checks(engine, isolation, self_test=self_test)
+
+        await backend.open(admit)
+        first, *others = programs.values()
+        return tuple(name for name in first if all(name in each for each in others))
     except SandboxError as error:
         await backend.aclose()
         raise SandboxStartError(str(error)) from error
+
+
+async def _require_checks(
+    backend: Backend, isolation: Isolation, *, self_test: bool
+) -> tuple[str, ...]:
+    if broken := [check for check in await backend.check() if not check.ok]:
+        raise SandboxStartError("; ".join(f"{each.name}: {each.detail}" for each in broken))
+    sandbox = await start_sandbox(backend, isolation)
+    try:
+        if self_test:
+            _require_isolation(backend, await run_batch(sandbox))
+        return await installed_programs(sandbox)
+    finally:
+        await sandbox.close()
 
 
 def _require_isolation(backend: Backend, findings: Sequence[EscapeFinding]) -> None:
@@ -165,22 +183,23 @@ async def diagnose(
     made too."""
     found: dict[str, list[Check]] = {title: [] for title in _MARKS}
 
-    def add(check: Check, *, needed: bool) -> None:
-        found[_WORKS if check.ok else _BROKEN if needed else _OPTIONAL].append(check)
+    def add(checks: Iterable[Check], *, needed: bool) -> None:
+        for check in checks:
+            is_needed = needed and not _is_optional_program(check)
+            found[_WORKS if check.ok else _BROKEN if is_needed else _OPTIONAL].append(check)
 
-    add(await check_model(model, refusal_reason), needed=True)
+    add([await check_model(model, refusal_reason)], needed=True)
     tools = [] if probe is None else await check_tools(probe, tool_settings)
-    for check in tools:
-        add(check, needed=False)
+    add(tools, needed=False)
     await model.aclose()
     chosen = ""
     for name, build in builders.items():
-        checks, was_built = await _backend_checks(name, build, isolation, self_test=self_test)
-        needed = not chosen and (was_built or name == list(builders)[-1])
-        chosen = name if needed and was_built else chosen
-        for check in checks:
-            add(check, needed=needed and not _is_optional_program(check))
-    add(Check("sandboxes", bool(chosen), chosen or "none"), needed=True)
+        found_here = await _backend_checks(name, build, isolation, self_test=self_test)
+        needed = not chosen and (found_here.was_built or name == list(builders)[-1])
+        chosen = name if needed and found_here.was_built else chosen
+        add(found_here.checks, needed=needed)
+        add(found_here.unused, needed=False)
+    add([Check("sandboxes", bool(chosen), chosen or "none")], needed=True)
     for title, checks in found.items():
         if checks:
             sys.stdout.write(f"{title}\n")
@@ -209,20 +228,53 @@ def _is_optional_program(check: Check) -> bool:
     return check.name.startswith("image ") and check.name not in REQUIRED
 
 
+@dataclass(frozen=True, slots=True)
+class _BackendChecks:
+    """The checks of one sandbox backend."""
+
+    checks: Sequence[Check]
+    was_built: bool = True
+    unused: Sequence[Check] = ()
+    """The checks of engines that `serve` leaves out, because others pass."""
+
+
 async def _backend_checks(
     name: str, build: Callable[[], Backend], isolation: Isolation, *, self_test: bool
-) -> tuple[list[Check], bool]:
-    """Return the checks of one sandbox backend, and False if it cannot be built."""
+) -> _BackendChecks:
     try:
         backend = build()
     except SandboxStartError as error:
-        return [Check(name, False, str(error))], False
+        return _BackendChecks([Check(name, False, str(error))], was_built=False)
+    try:
+        if not isinstance(backend, DockerHosts):
+            return _BackendChecks(await _all_checks(backend, isolation, self_test=self_test))
+        by_host = [
+            await _host_checks(host, isolation, self_test=self_test) for host in backend.hosts
+        ]
+    finally:
+        await backend.aclose()
+    used: list[Check] = []
+    unused: list[Check] = []
+    for checks in by_host:
+        passes = all(check.ok or _is_optional_program(check) for check in checks)
+        (used if passes else unused).extend(checks)
+    return _BackendChecks(used, unused=unused) if used else _BackendChecks(unused)
+
+
+async def _host_checks(host: DockerHost, isolation: Isolation, *, self_test: bool) -> list[Check]:
+    try:
+        checks = await _all_checks(await host.open(), isolation, self_test=self_test)
+    except SandboxStartError as error:
+        checks = [Check("docker engine", False, str(error))]
+    return [replace(check, detail=f"{host.url}: {check.detail}") for check in checks]
+
+
+async def _all_checks(backend: Backend, isolation: Isolation, *, self_test: bool) -> list[Check]:
     checks = await backend.check()
     if all(check.ok for check in checks):
         checks += await _sandbox_checks(backend, isolation)
         checks += await _escape_checks(backend, isolation, self_test=self_test)
-    await backend.aclose()
-    return checks, True
+    return checks
 
 
 async def _escape_checks(backend: Backend, isolation: Isolation, *, self_test: bool) -> list[Check]:

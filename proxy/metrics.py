@@ -30,6 +30,7 @@ from proxy.agent.events import (
 from proxy.agent.model import Completion
 from proxy.agent.result import Result, RunStats
 from proxy.agent.task import AgentTask
+from sandbox_runtime.backends.docker_hosts import HostStats
 from sandbox_runtime.pool.pool import Pool, PoolStats
 from sandbox_runtime.tools import make_tools
 
@@ -158,6 +159,10 @@ class Metrics(Collector):
     def _on_acquired(self, queued_s: float, acquired_s: float) -> None:
         self.durations.queue_wait.observe(queued_s)
         self.durations.acquire.observe(acquired_s)
+
+    def register_host_stats(self, get_stats: Callable[[], Sequence[HostStats]]) -> None:
+        """Read the state of several Docker engines by calling `get_stats`."""
+        self._readings.host_stats = get_stats
 
     def register_audit_failures(self, count_failures: Callable[[], int]) -> None:
         """Read the number of failed audit logs by calling `count_failures`."""
@@ -348,6 +353,7 @@ class _Readings(Collector):
     def __init__(self) -> None:
         self.pool_stats: Callable[[], PoolStats] | None = None
         self.audit_failures: Callable[[], int] | None = None
+        self.host_stats: Callable[[], Sequence[HostStats]] | None = None
 
     def collect(self) -> Iterator[Metric]:
         failures = self.audit_failures() if self.audit_failures else 0
@@ -358,6 +364,26 @@ class _Readings(Collector):
         )
         if self.pool_stats:
             yield from _pool_metrics(self.pool_stats())
+        if self.host_stats:
+            yield from _host_metrics(self.host_stats())
+
+
+def _host_metrics(stats: Sequence[HostStats]) -> Iterator[Metric]:
+    up = GaugeMetricFamily(
+        f"{NAMESPACE}_docker_host_up",
+        "1 if the engine gets new sandboxes, 0 if it does not answer or fails a check; only with"
+        " sandbox.docker.hosts.",
+        labels=["host"],
+    )
+    sandboxes = GaugeMetricFamily(
+        f"{NAMESPACE}_docker_host_sandboxes",
+        "Sandboxes of this process on the engine; only with sandbox.docker.hosts.",
+        labels=["host"],
+    )
+    for each in stats:
+        up.add_metric([each.url], each.is_up)
+        sandboxes.add_metric([each.url], each.sandboxes)
+    yield from (up, sandboxes)
 
 
 def _pool_metrics(stats: PoolStats) -> Iterator[Metric]:

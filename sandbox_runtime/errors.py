@@ -3,7 +3,7 @@
 SandboxError
 ├ SandboxStartError        the sandbox could not be started
 │ ├ EngineMissingError     no Docker engine answers, or the engine does not have the image
-│ └ NoCapacityError        the cluster has no room for the sandbox now; try again later
+│ └ NoCapacityError        the cluster or the engines have no room now; try again later
 ├ NoFreeSandboxError       no sandbox is free now; try again later
 ├ SandboxLostError         a started sandbox cannot be used any more
 ├ JobMissingError          the sandbox has no job with that id
@@ -31,8 +31,8 @@ class EngineMissingError(SandboxStartError):
 
 
 class NoCapacityError(SandboxStartError):
-    """The cluster has no room for the sandbox now; it may have some after `retry_after_s`
-    seconds."""
+    """The cluster or the engines have no room for the sandbox now; they may have some after
+    `retry_after_s` seconds."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)

@@ -47,6 +47,7 @@ def metric_names() -> set[str]:
     """Return the names of all series that the proxy serves, those of the pool included."""
     metrics = Metrics()
     metrics.register_pool_stats(lambda: PoolStats(*[0] * len(fields(PoolStats))))
+    metrics.register_host_stats(list)
     families = metrics.collect()
     return {f"{family.name}{end}" for family in families for end in SUFFIXES[family.type]}
 

@@ -19,6 +19,7 @@ from proxy.app import _routes as all_routes
 from proxy.config import parse
 from proxy.metrics import Metrics
 from proxy.profiles import build_profiles, profile_table
+from sandbox_runtime.backends.docker_hosts import HostStats
 from sandbox_runtime.pool.pool import PoolStats
 
 
@@ -126,6 +127,7 @@ def metrics() -> str:
     ]
     shown = Metrics()
     shown.register_pool_stats(lambda: PoolStats(*[0] * len(fields(PoolStats))))
+    shown.register_host_stats(lambda: [HostStats("", True, 0)])
     labels_of = _label_names(shown)
     for family in shown.collect():
         if family.documentation.startswith("Deprecated"):

@@ -93,6 +93,10 @@ class Backend(Protocol):
         name, and why that is accepted."""
 
     @property
+    def capacity(self) -> int | None:
+        """The number of sandboxes that may exist now, or None if only the pool limits them."""
+
+    @property
     def can_resize(self) -> bool:
         """False if the limits of a running sandbox can never be changed."""
 

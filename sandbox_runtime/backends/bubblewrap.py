@@ -96,6 +96,10 @@ class BubblewrapBackend:
         return {}
 
     @property
+    def capacity(self) -> None:
+        return None
+
+    @property
     def can_resize(self) -> bool:
         return True
 

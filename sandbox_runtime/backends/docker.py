@@ -95,6 +95,16 @@ class DockerBackend:
         return {}
 
     @property
+    def capacity(self) -> None:
+        return None
+
+    @property
+    def sandbox_count(self) -> int:
+        """The number of this process's sandboxes on the engine, from before their start until their
+        removal."""
+        return len(self._own_containers)
+
+    @property
     def can_resize(self) -> bool:
         return True
 
@@ -243,6 +253,8 @@ class DockerBackend:
             image = await self._inspect_image()
         except EngineNotFoundError:
             return Check("docker image", False, f"{self._image!r} is missing: {GET_IMAGE}")
+        except EngineError as error:
+            return Check("docker image", False, str(error))
         try:
             agent_program(image.machine)
         except SandboxStartError as error:

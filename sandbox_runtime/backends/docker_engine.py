@@ -69,7 +69,10 @@ def connect(host: str | None = None) -> tuple[Any, str]:
     Raises EngineMissingError. The result is Any, because many of the client's methods have no
     types."""
     engine = {"DOCKER_HOST": host} if host else {}
-    settings: dict[str, Any] = dict(kwargs_from_env(environment={**os.environ, **engine}))
+    try:
+        settings: dict[str, Any] = dict(kwargs_from_env(environment={**os.environ, **engine}))
+    except docker.errors.TLSParameterError as error:
+        raise EngineMissingError(f"DOCKER_CERT_PATH: {_one_line(str(error))}") from error
     url = settings.get("base_url") or "unix:///var/run/docker.sock"
     if "tls" in settings:
         url = url.replace("tcp://", "https://")

@@ -87,6 +87,10 @@ class KubernetesBackend:
         return accepted_attempts(has_own_profile=bool(self._spec.seccomp_profile))
 
     @property
+    def capacity(self) -> None:
+        return None
+
+    @property
     def can_resize(self) -> bool:
         return False
 

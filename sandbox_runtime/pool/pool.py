@@ -24,6 +24,7 @@ from policies.pool import (
     eviction_count,
     exact_pool_key,
     fits,
+    limited_to,
     max_background_starts,
     max_parallel_starts,
     moving_mean,
@@ -112,7 +113,8 @@ class Pool:
         idle_ping_timeout_s: float = IDLE_PING_TIMEOUT_S,
         cores: int | None = None,
     ) -> None:
-        self._settings = settings
+        self._configured_settings = settings
+        self._backend = backend
         self._pool_key = pool_key if backend.can_resize else exact_pool_key
         self._kept_isolations = {
             self._pool_key(isolation): without_lease_fields(isolation) for isolation in isolations
@@ -136,6 +138,14 @@ class Pool:
             max_replacements_at_once=max_background_starts(self._cores),
         )
         self._on_acquired: OnAcquired | None = None
+
+    @property
+    def _settings(self) -> PoolSettings:
+        """The settings, limited to the sandboxes that the backend can have now."""
+        capacity = self._backend.capacity
+        if capacity is None:
+            return self._configured_settings
+        return limited_to(self._configured_settings, capacity)
 
     def start(self) -> None:
         """Begin to start the idle sandboxes, and to monitor all sandboxes."""

@@ -47,6 +47,16 @@ class OwnEngine:
             await self._process.wait()
             self._process = None
 
+    async def kill(self) -> None:
+        """End the engine as a crash would."""
+        assert self._process
+        self._process.kill()
+        await self._process.wait()
+        self._process = None
+        # In a container without an init process the engine's containerd stays as a zombie, and the
+        # next engine would wait for it.
+        (self._directory / "exec" / "containerd" / "containerd.pid").unlink()
+
     def containers(self) -> list[str]:
         client, _ = connect(self.url)
         try:
@@ -61,6 +71,13 @@ class OwnEngine:
             return False
         client.close()
         return True
+
+    async def unmount_all(self) -> None:
+        """Unmount what a killed engine has left mounted."""
+        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        below = [path for path in mounts if path.startswith(f"{self._directory}/")]
+        for path in reversed(below):
+            await anyio.run_process(["umount", path])
 
     async def take_image(self) -> None:
         """Copy the test image from the shared engine."""
@@ -83,4 +100,5 @@ async def own_engine() -> AsyncIterator[OwnEngine]:
     finally:
         with anyio.CancelScope(shield=True):
             await engine.stop()
+            await engine.unmount_all()
             await anyio.to_thread.run_sync(shutil.rmtree, directory)

@@ -136,6 +136,10 @@ class FakeSandboxBackend:
         return {}
 
     @property
+    def capacity(self) -> None:
+        return None
+
+    @property
     def can_resize(self) -> bool:
         return True
 

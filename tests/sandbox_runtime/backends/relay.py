@@ -20,6 +20,16 @@ class EngineSocketRelay:
         self._change = change
         self._calls: set[anyio.CancelScope] = set()
         self._is_cut = False
+        self._flows = anyio.Event()
+        self._flows.set()
+
+    def pause(self) -> None:
+        """Pass on nothing, and keep all connections open."""
+        self._flows = anyio.Event()
+
+    def resume(self) -> None:
+        """Pass on what has arrived, and all that follows."""
+        self._flows.set()
 
     def cut(self) -> None:
         """Close all connections and refuse new ones."""
@@ -52,6 +62,7 @@ class EngineSocketRelay:
     ) -> None:
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             async for data in source:
+                await self._flows.wait()
                 await target.send(change(data))
 
 
