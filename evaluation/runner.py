@@ -12,9 +12,7 @@ from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any
 
-import httpx
-import openai
-
+from evaluation.http_client import HTTPClient, RequestError
 from evaluation.results import (
     MODES,
     Failure,
@@ -133,18 +131,15 @@ class Runner:
 
     def __init__(
         self,
-        client: openai.AsyncOpenAI,
-        http_client: httpx.AsyncClient,
+        client: HTTPClient,
         plan: Plan,
         writer: ResultWriter,
         on_result: Callable[[Result], None],
         concurrency: int,
     ) -> None:
-        """`client` makes no retries of its own, and sends its requests with `http_client`.
-        `on_result` is called after each written record. `concurrency` is the maximum number of
+        """`on_result` is called after each written record. `concurrency` is the maximum number of
         requests at a time."""
         self._client = client
-        self._http_client = http_client
         self._plan = plan
         self._writer = writer
         self._on_result = on_result
@@ -153,15 +148,15 @@ class Runner:
     async def check_models(self) -> None:
         """Raise RunError if the proxy does not answer, or does not serve a model in a mode."""
         try:
-            # `client.models` imports all resources of the SDK: 0.3 s of CPU time.
-            response = await self._client.get("/models", cast_to=httpx.Response)
-        except openai.OpenAIError as error:
+            body = await self._client.get("/models")
+        except RequestError as error:
             raise RunError(f"{self._client.base_url} does not answer: {error}") from error
         try:
-            served = {model["id"] for model in json.loads(response.content)["data"]}
+            served = {model["id"] for model in json.loads(body)["data"]}
             known = ", ".join(sorted(served)) or "none"
         except MALFORMED_ERRORS as error:
-            raise RunError(f"{response.url} does not return a list of models.") from error
+            url = f"{self._client.base_url}/models"
+            raise RunError(f"{url} does not return a list of models.") from error
         for model in self._plan.models:
             for name in map(self._model_name, self._plan.modes, [model] * len(self._plan.modes)):
                 if name not in served:
@@ -183,7 +178,7 @@ class Runner:
         for job in jobs:
             result, trajectory = await self._send_job(job)
             if self._plan.capture and trajectory is not None and trajectory.run_id:
-                trajectory = await with_turns(self._client, self._http_client, trajectory)
+                trajectory = await with_turns(self._client, trajectory)
             self._writer.append(result, trajectory)
             self._on_result(result)
 
@@ -194,35 +189,32 @@ class Runner:
         body = self._request_body(job)
         while True:
             started, clock = datetime.now(UTC), time.perf_counter()
-            result = Result(
+            fields = {
                 **job.key._asdict(),
-                status="answered",
-                seed=body.get("seed"),
-                started=started.isoformat(timespec="milliseconds"),
-                latency_s=0.0,
-                concurrency=self._concurrency,
-            )
-            trajectory = None
+                "seed": body.get("seed"),
+                "started": started.isoformat(timespec="milliseconds"),
+                "concurrency": self._concurrency,
+            }
             try:
-                # create() converts all parts of the messages, and ChatCompletion all parts of the
-                # response, which takes longer than sending and parsing them.
-                response = await self._client.post(
-                    "/chat/completions", cast_to=httpx.Response, body=body
+                completion = json.loads(await self._client.post_json("/chat/completions", body))
+                fields["latency_s"] = round(time.perf_counter() - clock, 3)
+                # Validated, as a server may send anything, such as a null for a number.
+                result = Result.model_validate(
+                    {**fields, **_completion_fields(job.key.mode, completion, failures)}
                 )
-                completion = json.loads(response.content)
-                trajectory = trajectory_of(result, completion)
-                result = _with_completion(result, completion)
-            except (openai.OpenAIError, *MALFORMED_ERRORS) as error:
+                return result, trajectory_of(result, completion)
+            except (RequestError, *MALFORMED_ERRORS) as error:
                 failures.append(_failure(error))
-                status = "infra_error" if failures[-1].code != OVERFLOW_CODE else "context_overflow"
                 delay_s = _retry_delay_s(error, len(failures))
                 if delay_s is not None and len(failures) <= self._plan.max_retries:
                     await asyncio.sleep(delay_s)
                     continue
-                result = result.model_copy(update={"status": status})
-            latency_s = round(time.perf_counter() - clock, 3)
-            update = {"latency_s": latency_s, "failures": (*failures, *result.failures)}
-            return result.model_copy(update=update), trajectory
+                fields["latency_s"] = round(time.perf_counter() - clock, 3)
+                is_overflow = failures[-1].code == OVERFLOW_CODE
+                status = "context_overflow" if is_overflow else "infra_error"
+                return Result.model_validate(
+                    {**fields, "status": status, "failures": failures}
+                ), None
 
     def _model_name(self, mode: Mode, model: str) -> str:
         return model + PLAIN_SUFFIX if mode == "plain" else model
@@ -268,25 +260,28 @@ def _file_part(name: str, text: str) -> dict[str, Any]:
     return {"type": "file", "file": file}
 
 
-def _with_completion(result: Result, completion: Mapping[str, Any]) -> Result:
-    """Return the result with the fields of a completion. Raises the errors of MALFORMED_ERRORS."""
+def _completion_fields(
+    mode: Mode, completion: Mapping[str, Any], failures: Sequence[Failure]
+) -> dict[str, Any]:
+    """Return the fields of a result that are from a completion, after the failures of earlier
+    attempts. Raises the errors of MALFORMED_ERRORS."""
     choice = completion["choices"][0]
     usage = completion.get("usage")
-    update: dict[str, Any] = {
+    fields: dict[str, Any] = {
+        "status": "answered",
         "answer": replace_surrogates(choice["message"].get("content") or ""),
         "finish_reason": replace_surrogates(choice.get("finish_reason") or "")[:MAX_CODE_CHARS],
+        "failures": failures,
         "prompt_tokens": usage["prompt_tokens"] if usage else 0,
         "completion_tokens": usage["completion_tokens"] if usage else 0,
     }
-    if result.mode == "sandbox":
+    if mode == "sandbox":
         sandbox, stats = completion["sandbox"], completion["usage"]["sandbox"]
-        update["sandbox"] = _sandbox_use(sandbox, stats)
+        fields["sandbox"] = _sandbox_use(sandbox, stats)
         if _is_sandbox_lost(sandbox):
-            message = "The run lost its sandbox."
-            update["failures"] = (Failure(code="sandbox_lost", message=message),)
-            update["status"] = "infra_error"
-    # Validated, as a server may send anything, such as a null for a number.
-    return Result.model_validate({**dict(result), **update})
+            lost = Failure(code="sandbox_lost", message="The run lost its sandbox.")
+            fields |= {"status": "infra_error", "failures": [*failures, lost]}
+    return fields
 
 
 def _sandbox_use(sandbox: Mapping[str, Any], stats: Mapping[str, Any]) -> SandboxUse:
@@ -318,35 +313,30 @@ def _is_sandbox_lost(sandbox: Mapping[str, Any]) -> bool:
 
 def _failure(error: Exception) -> Failure:
     message = replace_surrogates(str(error))[:1000]
-    if isinstance(error, openai.APIStatusError):
-        code = OVERFLOW_CODE if _is_overflow(error) else error.code or f"http_{error.status_code}"
-        code = replace_surrogates(str(code))[:MAX_CODE_CHARS]
-        return Failure(status=error.status_code, code=code, message=message)
-    if isinstance(error, openai.APITimeoutError):
-        return Failure(code="timeout", message=message)
-    if isinstance(error, openai.APIConnectionError):
-        reason = replace_surrogates(f"{message} {error.__cause__ or ''}".strip())
-        return Failure(code="connection_error", message=reason[:1000])
-    return Failure(code="bad_response", message=f"{type(error).__name__}: {message}")
+    if not isinstance(error, RequestError):
+        return Failure(code="bad_response", message=f"{type(error).__name__}: {message}")
+    code = OVERFLOW_CODE if _is_overflow(error) else replace_surrogates(error.code)
+    return Failure(status=error.status, code=code[:MAX_CODE_CHARS], message=message)
 
 
-def _is_overflow(error: openai.APIStatusError) -> bool:
+def _is_overflow(error: RequestError) -> bool:
     """Return True if a server refuses a request because it does not fit the context window."""
     if error.code == OVERFLOW_CODE:
         return True
-    return error.status_code in OVERFLOW_STATUSES and bool(OVERFLOW_WORDS.search(error.message))
+    return error.status in OVERFLOW_STATUSES and bool(OVERFLOW_WORDS.search(str(error)))
 
 
 def _retry_delay_s(error: Exception, failures: int) -> float | None:
     """Return the seconds until a retry, or None if a retry is useless."""
     delay_s = min(2.0 ** (failures - 1), MAX_DELAY_S)
-    if not isinstance(error, openai.APIStatusError):
-        return delay_s if isinstance(error, openai.APIConnectionError) else None
-    headers = error.response.headers
-    is_temporary = error.status_code in (408, 409, 429) or error.status_code >= 500
-    if not is_temporary or headers.get("x-should-retry") == "false":
+    if not isinstance(error, RequestError):
+        return None
+    if error.status is None:
+        return delay_s
+    is_temporary = error.status in (408, 409, 429) or error.status >= 500
+    if not is_temporary or error.headers.get("x-should-retry") == "false":
         return None
     try:
-        return min(max(delay_s, float(headers.get("retry-after", 0))), MAX_DELAY_S)
+        return min(max(delay_s, float(error.headers.get("retry-after", 0))), MAX_DELAY_S)
     except ValueError:  # a date
         return delay_s

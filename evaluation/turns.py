@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-import httpx
-import openai
-
+from evaluation.http_client import HTTPClient, RequestError
 from evaluation.results import Step, Trajectory, Turn
 from evaluation.trajectories import (
     MALFORMED_ERRORS,
@@ -32,53 +30,22 @@ MAX_ERROR_CHARS = 300
 TIMEOUT_S = 60.0
 
 
-class TurnsError(Exception):
-    """The proxy has no trajectory of a run, or one that cannot be used."""
-
-
-async def with_turns(
-    client: openai.AsyncOpenAI, http_client: httpx.AsyncClient, trajectory: Trajectory
-) -> Trajectory:
+async def with_turns(client: HTTPClient, trajectory: Trajectory) -> Trajectory:
     """Return a trajectory with the turns of its run. If they cannot be read, `turns_error` is the
     reason. `client` has the URL and the key of the proxy."""
+    path = f"/runs/{quote(trajectory.run_id, safe='')}/trajectory"
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            body = await _fetch_trajectory(client, http_client, trajectory.run_id)
+            body = await client.get(path, MAX_BODY_BYTES)
         return _with_native_turns(trajectory, json.loads(body))
     except TimeoutError:
         reason = f"no trajectory within {TIMEOUT_S:.0f} s"
-    except TurnsError as error:
-        reason = str(error)
-    except (httpx.HTTPError, httpx.InvalidURL, *MALFORMED_ERRORS) as error:
+    except RequestError as error:
+        reason = f"{error.status or error.code}: {error}"
+    except MALFORMED_ERRORS as error:
         reason = f"{type(error).__name__}: {error}"
     one_line = " ".join(replace_surrogates(reason).split())[:MAX_ERROR_CHARS]
     return trajectory.model_copy(update={"turns_error": one_line})
-
-
-async def _fetch_trajectory(
-    client: openai.AsyncOpenAI, http_client: httpx.AsyncClient, run_id: str
-) -> bytes:
-    """Return the body of a run's trajectory. Raises TurnsError if the proxy refuses it, or if it is
-    larger than MAX_BODY_BYTES."""
-    url = f"{client.base_url}runs/{quote(run_id, safe='')}/trajectory"
-    headers = {"Authorization": f"Bearer {client.api_key}"}
-    body = bytearray()
-    async with http_client.stream("GET", url, headers=headers, timeout=TIMEOUT_S) as response:
-        async for part in response.aiter_bytes():
-            body += part
-            if len(body) > MAX_BODY_BYTES:
-                raise TurnsError(f"the trajectory has more than {MAX_BODY_BYTES} bytes")
-    if response.status_code != 200:
-        raise TurnsError(_refusal(response.status_code, bytes(body)))
-    return bytes(body)
-
-
-def _refusal(status: int, body: bytes) -> str:
-    """Return the status and the message of an error of the proxy."""
-    try:
-        return f"{status}: {json.loads(body)['error']['message']}"
-    except MALFORMED_ERRORS:
-        return f"the proxy answered with status {status}"
 
 
 def _with_native_turns(trajectory: Trajectory, native_trajectory: Mapping[str, Any]) -> Trajectory:

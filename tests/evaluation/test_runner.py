@@ -315,7 +315,8 @@ async def test_proxy_that_does_not_answer_is_named(tmp_path: Path) -> None:
     sums(tmp_path / "data")
     ended = await sandbox_eval(*arguments(tmp_path, "http://127.0.0.1:9", *PLAIN))
     assert ended.returncode == 1
-    assert ended.stderr.endswith("http://127.0.0.1:9/v1/ does not answer: Connection error.\n")
+    assert "sandbox-eval: http://127.0.0.1:9/v1 does not answer: Cannot connect" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize("body", ["<html>", "[]", '{"data": [{}]}', '{"data": [{"id": null}]}'])

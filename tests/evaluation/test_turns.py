@@ -205,12 +205,15 @@ REFUSAL = {"error": {"message": "The trajectory has expired.", "code": "trajecto
     ("response", "reason"),
     [
         (lambda: web.json_response(REFUSAL, status=404), "404: The trajectory has expired."),
-        (lambda: web.Response(status=502, text="no"), "the proxy answered with status 502"),
+        (lambda: web.Response(status=502, text="no"), "502: no"),
         (lambda: web.Response(text="no"), "JSONDecodeError: Expecting value"),
         (lambda: web.json_response({}), "KeyError: "),
         (lambda: web.json_response(native(1, reply=7)), "IndexError: "),
-        (lambda: web.Response(body=b" " * (MAX_BODY_BYTES + 1)), "the trajectory has more than"),
-        (lambda: None, "NetworkError: Server disconnected"),
+        (
+            lambda: web.Response(body=b" " * (MAX_BODY_BYTES + 1)),
+            "too_large: the response has more than",
+        ),
+        (lambda: None, "connection_error: Server disconnected"),
     ],
     ids=["refused", "other server", "no JSON", "no fields", "no message", "too large", "closed"],
 )
