@@ -1,4 +1,4 @@
-"""The command line: `sandbox-proxy`."""
+"""The command `sandbox-proxy`: its options and its subcommands."""
 
 import argparse
 import re
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 
 GC_THRESHOLDS = (3_000, 5, 2)
-"""Python's first threshold, 700, costs a run 6 % of its processor time. The second and the third
-are lower than Python's, so that full collections stay as frequent and memory does not grow."""
+"""The thresholds of Python's garbage collector in the server. Python's default for the first, 700,
+costs a run 6 % of its processor time. The second and the third are below Python's defaults, so that
+full collections stay as frequent and memory does not grow."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -80,8 +81,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _PrintVersion(argparse.Action):
-    """The action of `--version`: prints the version and exits. argparse's own action would need the
-    version at every start."""
+    """The action of `--version`: prints the version and exits. argparse's own action would look up
+    the version at every start."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version
@@ -91,7 +92,8 @@ class _PrintVersion(argparse.Action):
 
 
 def _add_group(commands: "_Commands", name: str, help_text: str) -> "_Commands":
-    """Add a command that has actions of its own."""
+    """Add a command with actions of its own, such as `audit`. Return the group to which the actions
+    are added."""
     group = commands.add_parser(name, help=help_text, description=help_text)
     return group.add_subparsers(required=True, metavar="action")
 
@@ -490,8 +492,8 @@ def _key_refusal_reason(config: "Config") -> str:
 
 def _backend_builders(config: "Config", *, needs_image: bool) -> "dict[str, Callable[[], Backend]]":
     """Return a builder for each sandbox backend that the configuration allows, in the order of
-    `build_backend`. With `needs_image`, the builder of the Docker backend fails without the image
-    if there is a fallback."""
+    `build_backend`. With `needs_image`, the builder of the Docker backend fails if the image is
+    missing and another backend can be used instead."""
     from proxy.bootstrap import build_bubblewrap, build_docker, build_kubernetes, engine_setting
 
     setting = config.sandbox.backend
@@ -575,7 +577,7 @@ def answer_prompt(arguments: argparse.Namespace) -> int:
     create_output_dir(options.output_dir)
     with tempfile.TemporaryDirectory(prefix="sandbox-run-") as directory:
         tree = config.model_dump()
-        # A client that takes all content for the answer, and the only one.
+        # The command is the only client, and takes all content for the answer.
         tree["server"] |= {"data_dir": directory, "narration": "reasoning"}
         tree["keys"], tree["backend"]["forward_client_key"] = [], False
         config = parse(tree, "run")

@@ -76,8 +76,8 @@ class BodyReservation:
         self._retain_count += 1
 
     def release(self) -> None:
-        """Drop one hold on the bytes, and release them with the last hold. The request has one
-        hold, and each `retain` adds one."""
+        """Drop one hold on the bytes. Dropping the last hold releases the bytes. A new reservation
+        has one hold, and each `retain` adds one."""
         self._retain_count -= 1
         if not self._retain_count and self._bytes:
             self._memory.release(self._owner, self._bytes)

@@ -1,6 +1,6 @@
-"""The client side of the commands `run` and `demo`: a temporary server in the process of the
-command, one request whose steps are printed as they arrive, and the download of the produced files.
-`run_prompt` is the command `run`; it also works against a running proxy."""
+"""The commands `run` and `demo` as clients of a proxy. Each starts a temporary server in its own
+process, sends one request, prints the steps as they arrive, and downloads the produced files.
+`run_prompt` is the command `run`; it also works with a proxy that runs already."""
 
 import asyncio
 import contextlib
@@ -36,8 +36,7 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class _Server(uvicorn.Server):
-    """A server that handles no signals. The command handles them, and stops the server at its
-    end."""
+    """A uvicorn server that leaves signals to the command, which stops the server itself."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -48,9 +47,8 @@ class _Server(uvicorn.Server):
 async def temporary_server(
     services: Services, lifespan: Lifespan
 ) -> AsyncIterator[tuple[str, str]]:
-    """Serve on a free port of this machine; yield the URL, up to /v1, and the key, without which
-    other users of the machine cannot use the server. Raises ConfigError if the server cannot
-    start."""
+    """Serve on a free port of this machine. Yield the URL, up to /v1, and a key, so that other
+    users of the machine cannot use the server. Raises ConfigError if the server cannot start."""
     secret = f"sk-{secrets.token_hex(24)}"
     services = replace(services, keyring=Keyring([(secret, Key())]))
     app = create_app(services, lifespan)
@@ -159,7 +157,7 @@ class RunOptions:
     prompt: str
     model: str | None
     inputs: Sequence[Path]
-    """The input files."""
+    """Paths of the files to upload; see `input_files`."""
     output_dir: Path | None
     trajectory_format: TrajectoryFormat = "native"
 
@@ -273,8 +271,8 @@ async def _try_to_write_trajectory(
 async def _ask_and_print(
     client: openai.AsyncOpenAI, options: RunOptions, sandbox: Mapping[str, Any], answer: Answer
 ) -> None:
-    """Ask and print the answer, with the paths of the produced files in place of their links: a
-    temporary server is gone after the command."""
+    """Send the prompt and print the answer. In the answer, the paths of the downloaded files
+    replace their links, which a temporary server serves only until the command ends."""
     print_step = partial(print_dimmed, sys.stderr)
     await ask(client, answer, options.model, options.prompt, sandbox, print_step)
     directory = options.output_dir / FILES_DIRECTORY if options.output_dir else Path()

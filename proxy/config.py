@@ -79,8 +79,8 @@ class ServerConfig(_Section):
     """Port to listen on; 0: a free port."""
     operator_key_env: str | None = None
     """Name of the environment variable with the operator's key, which gives access to /metrics, to
-    the names of all profiles and to the pause of runs, and to nothing else. null: the only client
-    key, if there is exactly one, has this access; with several keys no key has it."""
+    the names of all profiles and to the pause of runs, and to nothing else. null: if there is
+    exactly one client key, that key has this access; with several keys, no key has it."""
     allow_open: bool = False
     """True if the server may listen without keys on addresses other than this machine's own."""
     max_connections: int = Field(default=4096, ge=1)
@@ -103,10 +103,10 @@ class ServerConfig(_Section):
     """Handling of a run whose client disconnects, unless the request sets it. cancel: the run is
     cancelled. detach: the run continues to its end."""
     request_bodies_mib: int = Field(default=DEFAULT_BODY_MEMORY_MIB, ge=1)
-    """Memory for the bodies of all requests in progress, in MiB; at least that of one body of the
-    maximum size. A body counts three times: as received, as decoded (up to four bytes a character
-    if a string is not ASCII), and as sent to the backend. If there are several keys, each key may
-    use half of the memory."""
+    """Memory for the bodies of all requests in progress, in MiB. A value below the need of one body
+    of the maximum size is raised to that need. A body counts three times: as received, as decoded
+    (up to four bytes a character if a string is not ASCII), and as sent to the backend. If there
+    are several keys, each key may use half of the memory."""
     nonstream_keep_alive_s: float | None = Field(default=None, gt=0)
     """Seconds of silence after which the server sends blanks before a JSON response. The status is
     then 200, and an error is in the body. null: never."""
@@ -250,15 +250,15 @@ class KubernetesConfig(_Section):
     """RuntimeClass of the Pods, such as one for gVisor or Kata Containers; null: the nodes'
     default."""
     seccomp_profile: str | None = None
-    """Seccomp profile of the Pods in the kubelet's directory for profiles, to which each node has a
-    copy of deploy/kubernetes/seccomp.json; null: the container runtime's default, which permits
-    more."""
+    """Seccomp profile of the Pods, as a path in the kubelet's directory for profiles, where each
+    node has a copy of deploy/kubernetes/seccomp.json. null: the container runtime's default, which
+    permits more."""
     allow_unenforced_network_policy: bool = False
-    """True to start sandboxes even if no network policy demonstrably keeps them from the
-    network."""
+    """True to start sandboxes even if the proxy's check finds no network policy that keeps them
+    from the network."""
     start_timeout_s: float = Field(default=60.0, gt=0)
-    """Maximum time until a Pod runs, in seconds: pulling the image included, and the start of a
-    node if the cluster adds nodes."""
+    """Maximum time until a Pod runs, in seconds. It includes pulling the image, and starting a node
+    if the cluster adds nodes."""
 
 
 class SandboxConfig(_Section):
@@ -317,7 +317,7 @@ class PaperConfig(_Section):
 
 
 class StoreConfig(_Section):
-    """The place of records."""
+    """The database, and the storage of file contents."""
 
     database_url: str | None = Field(default=None, pattern="^postgres(ql)?://")
     """PostgreSQL database that the servers of several machines share, as in
@@ -352,8 +352,8 @@ class Config(_Section):
     profile: str = "default"
     """The profile of requests for which neither the request, the model nor the key names one."""
     profiles: dict[str, dict[str, Any]] = {}
-    """The operator's profiles: the settings that differ from the profile that `extends` names, by
-    default from the profile `default`."""
+    """The operator's profiles, by name. A profile has only the settings that differ from the
+    profile that `extends` names, by default the profile `default`."""
     models: dict[str, ModelConfig] = {}
     """Settings by model name or pattern."""
     keys: tuple[KeyConfig, ...] = ()

@@ -55,7 +55,7 @@ class RenamedSetting:
     old: str
     new: str
     convert: Callable[[Any], Any] = _identity
-    """Returns the value of the new setting."""
+    """Returns the value of the new setting for a value of the old setting."""
 
     @property
     def first_key(self) -> str:
@@ -296,7 +296,8 @@ Path = tuple[str, ...]
 
 
 def _split_at_wildcard(path: str) -> tuple[Path, Path]:
-    """Return the part of a path up to its last `*`, and the rest."""
+    """Return the part of a path up to its last `*`, and the rest. The first part is empty if the
+    path has no `*`."""
     section_path, star, rest = path.rpartition("*.")
     return tuple(f"{section_path}*".split(".")) if star else (), tuple(rest.split("."))
 
@@ -305,7 +306,7 @@ def _change_sections(
     tree: Any, section_path: Path, change: Callable[[Mapping[str, Any], str], Any], prefix: str = ""
 ) -> Any:
     """Return the tree with each section at `section_path` changed. `change` gets the section and
-    the prefix of its settings."""
+    the path of the section, which ends in a dot."""
     if not section_path:
         return change(tree, prefix) if isinstance(tree, Mapping) else tree
     key, *rest = section_path

@@ -1,5 +1,5 @@
-"""Checks of the model backend and of the sandboxes, for `serve` at start and for
-`sandbox-proxy doctor`; and `sandbox-proxy gc`."""
+"""Checks of the model backend and of the sandboxes: for the start of `serve`, and for the command
+`doctor`. Also the command `gc`."""
 
 import asyncio
 import logging
@@ -29,7 +29,8 @@ from sandbox_runtime.sandbox import Sandbox
 log = logging.getLogger(__name__)
 
 CLIENT_KEY_REQUIRED = "it requires the client's own key"
-"""The expected refusal of a backend that is called with clients' own keys."""
+"""The reason to report if a backend that is called with clients' own keys refuses the proxy's
+check, which has no key. The check then counts as passed."""
 MAX_PROBED_MODELS = 20
 """Maximum number of models whose tool support is probed."""
 FILE_BYTES = 1 << 20
@@ -63,7 +64,7 @@ async def check_model(
 
 async def check_tools(probe: ToolProbe, settings: ToolSettings) -> list[Check]:
     """Check for each of the first MAX_PROBED_MODELS models of the backend whether the model gets
-    tools."""
+    tools. Return no checks if the backend does not list its models."""
     try:
         names = (await probe.models())[:MAX_PROBED_MODELS]
         version = await probe.version() if names else None
@@ -175,8 +176,9 @@ async def diagnose(
     *,
     self_test: bool,
 ) -> int:
-    """Print all checks, and last whether `serve` would work. Failed checks that `serve` requires
-    follow the others. Return the exit code: 1 if a check failed that `serve` requires, else 0.
+    """Print all checks, and last whether `serve` would work. The checks are grouped by result;
+    failed checks that `serve` requires come last. Return the exit code: 1 if a check failed that
+    `serve` requires, else 0.
 
     For `refusal_reason`, see `check_model`. `builders` are the sandbox backends in order of
     preference: `serve` uses the first that can be built. With `self_test`, slow escape attempts are
@@ -298,7 +300,8 @@ async def _escape_checks(backend: Backend, isolation: Isolation, *, self_test: b
 
 
 async def _sandbox_checks(backend: Backend, isolation: Isolation) -> list[Check]:
-    """Run a command in a sandbox, and check the programs of its image."""
+    """Start a sandbox and run a command in it. Return the checks of the sandbox and of the programs
+    in its image."""
     try:
         sandbox = await start_sandbox(backend, isolation)
         result = await sandbox.exec("echo $((6 * 7)); id -u; uname -sr", timeout_s=10)

@@ -47,7 +47,7 @@ CONNECTIONS_RETRY_AFTER_S = 2
 
 
 class StoreError(Exception):
-    """The data directory cannot be used."""
+    """The data directory, the database or the bucket cannot be used."""
 
 
 class ProxyError(Exception):
@@ -191,8 +191,8 @@ class FileTooLargeError(ProxyError):
 _MESSAGE_INDEX = re.compile(
     r"""(?<=\bmessages)(?P<before>\.?\[|\.|/|\s*->\s*|',\s*)(?P<index>\d{1,6})(?P<after>\]?)"""
 )
-"""Matches how backends name a message: `messages[3]`, `messages.[3]`, `messages.3`,
-`'messages', 3`."""
+"""Matches the index of a message in the notations of backends: `messages[3]`, `messages.[3]`,
+`messages.3`, `'messages', 3`."""
 
 
 class BackendError(ProxyError):
@@ -214,9 +214,8 @@ class BackendError(ProxyError):
         self.retry_after_s = retry_after_s
 
     def renumber(self, index_of: Callable[[int], int | None]) -> None:
-        """Replace each message index in the error with the index that `index_of` returns: that of
-        the same message in the client's request. If `index_of` returns None, remove the index.
-        """
+        """Replace each message index in the error by the result of `index_of`, which is the index
+        of the same message in the client's request. If the result is None, remove the index."""
 
         def replace_index(match: re.Match[str]) -> str:
             index = index_of(int(match["index"]))
@@ -323,7 +322,8 @@ class RunCancelledError(ProxyError):
 
 
 class RunElsewhereError(ProxyError):
-    """The run is in progress in another process of the server."""
+    """The run is in progress in another process of the server, which cannot be reached from
+    here."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -453,9 +453,9 @@ _ANTHROPIC_ERROR_TYPES = {
     529: "overloaded_error",
 }
 PROMPT_TOO_LONG = "prompt is too long"
-"""Words in an error message for which Anthropic's clients compact the conversation."""
+"""The words in an error message that make Anthropic's clients compact the conversation."""
 LOST_THREAD = "thread_not_found"
-"""Error code for which Anthropic's SDKs send the whole conversation again."""
+"""The error code that makes Anthropic's SDKs send the whole conversation again."""
 _INDEX = re.compile(r"\[(\d+)\]")
 
 

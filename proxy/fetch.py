@@ -71,8 +71,8 @@ class ParsedURL(NamedTuple):
 
 
 class ByteBudget:
-    """The number of bytes that may still be downloaded for one request. Downloaded bytes are also
-    reserved in `reservation`."""
+    """The bytes that may still be downloaded for one request. Downloaded bytes are also reserved in
+    `reservation`."""
 
     def __init__(
         self, max_bytes: int, owner: str, reservation: BodyReservation | None = None

@@ -166,7 +166,7 @@ class FileLookup:
 
 
 class RunArtifactStore:
-    """The ArtifactStore of one run."""
+    """The files of one run, which are saved in the run's container. Implements ArtifactStore."""
 
     def __init__(
         self,

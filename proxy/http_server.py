@@ -1,9 +1,9 @@
 """The HTTP server: uvicorn with limits on connections, and a shutdown that answers its clients.
 
-`HTTPServer` is uvicorn's server with a graceful shutdown. `HTTPProtocol` is one connection, with
-limits on the time and size of unfinished requests, and on the time of unread responses and of
-idleness. `ConnectionRegistry` limits the number of connections. `CoalescingTransport` sends the
-writes of one iteration of the event loop together.
+`HTTPServer` is uvicorn's server with a graceful shutdown. `HTTPProtocol` is one connection. It
+limits the time and size of incomplete requests, the time for which a response stays unread, and the
+time for which the connection is idle. `ConnectionRegistry` limits the number of connections.
+`CoalescingTransport` sends the writes of one iteration of the event loop together.
 
 uvicorn's httptools protocol is extended, because httptools takes half of h11's time (decision
 0028), and uvicorn limits only the number of connections and the keep-alive time.
@@ -58,7 +58,7 @@ that is sent while the server closes the connection is lost. Go's and reqwest's 
 connection for 90 s, nginx and AWS's balancers for 60, Java's for 30, aiohttp's for 15, httpx's for
 5."""
 READ_S = 600.0
-"""Maximum seconds without progress while a client does not read its response."""
+"""Maximum seconds in which a client reads nothing of its response."""
 HEADROOM = 32
 """Number of connections above the limit, for `ALWAYS_ANSWERED` and for refusals."""
 ALWAYS_ANSWERED = frozenset({b"/health", b"/health/live", b"/health/ready", b"/metrics"})
@@ -174,8 +174,9 @@ class ConnectionRegistry(ServerState):
         )
 
     def add(self, connection: "HTTPProtocol") -> None:
-        """Add a new connection. If a limit and its headroom are exceeded, soon close the connection
-        that has been idle longest, which is the new connection if all others have a request."""
+        """Add a new connection. If the connections exceed a limit by more than the headroom, the
+        connection that has been idle longest is closed soon after. If all other connections have a
+        request, this is the new connection."""
         loop = asyncio.get_running_loop()
         for each in connection.groups:
             each.open_connections.add(connection)
@@ -239,7 +240,7 @@ class HTTPProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.groups: tuple[_ConnectionGroup, ...] = ()
-        """The groups of this connection."""
+        """The groups whose limits apply to this connection."""
         self._incomplete_bytes = 0
         """Bytes received since the last complete head, body piece or message."""
         self._is_in_head = False

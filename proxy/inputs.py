@@ -1,8 +1,8 @@
 """The input files of a request.
 
 `Inputs` finds the files in the request, among the client's uploads and on the web, and replaces
-them in the messages by their paths in the sandbox. `ModelMedia` encodes the files that the model
-receives too. `TextTokenCounter` counts the tokens of long texts, which become files as well.
+them in the messages by their paths in the sandbox. `ModelMedia` encodes the files that are also
+sent to the model. `TextTokenCounter` counts the tokens of long texts, which become files as well.
 """
 
 import asyncio
@@ -88,10 +88,11 @@ class InputContext:
     reservation: BodyReservation | None
     """Reserves the memory of the files."""
     container_files: Sequence[InputFile]
-    """The stored files of the container that the workspace snapshot does not contain."""
+    """The stored files of the run's container that the sandbox needs: the client's files and,
+    without a workspace snapshot, the produced files."""
     style_adds_notes: bool
-    """True if the run's style adds the notes on the files of the user's last message, so that the
-    notes are not inserted in the message."""
+    """True if the run's style itself adds the notes on the files of the user's last message. The
+    notes are then not inserted into that message."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,8 @@ from sandbox_runtime.pool.pool import Pool, PoolStats
 from sandbox_runtime.tools import make_tools
 
 NAMESPACE, NEW_PREFIX = "llm_sandbox", "llm_"
-"""The prefix of all names, and the part of the prefix that the deprecated names lack."""
+"""NAMESPACE is the prefix of all metrics' names. NEW_PREFIX is the beginning of NAMESPACE that the
+deprecated names lack."""
 OTHER = "other"
 """The label value of models, profiles and tools that have no value of their own."""
 MAX_MODELS = 32
@@ -403,7 +404,7 @@ def _pool_metrics(stats: PoolStats) -> Iterator[Metric]:
 
 
 _OLD_LABEL_VALUES = {("state", "in_use"): "lent", ("action", "log"): "flag"}
-"""Values of labels in the last release, by label and present value."""
+"""The values of labels in the last release, by label and new value."""
 
 
 def _with_old_name(family: Metric) -> Metric:

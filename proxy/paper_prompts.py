@@ -58,7 +58,8 @@ class _PromptFile(BaseModel):
     instance_prompt: str
     output_dir: str = OUTPUT_DIR
     continue_message: str = NO_CALL
-    """The reference has this text and the tools in its code instead of its files."""
+    """The message after a turn without a tool call. In the reference, this message and the tools
+    are in the code and not in the prompt files."""
     tools: tuple[dict[str, Any], ...] = ()
 
     @field_validator("output_dir")
@@ -85,8 +86,8 @@ def read_prompt_file(path: Path) -> ReferencePrompts:
 
 
 def read_reference_prompts() -> Mapping[Domain, ReferencePrompts]:
-    """Read the prompts of each domain, the request after a turn without a call and the tools'
-    descriptions from the installed reference package. Raises ConfigError.
+    """Read the prompts of each domain from the installed reference package, with the message after
+    a turn without a tool call and the descriptions of the tools. Raises ConfigError.
 
     The package itself is not imported: it loads litellm, which takes seconds.
     """
@@ -114,7 +115,8 @@ def read_reference_prompts() -> Mapping[Domain, ReferencePrompts]:
 
 
 def _continue_message(package: Path) -> str:
-    """Return the constant of a module that cannot be loaded without its package."""
+    """Return CONTINUE_MSG of observation.py, which is parsed and not imported, because the module
+    loads its whole package."""
     for node in ast.parse((package / "observation.py").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CONTINUE_MSG":
             return str(ast.literal_eval(node.value))
@@ -122,13 +124,15 @@ def _continue_message(package: Path) -> str:
 
 
 def _tool_descriptions(package: Path) -> list[Any]:
-    """Return the descriptions of the tools, from a module that imports nothing."""
+    """Return the descriptions of the tools. Their module, tools.py, imports nothing and is executed
+    by itself."""
     names = runpy.run_path(str(package / "tools.py"))
     return [names[f"{name}_tool"] for name in TOOL_NAMES]
 
 
 def _parse_prompt_file(path: Path, code_fields: Mapping[str, Any]) -> ReferencePrompts:
-    """Read a prompt file. `code_fields` has fields that the file does not have."""
+    """Read a prompt file. `code_fields` are used in addition to the fields of the file. Raises
+    ConfigError."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):

@@ -78,8 +78,8 @@ class Profiles:
         return self.by_name[self._default]
 
     def select(self, key: Key, model: str, name: str | None, tree: Tree) -> Profile:
-        """Return the profile of a request that asks for the profile `name`. The settings in `tree`
-        may only restrict this profile.
+        """Return the profile of a request: the profile `name`, or the default profile of the key
+        and the model if `name` is None. The settings in `tree` may only restrict this profile.
 
         Raises BadRequestError, ForbiddenError.
         """
@@ -284,7 +284,7 @@ def shipped_profiles() -> Mapping[str, Any]:
     return dict(sorted(found.items(), key=lambda item: (item[0] != "default", item[0])))
 
 
-# Settings over a profile
+# Settings that override those of a profile
 
 
 class SettingError(Exception):
@@ -369,9 +369,9 @@ _TABLE_HEAD = ("| setting | default | elsewhere | narrower |", "|---|---|---|---
 
 
 def profile_table(profiles: Mapping[str, Profile], default: Profile) -> Iterator[str]:
-    """Yield the lines of a Markdown table with a row for each setting: its value in the profile
-    `default`, the profiles whose value differs from that of the profile they extend, and the values
-    to which a model, a key or a request may restrict the setting."""
+    """Yield the lines of a Markdown table with a row for each setting. A row has the setting's
+    value in the profile `default`, the profiles that override the value of the profile they extend,
+    and the values to which a model, a key or a request may restrict the setting."""
     yield from _TABLE_HEAD
     for path in setting_paths(default):
         value = get_setting(default, path)

@@ -50,7 +50,7 @@ async def ssrf_safe_get(
 
 
 class _Network(httpcore.AsyncNetworkBackend):
-    """A network backend of httpcore that connects by the dialer."""
+    """A network backend of httpcore that connects through an egress dialer."""
 
     def __init__(self, dialer: Dialer) -> None:
         self._dialer = dialer

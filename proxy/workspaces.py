@@ -62,8 +62,8 @@ class SnapshotStore(Protocol):
 
 
 class WorkspaceLease:
-    """The lease of a workspace by one run. The run's sandboxes start with the files that the
-    workspace had after an earlier run, if there is one to resume from."""
+    """The lease of a workspace by one run. If the run resumes from a state, the run's sandboxes
+    start with the files of that state."""
 
     def __init__(self, sandboxes: Sandboxes, isolation: Isolation, owner: str) -> None:
         self.isolation = isolation
@@ -93,7 +93,8 @@ class WorkspaceLease:
         return self.origin != "new" or self.restore is not None
 
     async def sandbox(self) -> Sandbox:
-        """Return the sandbox; see `Lease`."""
+        """Return the run's sandbox, with the files of the workspace. Raises the errors of
+        `request_sandbox` and of `Lease.sandbox`."""
         async with self._preparation_lock:
             lease = await self.request_sandbox()
             sandbox = await lease.sandbox()
@@ -164,8 +165,8 @@ class Workspaces:
         self._tasks: set[asyncio.Task[None]] = set()
         self._eviction: asyncio.Task[None] | None = None
         self._is_wanted: Callable[[], bool] | None = None
-        """The callback of an eviction that found no sandbox to end; None if there is none. The
-        callback returns True while the waiting request is queued."""
+        """The callback of an eviction that found no sandbox to end, or None without such an
+        eviction. The callback returns True while the waiting request is queued."""
 
     @asynccontextmanager
     async def use(
@@ -200,7 +201,8 @@ class Workspaces:
 
     async def fix(self, resume_from: ResumePoint | None) -> ResumePoint | None:
         """Return a resume point that names only the state from which a run would start now. Runs
-        that start from it get the same files, even if the session has newer ones by then."""
+        that start from this resume point get the same files, even if the session has a newer state
+        by then."""
         if resume_from is None:
             return None
         state = await self._find_start_state(resume_from)
@@ -235,7 +237,9 @@ class Workspaces:
             await self._end_idle(state)
 
     async def _find_start_state(self, resume_from: ResumePoint) -> SessionState | None:
-        """Return the state to start from: the first known parent, else the newest state."""
+        """Return the state to start from: the first known parent, else the newest state. Return
+        None if there is no such state, or if the resume point has `starts_empty` and no known
+        parent."""
         session = resume_from.session
         states = [SessionState(session, name) for name in resume_from.parents]
         for state in states:

@@ -52,7 +52,8 @@ time."""
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """Answers tasks with one model. `make_tools` returns the tools of a run with this profile."""
+    """Answers tasks with one model. `make_tools` returns the tools of a run with a given
+    profile."""
 
     model: Model
     workspaces: Workspaces

@@ -84,8 +84,8 @@ class AnswerWriter:
         await self._send(self._link_rewriter.feed(piece), logprobs)
 
     async def write_submit(self, arguments: str, sandbox: Sandbox | None) -> None:
-        """Send the answer contained in a piece of submit's arguments, unless it only repeats the
-        narration before it."""
+        """Send the part of the answer that a piece of submit's arguments contains. The beginning of
+        the answer is held back while it only repeats the narration that was sent before."""
         piece = self._held_submission + self._submit_reader.feed(arguments)
         self._held_submission = ""
         before = _without_space(self._narration.source_text) if self._narration else None
@@ -239,8 +239,8 @@ class LinkRewriter:
         return len(text)
 
     def _may_become_path(self, ending: str) -> bool:
-        """Return True if `ending` is a prefix of a spelling, or a spelling and one more
-        character."""
+        """Return True if `ending` is a prefix of a spelling, or a spelling and one more character:
+        the next character then decides whether the path has ended."""
         at = bisect_left(self._sorted_spellings, ending)
         begins = at < len(self._sorted_spellings) and self._sorted_spellings[at].startswith(ending)
         return begins or ending[:-1] in self._paths_by_spelling

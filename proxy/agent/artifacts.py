@@ -55,8 +55,8 @@ class FoundFiles:
     """False if there were too many files to list all of them in time."""
     produced_files: list[ProducedFile] = field(default_factory=list)
     skipped_files: list[SkippedFile] = field(default_factory=list)
-    """Files that may have changed: their hashes, or the files before the run, are unknown because
-    there was no time."""
+    """Files that may have changed. There was no time to hash them, or to record the files that
+    existed before the run."""
 
 
 class ArtifactCollector:

@@ -25,8 +25,8 @@ MAX_REFUSAL_CHARS = 300
 def metered_model(
     model: Model, budget: RunBudget, task: AgentTask, emit: Emit, timeout_s: float | None = None
 ) -> MeteredModel:
-    """Return the model of one run. `timeout_s` is the read timeout of the backend; None keeps the
-    model's own."""
+    """Return the metered model of one run, which also emits its calls if the task captures them.
+    `timeout_s` is the read timeout of the backend; None keeps the model's own."""
     if task.capture == "none":
         return MeteredModel(model, budget, timeout_s)
     captured = TokenCapturedModel if task.captures_tokens else CapturedModel
@@ -101,7 +101,7 @@ class TokenCapturedModel(CapturedModel):
     """
 
     _refusal: str | None = None
-    """Why the backend refused the parameters."""
+    """The reason for which the backend refused the parameters; None if it has not refused them."""
 
     async def _call(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         reply = await self._complete(body)

@@ -42,10 +42,11 @@ REFUSED_SHARE = 0.9
 """Maximum size of the next prompt, as a share of the refused prompt, if no smaller limit is
 known."""
 MIN_SUMMARY_TOKENS = 400
-"""A summary is requested only if it replaces at least twice as many tokens."""
+"""A summary is requested only if the messages that it replaces have at least twice this number of
+tokens."""
 MAX_SUMMARY_TOKENS = 2000
 SUMMARY_DIVISOR = 8
-"""A summary takes at most 1/8 of the prompt."""
+"""A summary has at most MAX_SUMMARY_TOKENS tokens, and at most 1/8 of the maximum prompt tokens."""
 MAX_SUMMARY_ATTEMPTS = 4
 """Maximum number of summary calls. After each call that does not fit, the transcript is halved."""
 MIN_SHOWN_CHARS = 200
@@ -87,7 +88,7 @@ class ContextFitter:
 
     @property
     def known_window(self) -> int | None:
-        """The context window if it is known without asking the server, in tokens."""
+        """The context window in tokens if it is known without asking the server, else None."""
         return self._window.known_tokens
 
     @property

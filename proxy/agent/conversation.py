@@ -103,8 +103,8 @@ class Conversation:
         return self._context.compactions
 
     def trajectory_tokens(self) -> int:
-        """Return the tokens of the trajectory and an estimate of the messages not sent yet; 0 if
-        the profile does not limit them."""
+        """Return the tokens of the trajectory, with an estimate of the messages that were not sent
+        yet. Return 0 if the profile does not limit trajectory tokens."""
         if self._task.profile.limits.max_trajectory_tokens is None:
             return 0
         prompt = self._counter.tokens(self.history.messages)
@@ -347,9 +347,9 @@ def _initial_history(
 
 
 def with_system_prompt(messages: Sequence[Message], system_prompt: str) -> list[Message]:
-    """Return the client's messages with `system_prompt` before the client's own system prompt, in
-    one system message at the beginning: many chat templates accept no other.
-    """
+    """Return the client's messages with `system_prompt` before the client's own system prompt. Both
+    are in one system message at the beginning, because many chat templates accept no other system
+    message."""
     if not system_prompt:
         return list(messages)
     first = messages[0] if messages else {}

@@ -48,7 +48,8 @@ class CallTokens:
     logprobs: Sequence[float] = ()
     """The log probability of each sampled token."""
     missing: str | None = None
-    """Why the tokens are unknown; the sequences are empty then."""
+    """The reason for which the tokens are unknown; the sequences are empty then. None if the tokens
+    are known."""
     weight_version: str | None = None
     """The version of the model's weights, if the backend reports it."""
 

@@ -22,7 +22,8 @@ from sandbox_runtime.egress.decision import Decision
 log = logging.getLogger(__name__)
 STILL_OPEN = "still open when the run ended"
 MAX_EMITTED, PERIOD_S = 50, 60.0
-"""Maximum number of events about failed connections, and about each rule, in a period."""
+"""Maximum number of events about failed connections, and about each rule, in each period of
+PERIOD_S seconds."""
 
 
 class Guard:
@@ -41,7 +42,8 @@ class Guard:
         return f"Nothing was done: {refused}." if refused else None
 
     async def egress_refusal(self, target: Target) -> str | None:
-        """Return why a rule denies a connection, or None if the connection is allowed."""
+        """Return the reason for which a rule denies a connection, or None if the connection is
+        allowed."""
         return await self._refusal("egress", str(target))
 
     async def withheld_files(self, files: Sequence[ProducedFile]) -> dict[str, RunWarning]:
@@ -103,7 +105,8 @@ class EgressWatch:
         """Throttle and last event of each rule, by name."""
 
     async def confirm_target(self, target: Target) -> str | None:
-        """Return why a rule denies a connection that the network policy allows, or None."""
+        """Return the reason for which a rule denies a connection that the network policy allows, or
+        None if no rule does."""
         refused = await self._guard.egress_refusal(target)
         if refused is None and self._emit is not None:
             self._open_connections[target] += 1

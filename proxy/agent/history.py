@@ -11,7 +11,8 @@ from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta, ToolCallDe
 from proxy.agent.model import Completion, Message
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
-"""The fields of SGLang and litellm, and of vLLM. Mistral sends reasoning as content parts."""
+"""The fields of a message that contain reasoning: SGLang and litellm use the first, vLLM the
+second. Mistral sends reasoning as content parts instead."""
 
 MessageKind = Literal["theirs", "result", "said", "observed", "asked", "summary"]
 """theirs: from the client; result: of a client tool; said: by the model; observed: an observation

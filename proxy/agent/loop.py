@@ -55,8 +55,8 @@ from sandbox_runtime.tools.base import Tool
 FINAL_ANSWER_S = 600.0
 """Maximum duration of the final-answer call, in seconds; shorter if a client's deadline is near."""
 NUDGE_TOKENS = 48
-"""Number of tokens of prose that a turn may write before its tool call after the model was asked to
-make one: about HOLD_CHARS characters."""
+"""Maximum number of tokens of prose before the tool call, in a turn in which the proxy has asked
+the model for a call: about HOLD_CHARS characters."""
 MAX_FAILED_TURNS = 2
 """Number of turns without a runnable tool call after which the plain turn follows."""
 

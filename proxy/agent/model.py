@@ -13,8 +13,9 @@ Message = dict[str, Any]
 
 
 StopCause = Literal["max_tokens", "stop", "runaway", "echo", "no_call", "many_calls"]
-"""Why the proxy ended a reply: the client's token limit or stop string was reached, the model
-repeats itself or the proxy's own texts, it writes prose where a tool call was requested, or it has
+"""The reason for which the proxy ended a reply. max_tokens, stop: the client's token limit or stop
+string was reached. runaway: the model repeats itself. echo: the model repeats the proxy's own
+texts. no_call: the model writes prose where a tool call was requested. many_calls: the model has
 made more than `MAX_CALLS` calls."""
 MAX_CALLS = 256
 """Maximum number of tool calls in one reply."""
@@ -46,7 +47,7 @@ class Completion:
     response: Mapping[str, Any] = field(default_factory=dict)
     """Other fields of the response, such as `model` and `system_fingerprint`."""
     stop_cause: StopCause | None = None
-    """Why the proxy ended the reply; None if the model ended it."""
+    """The reason for which the proxy ended the reply; None if the model ended it."""
 
 
 class StopRetryingError(Exception):
@@ -95,7 +96,7 @@ class Credentials:
 
 
 class Upstream(Protocol):
-    """Sends requests unchanged to a backend's paths, for what chat completions do not cover."""
+    """Sends requests unchanged to paths of a backend for which `Model` has no method."""
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request unchanged, without retries, and return the response of any status. Raises

@@ -47,7 +47,7 @@ class RunOutcome:
     refusal: str | None = None
     warnings: Sequence[RunWarning] = ()
     route: RouteReason | None = None
-    """Why the run was answered without tools; None if the task's route applies."""
+    """The reason for which the run was answered without tools; None if the task's route applies."""
 
     def finish_reason_of(self, stop: StopReason, answer: str, legacy_state: str | None) -> str:
         """Return the run's OpenAI finish reason."""

@@ -75,7 +75,8 @@ class _ChoiceRedactor:
         """The last piece of the model's reasoning or narration."""
         self._answer_redactor = StreamRedactor(secrets)
         self._output_redactors: dict[str, tuple[ToolOutput, StreamRedactor]] = {}
-        """The last piece of the running command's output, by stream."""
+        """The last piece of the running command's output, and the redactor of this output, by
+        stream."""
         self._sent_answer = ""
         self._narration_chars = 0
         """Number of characters that were sent as the answer and turned out to be narration."""

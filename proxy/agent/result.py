@@ -84,7 +84,7 @@ class RunStats:
     """Number of turns that used each of the paper's meta-capabilities."""
 
     def counts(self) -> dict[str, Any]:
-        """Return each figure by its name."""
+        """Return the value of each statistic by the name of its field."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -144,7 +144,7 @@ class Result:
     origin: Origin = "new"
     """The origin of the files in the workspace."""
     route: RouteReason = "auto"
-    """Why the request was answered with or without tools."""
+    """The reason for which the request was answered with or without tools."""
     steps: int = 0
     """Number of tool calls that clients see as steps."""
     suspended_run: SuspendedRun | None = None

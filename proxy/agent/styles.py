@@ -169,8 +169,8 @@ def _without_nulls(message: Message) -> Message:
 
 
 def _accept_any_json(call: ToolCall) -> ToolCall:
-    """Return the call with its arguments if the arguments are JSON of any type: the tool itself
-    rejects wrong types."""
+    """Return the call as a valid call if its arguments are JSON of any type, because the tool
+    itself rejects wrong types. Else return the call unchanged."""
     try:
         arguments = json.loads(call.invalid_arguments)
     except (ValueError, RecursionError):

@@ -84,7 +84,7 @@ class SuspendedRun:
         )
 
     def with_instructions(self, instructions: Sequence[Message]) -> "SuspendedRun":
-        """Return the run with its leading instructions replaced by these."""
+        """Return the run with its leading instructions replaced by `instructions`."""
         rest = self.messages[len(leading_instructions(self.messages)) :]
         moved = len(instructions) + len(rest) - len(self.messages)
         return replace(
@@ -95,8 +95,8 @@ class SuspendedRun:
         )
 
     def with_results(self, messages: Sequence[Message]) -> tuple[list[Message], dict[int, Any]]:
-        """Return the run's messages, the results of its calls and the messages after them, and the
-        kinds of all these messages by index.
+        """Return the run's messages, followed by the results of its calls and the client's later
+        messages. Also return the kinds of messages, by index.
 
         The run's own messages are used even if the client has edited or dropped them.
         """

@@ -139,8 +139,8 @@ class ChatRequest:
     stream: bool = False
     """True if the client streams, so that the model streams too."""
     legacy_state: str | None = None
-    """If the client uses the legacy `functions`, whose calls have no ids: the session state that
-    ids are derived from (see `function_call_id`). Else None."""
+    """The session state from which call ids are derived, because calls of the legacy `functions`
+    have no ids (see `function_call_id`). None if the client does not use `functions`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,12 +272,12 @@ class AgentTask:
     params: Params = Params()
     profile: Profile = Profile()
     route: RouteReason = "auto"
-    """Why the request is answered with or without tools."""
+    """The reason for which the request is answered with or without tools."""
     is_single_call: bool = False
     """True if the model answers in one call, without tools."""
     files_verdict: ToolVerdict = SUPPORTED
-    """The verdict that the model does not support tools, if the request therefore gets no sandbox
-    and has files that the backend may refuse; else SUPPORTED."""
+    """The verdict on the model's tool support, if the model does not support tools and the request
+    has files: the backend may refuse them. Else SUPPORTED."""
     limits: TaskLimits = TaskLimits()
     delivery: Delivery = Delivery()
     credentials: Credentials | None = None
@@ -301,7 +301,7 @@ class AgentTask:
     def captures_tokens(self) -> bool:
         """True if the run is recorded for training. Its prompts and replies are then exactly those
         of the model: the history is never compacted, replies are not cut, replaced or repeated
-        without tools, and the client's token limit is that of each call."""
+        without tools, and the client's token limit applies to each call."""
         return self.capture == "tokens"
 
     async def discard(self) -> None:

@@ -28,8 +28,8 @@ def refuses_token_params(error: BackendError) -> bool:
 
 
 def read_tokens(reply: Completion) -> CallTokens:
-    """Return the tokens of a reply. Without an id and a log probability for each sampled token,
-    `missing` says why, and no tokens are returned."""
+    """Return the tokens of a reply. If the id or the log probability of a sampled token is unknown,
+    return no tokens, and the reason in `missing`."""
     version = _weight_version(reply)
     fields = {**_provider_fields(reply.choice), **reply.response, **reply.choice}
     prompt_ids, reply_ids = (_token_ids(fields.get(name)) for name in _ID_FIELDS)

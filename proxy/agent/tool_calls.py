@@ -321,8 +321,8 @@ class TextArgument:
 
     @property
     def is_complete(self) -> bool:
-        """True if no unescaped quote ended the text early. A text that is cut off without a quote
-        counts as complete."""
+        """True unless an unescaped quote within the text ended the reading early. A text that is
+        cut off without a quote counts as complete."""
         return self._state == "inside" or bool(_STRING_END.match(self._pending))
 
     def _look_for_start(self) -> None:

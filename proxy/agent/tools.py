@@ -40,7 +40,7 @@ KeepWarm = Callable[[], AbstractAsyncContextManager[None]]
 MAX_LOSSES = 3
 """Number of lost sandboxes at which the run fails."""
 GRACE_S = 0.5
-"""Time from the end of the run's time until a call is cancelled, in seconds. A command whose
+"""Seconds after the end of the run's time at which a tool call is cancelled. A command whose
 timeout ends with the run's time can then end by itself, and its output is not lost."""
 
 
@@ -96,7 +96,7 @@ class ToolExecutor:
         return list(self._tools)
 
     def schemas_except(self, excluded: str) -> list[Mapping[str, Any]]:
-        """Return the schemas of the tools but `excluded`, in a fixed order for prefix caches."""
+        """Return the schemas of the tools except `excluded`, in a fixed order for prefix caches."""
         return [
             {**tool.schema, "function": {**tool.schema["function"], "name": name}}
             for name, tool in self._tools.items()
@@ -233,7 +233,8 @@ class CallRunner:
 
     async def run(self, turn: Turn, reply: Completion) -> StopReason | None:
         """Run the calls of a turn in order and append their observations. Return the stop reason,
-        or None if another turn follows. After a streamed client call, nothing can be submitted."""
+        or None if another turn follows. A submit call is not run if a client call of the turn was
+        already streamed."""
         outcome = self._outcome
         observations: list[tuple[ToolCall, str]] = []
         for call in turn.calls:

@@ -32,8 +32,8 @@ from proxy.agent.tool_calls import TextArgument, Turn
 from proxy.agent.tools import ToolExecutor
 
 ProseVisibility = Literal["at once", "soon", "never"]
-"""When prose is sent as the answer while the reply still arrives: immediately; after HOLD_S or
-HOLD_CHARS; or not before the reply is complete."""
+"""The time at which prose is sent as the answer while the reply still arrives: immediately; after
+HOLD_S or HOLD_CHARS; or not before the reply is complete."""
 
 
 class FirstCallProgress:

@@ -297,7 +297,7 @@ def _no_such_container(container_id: str) -> NotFoundError:
 
 
 def _zip_pieces(files: Iterable[ContainerFile], blobs: BlobStore) -> Iterator[bytes]:
-    """Yield the pieces of a zip with files, whose contents are `blobs`. Blocks."""
+    """Yield the pieces of a zip archive of files, whose contents are read from `blobs`. Blocks."""
     buffer, names = _ZipBuffer(), ArchiveNames()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in files:

@@ -1,5 +1,5 @@
-"""Functions that all routes use: they return the server's services, the client's key, the JSON body
-and the request id, reserve memory for the body, write error responses, and cancel on disconnect."""
+"""Functions that all routes use: for the server's services, the client's key, the JSON body and the
+memory for it, error responses, request ids, and disconnected clients."""
 
 import asyncio
 import hashlib
@@ -128,7 +128,7 @@ class Services:
     narration: NarrationSetting = "content"
     """Form of streamed prose before a tool call."""
     on_disconnect: OnDisconnect = "cancel"
-    """The fate of a run whose client disconnects, if the request does not set it."""
+    """Handling of a run whose client disconnects, if the request does not set it."""
     trajectory_conversions: asyncio.Semaphore = field(
         default_factory=partial(asyncio.Semaphore, MAX_CONVERSIONS)
     )
@@ -358,7 +358,8 @@ async def read_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
 
 
 async def pause_after(raw_body: bytes) -> None:
-    """Let the event loop run after a step that takes milliseconds if the body is large."""
+    """Pause, so that the event loop can run other tasks, if the body is so large that the step
+    before has blocked the loop for milliseconds."""
     if len(raw_body) > SLOW_BYTES:
         await asyncio.sleep(YIELD_S)
 

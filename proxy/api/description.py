@@ -136,10 +136,10 @@ def _operations(paths: Tree) -> Iterator[tuple[str, Tree]]:
 
 
 def _add_common_errors(method: str, operation: Tree) -> None:
-    """Remove FastAPI's 422, and add the errors that many routes share unless the route describes
-    them itself: 500 and 503 to every route; 401, 429 and 5XX to routes that need a key, because the
-    backend may have to verify the key; 403 to unsafe methods, because a server without keys refuses
-    them if a web page of another site sends them."""
+    """Remove FastAPI's 422, and add the errors that many routes share, unless the route describes
+    them itself. Every route gets 500 and 503. A route that needs a key gets 401, 429 and 5XX,
+    because the backend may have to verify the key. An unsafe method gets 403, because a server
+    without keys refuses it to web pages of other sites."""
     responses = operation["responses"]
     responses.pop("422", None)
     statuses: list[int | str] = [500, 503]

@@ -251,8 +251,9 @@ async def _read_form(
 
 
 def _min_file_bytes(request: Request, limit: int) -> int:
-    """Return the minimum size of the file by the request's Content-Length. Return 0 if
-    Content-Length exceeds `limit`, so that the client gets FileTooLargeError and not QuotaError."""
+    """Return the minimum size of the file in bytes, computed from the request's Content-Length.
+    Return 0 if Content-Length exceeds `limit`, so that the client gets FileTooLargeError and not
+    QuotaError."""
     value = request.headers.get("content-length", "")
     length = int(value) if value.isdecimal() else 0
     return max(0, length - MAX_FORM_BYTES) if length <= limit else 0

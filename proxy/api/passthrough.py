@@ -157,9 +157,10 @@ def _require_stateless(request: ClientRequest) -> None:
 async def _require_owned_state(
     request: ClientRequest, body: bytes | RequestBodyStream | None, fields: Mapping[str, Any]
 ) -> None:
-    """Raise ProxyError if the request names state that the backend may store for another client, or
-    if the body is too long, compressed or not declared as JSON, and so cannot be checked. Requests
-    to paths that name no responses pass. With `backend.passthrough: all`, all requests pass."""
+    """Raise ProxyError if the request names state that the backend may store for another client.
+    Also raise it if the body cannot be checked, because it is too long, compressed or not declared
+    as JSON. Requests to paths that name no responses pass. With `backend.passthrough: all`, all
+    requests pass."""
     path = raw_path(request.http)
     if request.services.passthrough == "all" or not may_name_responses(path):
         return

@@ -106,14 +106,13 @@ class RunRequest:
     """True if the run continues without its client."""
     start_recording: StartRecording | None = None
     translate_error: Callable[[ProxyError], None] | None = None
-    """A function that changes an error: it replaces the field names of `body` by those of the
-    client's API."""
+    """Replaces the field names of `body` in an error by those of the client's API."""
 
 
 async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | None]:
-    """Return a subscriber of the run of an earlier attempt if the request is a retry, else of a new
-    run. The caller must unsubscribe it. The StatusHold delays the status line of a stream; None is
-    returned in its place for JSON and for a background run.
+    """Return a subscriber and a StatusHold. The subscriber belongs to the run of an earlier attempt
+    if the request is a retry, else to a new run. The caller must unsubscribe it. The StatusHold
+    delays the status line of a stream; it is None for JSON and for a background run.
 
     Raises IdempotencyError, PausedError, and the errors of `prepare_request`.
     """

@@ -32,7 +32,8 @@ class RoutingDecision:
     route: Route
     profile: Profile
     verdict: ToolVerdict = SUPPORTED
-    """The verdict on the model's tool support. Its message explains why the route is plain."""
+    """The verdict on the model's tool support. If the model does not support tools, the verdict's
+    message explains why the route is plain."""
     upstream: str | None = None
     """The base URL to which the model calls of a run are sent; None: the backend's."""
 

@@ -293,7 +293,7 @@ async def _followed_frames(
 @dataclass(frozen=True, slots=True)
 class PreviousContext:
     """The context that a request continues: the earlier items, and the saved workspace with their
-    files."""
+    files. Empty for a request that continues nothing."""
 
     items: Sequence[Item] = ()
     resume_point: ResumePoint | None = None

@@ -1,5 +1,5 @@
-"""The trajectories of runs: the list of them, each one in several formats, its deletion, and its
-rewards."""
+"""The routes of trajectories: list and export them, read one in several formats, delete one, and
+append rewards to one."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,8 +1,8 @@
 """The audit logs of runs. A tool call is logged before it is run.
 
 `AuditLogs` creates the logs of a data directory, `RunAuditLog` observes one run, and the functions
-of this module make the lines. A line has no long text except commands, no API key, and nothing that
-the client does not get.
+of this module make the lines. A line contains no API key, and no long text except commands. Secrets
+that the profile redacts are redacted in the lines too.
 """
 
 import asyncio

@@ -197,7 +197,8 @@ class Index:
 
 def _read_last_position(file: int) -> Fields | None:
     """Return the number and the hash of the last complete line, or None. Remove an incomplete line
-    after it, which a killed process has left."""
+    after it, which a killed process has left. Raises OSError if the end of the index is damaged
+    otherwise."""
     size = os.fstat(file).st_size
     tail = os.pread(file, TAIL_BYTES, max(0, size - TAIL_BYTES))
     whole = tail[: tail.rfind(b"\n") + 1]

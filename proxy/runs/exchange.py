@@ -1,5 +1,5 @@
-"""Runs of other processes that share the store: they are cancelled and followed from here, and the
-runs of this process from there."""
+"""Lets processes that share a store cancel and follow each other's runs. To follow a run is to read
+its events, which the run's process publishes in the store."""
 
 import asyncio
 import json
@@ -28,19 +28,20 @@ T = TypeVar("T")
 CANCEL_S = 10.0
 """Maximum wait for the end of another process's run that is cancelled, in seconds."""
 POLL_S = 0.2
-"""Interval at which the state of such a run is read, in seconds."""
+"""Interval at which a process repeats its message to cancel a run, until the run has ended, in
+seconds."""
 FOLLOW_AGAIN_S = 10.0
-"""Interval at which a process says again that it follows a run, in seconds. Messages may be
-lost."""
+"""Interval at which a process repeats its message that it follows a run, in seconds, because
+messages may be lost."""
 LAST_EVENTS_S = 5.0
-"""Seconds for which the last events of a run are awaited after it has ended."""
+"""Seconds to wait for the last events of a run after the run has ended."""
 FOLLOWED_S = 3 * FOLLOW_AGAIN_S
-"""Seconds for which a run is published after another process said that it follows the run."""
+"""Seconds for which a run is published after the latest message that another process follows it."""
 
 
 class RunExchange:
     """Cancels and follows the runs of other processes, and lets other processes cancel and follow
-    the runs of this one."""
+    the runs of this process."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class RunExchange:
         repository: RunRepository,
         find_local: Callable[[str], Run | None],
     ) -> None:
-        """`find_local` returns the run of this process with an id."""
+        """`find_local` returns the run of this process with a given id, or None."""
         self._messages = messages
         self._repository = repository
         self._find_local = find_local
@@ -100,7 +101,7 @@ class RunExchange:
             yield frames_from_json(frames)
 
     async def aclose(self) -> None:
-        """Stop to publish events and to process messages."""
+        """Stop publishing events and processing messages."""
         self._messages.call_on_message(lambda _: None)
         for task in self._tasks:
             task.cancel()

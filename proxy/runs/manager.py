@@ -99,8 +99,8 @@ class RunManager:
         new run and does not join the run of an equal request."""
 
     def listen(self) -> None:
-        """Let other processes that share the store cancel and follow the runs of this one. Call it
-        in the event loop of the runs."""
+        """Let other processes that share the store cancel and follow the runs of this process. Call
+        this method in the event loop of the runs."""
         if self._exchange:
             self._exchange.listen()
 
@@ -232,8 +232,8 @@ class RunManager:
         return await self._trajectories.delete(owner, run_id)
 
     async def write_trajectories(self, owner: str, run_id: str | None = None) -> None:
-        """Store what the trajectory recorders of the owner's runs have recorded so far: of all
-        runs, or of the run with `run_id`."""
+        """Store the trajectories of the owner's runs as far as they are recorded: of all runs, or
+        of the run with `run_id`."""
         found = [
             recorder
             for recorder in self._recorders.values()

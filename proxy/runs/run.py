@@ -32,9 +32,9 @@ class RequestIdentity:
 
     owner: str
     fingerprint: str
-    """SHA-256 of the path, the session, some headers and the bytes of the body. If the request has
-    an idempotency key, the parsed body without the fields that only change the delivery of the
-    response takes the place of the bytes."""
+    """SHA-256 of the path, the session, some headers and the body. With an idempotency key, the
+    parsed body is hashed, without the fields that only change how the response is sent; else the
+    bytes of the body."""
     key: str | None = None
     """The Idempotency-Key."""
     retry_count: int | None = None

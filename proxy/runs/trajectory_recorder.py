@@ -169,7 +169,8 @@ class TrajectoryRecorder:
 
 
 async def _compress(text: bytes) -> bytes:
-    """Return the part for a text; an empty part for an empty text."""
+    """Return a text in compressed form, as a part of a stored trajectory. An empty text gives an
+    empty part."""
     if len(text) > SMALL_BYTES:
         return await asyncio.to_thread(zlib.compress, text, COMPRESSION_LEVEL)
     return zlib.compress(text, COMPRESSION_LEVEL) if text else b""
