@@ -27,8 +27,8 @@ class BodyMemory:
         self.held_bytes = 0
         """The reserved bytes of all owners."""
         self.decoding = asyncio.Lock()
-        """Held while a large body is decoded, which blocks the event loop. Without it, bodies that
-        arrive at the same time are decoded without a pause between them."""
+        """A lock, held while a large body is decoded, which blocks the event loop. Without the
+        lock, bodies that arrive at the same time would be decoded without a pause between them."""
 
     def take(self, owner: str, count: int) -> None:
         """Reserve bytes. Raises BusyError if too few bytes are left, in total or in the owner's

@@ -75,7 +75,7 @@ class Answer:
 
     text: str = ""
     run_id: str | None = None
-    """None if the request was answered without a run, or refused."""
+    """The id of the run; None if the request was answered without a run, or refused."""
     files: Sequence[Mapping[str, Any]] = field(default_factory=list)
     """The produced files, as in `sandbox.files`."""
 

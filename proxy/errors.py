@@ -477,8 +477,8 @@ def anthropic_error_body(error: ProxyError, request_id: str) -> dict[str, Any]:
 
 
 def _anthropic_text(error: ProxyError) -> str:
-    """Return an error's message as Anthropic words it: the path of the field is `a.0.b`, and comes
-    first if the message does not contain it."""
+    """Return an error's message in Anthropic's wording. The path of the field is written as
+    `a.0.b`, and precedes the message if the message does not contain it."""
     if error.code == "context_length_exceeded":
         return f"{PROMPT_TOO_LONG}: {error.message}"
     if not error.param:

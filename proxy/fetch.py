@@ -61,7 +61,7 @@ class FetchedFile:
 
 
 class ParsedURL(NamedTuple):
-    """A parsed URL."""
+    """The parts of a URL that a request needs."""
 
     scheme: str
     host: str

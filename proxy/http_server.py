@@ -67,7 +67,8 @@ MAX_HELD_BYTES = 64 * 1024
 """Maximum number of bytes that `CoalescingTransport` buffers. Further writes go at once to the
 underlying transport, whose flow control then pauses the writer."""
 REQUEST_SHUTDOWN_S = 1.5
-"""Maximum seconds that a request may continue after the end of the runs, to report it."""
+"""Maximum seconds that a request may continue after the end of the runs, so that the client
+receives the end of its run."""
 CONNECTION_SHUTDOWN_S = 2
 """Seconds after the end of the runs after which uvicorn closes the remaining connections."""
 TICKS_PER_CHECK = 10
@@ -163,7 +164,7 @@ class ConnectionRegistry(ServerState):
         self._groups_by_address: WeakValueDictionary[str, _ConnectionGroup] = WeakValueDictionary()
 
     def groups_of(self, address: str | None) -> tuple[_ConnectionGroup, ...]:
-        """Return the groups of a connection from the address."""
+        """Return the groups to which a connection from the address belongs."""
         if address is None or self._is_shared(address):
             return (self._all_connections,)
         return (
@@ -506,7 +507,8 @@ class HTTPServer(uvicorn.Server):
         self._runs = runs
 
     async def on_tick(self, counter: int) -> bool:
-        """See uvicorn, which calls this method ten times per second."""
+        """See uvicorn, which calls this method ten times per second. Close expired connections once
+        a second."""
         if counter % TICKS_PER_CHECK == 0:
             self.server_state.close_expired()
         return await super().on_tick(counter)

@@ -104,7 +104,7 @@ class _FileContent:
     read: Callable[[], Pieces] | None = None
     fault: str = ""
     filename: str = ""
-    """The file's name, if the part does not name the file."""
+    """The name of an uploaded file, for a part that does not name its file."""
     content_part: Mapping[str, Any] | None = None
     """The content part for a model that accepts this kind of file."""
     fetched_file: FetchedFile | None = None

@@ -40,7 +40,7 @@ REMOVED_PROFILES = {
 }
 """Profiles that were shipped with the last release, and what to write instead."""
 MAX_ENTRIES = 256
-"""Maximum length of a list in a profile: rules are compared pairwise."""
+"""Maximum length of a list in a profile, because rules are compared pairwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Profiles:
 
     @classmethod
     def only(cls, profile: Profile) -> "Profiles":
-        """Return the profiles of a server that has only this one."""
+        """Return a Profiles with this profile only, as the default."""
         return cls({profile.name: profile}, profile.name)
 
     @property

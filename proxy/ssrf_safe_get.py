@@ -67,7 +67,8 @@ class _Network(httpcore.AsyncNetworkBackend):
 
 
 class _Stream(httpcore.AsyncNetworkStream):
-    """A connection. Timeouts are ignored: `Fetcher.fetch` has one for the whole download."""
+    """A connection that the dialer has opened. Timeouts are ignored, because `Fetcher.fetch` has
+    one for the whole download."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

@@ -32,7 +32,8 @@ from sandbox_runtime.sandbox import Lease, Sandbox, Sandboxes, Sink
 logger = logging.getLogger(__name__)
 
 Origin = Literal["new", "kept", "restored"]
-"""Origin of the files in a workspace: none (an empty workspace), an idle sandbox, or a snapshot."""
+"""Origin of the files in a workspace. new: none, the workspace is empty; kept: an idle sandbox;
+restored: a snapshot."""
 SNAPSHOT_S = 60.0
 """Timeout of saving a snapshot, in seconds. After the timeout, the workspace is lost."""
 MAX_SNAPSHOT_MIB = 1024
@@ -52,7 +53,7 @@ class SnapshotStore(Protocol):
         """Return the name of the state that was saved last, or None."""
 
     async def stored_names(self, session: Session, names: Sequence[str]) -> set[str]:
-        """Return the names of the states that are stored."""
+        """Return those of `names` whose states are stored."""
 
     def read(self, state: SessionState) -> AsyncIterable[bytes]:
         """Return the bytes of a snapshot. Raises SandboxFileError if it is no longer stored."""

@@ -216,8 +216,9 @@ class _SingleCallHandler:
         self._has_emitted = False
 
     async def on_delta(self, delta: ModelDelta) -> None:
-        """Emit a delta. Raises StopRetryingError for a failed attempt if the client has already
-        seen a part of its reply, or if a retry would come too late to decide the status line."""
+        """Emit a delta. Raises StopRetryingError after a failed attempt that must not be repeated:
+        the client has seen a part of the reply, or a retry would come too late to decide the status
+        line."""
         match delta:
             case ReasoningDelta():
                 self._has_emitted = True

@@ -1,5 +1,5 @@
-"""The answer on its way to the client: streamed piece by piece, with paths of produced files
-rewritten to links. Also reads the answer file of a sandbox."""
+"""The answer as the client receives it: streamed piece by piece, with paths of produced files
+rewritten to links. Also the reader of a sandbox's answer file."""
 
 import re
 from bisect import bisect_left
@@ -48,7 +48,8 @@ class AnswerWriter:
         self._link_rewriter: LinkRewriter | None = None
         self._submit_reader = TextArgument("answer")
         self._held_submission = ""
-        """The beginning of a submitted answer, held while it repeats the narration before it."""
+        """The beginning of a submitted answer, which is held back while it repeats the narration
+        sent before."""
         self._linked_paths = set[str]()
         self._narration: _AnswerPart | None = None
         """The text that was sent as an answer and turned out to be narration; None once other text
@@ -74,7 +75,8 @@ class AnswerWriter:
         await self._restart_after_narration()
 
     async def write(self, piece: str, sandbox: Sandbox | None, logprobs: Any = None) -> None:
-        """Send a piece of the answer."""
+        """Send a piece of the answer. Paths of produced files in `sandbox` are rewritten to links,
+        if the request allows that."""
         if self._link_rewriter is None:
             await self._restart_after_narration()
             self._link_rewriter = LinkRewriter(
@@ -226,7 +228,7 @@ class LinkRewriter:
         return self._release(self._settled_chars())
 
     def finish(self) -> str:
-        """Return the rest of the text."""
+        """Return the rest of the text, with its paths rewritten."""
         return self._release(len(self._pending))
 
     def _settled_chars(self) -> int:
@@ -275,7 +277,7 @@ class LinkRewriter:
 
 
 def _spelling_pattern(spelling: str) -> str:
-    """Return the regular expression that matches one spelling."""
+    """Return the regular expression that matches one spelling of a path."""
     if spelling.startswith("]("):
         return re.escape(spelling)
     is_relative = spelling.lstrip("`").startswith(

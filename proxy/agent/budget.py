@@ -80,7 +80,8 @@ class RunBudget:
         self._output_chars = 0
         self._traffic_quotas: list[tuple[TrafficQuota, int]] = []
         self._reminded_levels: dict[str, int] = {}
-        """The highest level of each budget that the model was reminded of."""
+        """By kind of budget, the highest level (see `LowBudgetHint`) at which the model was
+        reminded."""
 
     @property
     def wall_time_s(self) -> float:
@@ -381,7 +382,7 @@ class CompletionRecorder:
         self._chars = 0
         self._token_count: TokenCount | None = None
         self._counted_pieces = 0
-        """Number of pieces that had arrived when the backend sent the count."""
+        """Number of pieces that had arrived when the backend last sent a token count."""
 
     def wrap(self, on_delta: OnDelta) -> OnDelta:
         """Return a callback that records each delta before it calls `on_delta`."""

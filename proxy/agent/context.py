@@ -146,7 +146,7 @@ class ContextFitter:
         return self._counter.tokens(self._history.messages)
 
     def _record_refusal(self, extra_fields: Mapping[str, Any], sizes: ContextSizes) -> None:
-        """Record the sizes in a refusal."""
+        """Record the sizes that a refusal of the backend names."""
         self._window.record_refusal(sizes)
         if sizes.window is None:
             return
@@ -380,9 +380,9 @@ class TokenCounter:
         self._counted_tokens = 0
         """Tokens of the prompt and the answer that the backend counted last."""
         self._counted_messages: Sequence[Message] = ()
-        """The messages of that prompt."""
+        """The messages of the prompt that the backend counted last."""
         self._counted_bytes = 0
-        """Bytes of these messages."""
+        """Size of `_counted_messages` in bytes."""
         self._pending_count: tuple[Sequence[Message], int, int] | None = None
         """Latest token count from the backend, applied lazily: most runs never need an estimate."""
 
@@ -392,7 +392,8 @@ class TokenCounter:
             self._pending_count = messages, prompt, answer
 
     def tokens(self, messages: Sequence[Message]) -> int:
-        """Return the tokens of a prompt of these messages and the tools."""
+        """Return the number of tokens of a prompt with these messages and the tools: the backend's
+        last count as far as it applies, and an estimate of the rest."""
         self._apply_count()
         known = len(self._counted_messages)
         if known and _begins_with(messages, self._counted_messages):

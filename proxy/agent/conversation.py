@@ -274,9 +274,9 @@ class Conversation:
             raise
 
     def _client_message_index(self, offset: int, index: int) -> int | None:
-        """Return the index that a message of a model call has in the client's request, or None if
-        the message is not the client's or its index is unknown: in a translated request and in a
-        resumed run."""
+        """Return the index that a message of a model call has in the client's request. Return None
+        if the message is not the client's, or if its index is unknown, as in a translated request
+        or a resumed run."""
         is_new = self._request.has_client_indexes and self._task.session.suspended_run is None
         index -= offset
         return index if is_new and 0 <= index < self._client_message_count else None

@@ -19,7 +19,7 @@ class RunStarted:
 @dataclass(frozen=True, slots=True)
 class TurnStarted:
     turn: int
-    """Counted from 1."""
+    """Number of the turn, counted from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class CallTokens:
 
     prompt_ids: Sequence[int] = ()
     reply_ids: Sequence[int] = ()
-    """The sampled tokens."""
+    """The ids of the sampled tokens."""
     logprobs: Sequence[float] = ()
     """The log probability of each sampled token."""
     missing: str | None = None
@@ -62,7 +62,7 @@ class ModelCallFinished:
     shared_prefix: int
     """Number of leading messages that are the same as in the previous call."""
     messages: Sequence[Mapping[str, Any]]
-    """The other messages of the prompt."""
+    """The messages of the prompt after the shared prefix."""
     settings: Mapping[str, Any]
     """The fields of the call other than its messages: the tools, the temperature and so on."""
     duration_s: float
@@ -149,7 +149,7 @@ class TokenCount:
 @dataclass(frozen=True, slots=True)
 class ToolCallStarted:
     step: int
-    """Counted from 1 over the whole run."""
+    """Number of the tool call, counted from 1 over the whole run."""
     call_id: str
     name: str
     arguments: Mapping[str, Any]
@@ -243,7 +243,7 @@ class ChoiceEvent:
     """An event of a further choice (`n`). Events of the first choice are not wrapped."""
 
     index: int
-    """Counted from 1."""
+    """Index of the choice, at least 1."""
     event: "Event"
 
 

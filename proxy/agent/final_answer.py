@@ -58,7 +58,7 @@ class FinalAnswer:
 
     text: str
     finish_reason: str | None = None
-    """None: the finish reason of the run."""
+    """The finish reason of the answer; None: that of the run."""
     reply: Completion | None = None
     """The complete reply that contains `text`, if there is one."""
     refusal: str | None = None

@@ -143,7 +143,8 @@ class EgressWatch:
             self._log(_failure_summary(count))
 
     async def _on_rule_matched(self, event: Event) -> None:
-        """Emit a rule that a connection matched, unless there were too many."""
+        """Emit a rule that a connection matched, unless the rule has matched too often in the
+        period."""
         assert isinstance(event, RuleMatched)
         throttle, _ = self._rule_throttles.get(event.rule) or (
             Throttle(MAX_EMITTED, PERIOD_S),

@@ -15,9 +15,9 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 second. Mistral sends reasoning as content parts instead."""
 
 MessageKind = Literal["theirs", "result", "said", "observed", "asked", "summary"]
-"""theirs: from the client; result: of a client tool; said: by the model; observed: an observation
-of one of the proxy's tools; asked: a request by the proxy; summary: of earlier messages. These
-words are stored with suspended runs."""
+"""The origin of a message. theirs: the client; result: a client tool; said: the model; observed:
+one of the proxy's tools; asked: a request by the proxy; summary: the summary of earlier messages.
+These words are stored with suspended runs."""
 DEFAULT_KINDS: Mapping[str, MessageKind] = {
     "assistant": "said",
     "tool": "observed",
@@ -83,7 +83,7 @@ class History:
         self._entries.extend(Entry(message, _default_kind(message)) for message in messages)
 
     def append_request(self, text: str) -> None:
-        """Append a request that the proxy makes of the model."""
+        """Append a request from the proxy to the model, as a user message."""
         self._entries.append(Entry({"role": "user", "content": text}, "asked"))
 
     def drop_run_messages(self) -> None:
@@ -102,7 +102,8 @@ class History:
         self._entries[-1] = replace(last, message=message, appended_text=text)
 
     def replace_with_stubs(self, stubs: Mapping[int, str]) -> None:
-        """Begin a segment in which stubs replace observations. The keys are message indexes."""
+        """Begin a segment in which stubs replace observations. The keys of `stubs` are message
+        indexes."""
         segment = list(self.entries)
         for n, stub in stubs.items():
             segment[n] = replace(segment[n], message={**segment[n].message, "content": stub})

@@ -30,7 +30,7 @@ class CompletionStopped(Exception):
         self.cause = cause
         self.stop_string = stop_string
         self.partial_completion: Completion | None = None
-        """The reply as far as it arrived, if the model knows it."""
+        """The reply as far as it arrived; None if the model client has not set it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class UpstreamResponse:
     headers: Mapping[str, str]
     """The headers that the client needs: content-type, request ids, rate limits."""
     body: UpstreamBody
-    """The caller must close the body."""
+    """The body, which the caller must close."""
 
 
 @dataclass(frozen=True, slots=True)

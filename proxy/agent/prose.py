@@ -22,8 +22,8 @@ MAX_HELD_STOP_CHARS = 256
 """Maximum number of characters held back because a stop string may begin there. The limit bounds
 the search for each piece; a longer stop string may be shown in part."""
 LONG_PIECE_CHARS = 12
-"""Engines send one token per piece. Pieces that have more characters than this on average contain
-several tokens."""
+"""Average number of characters above which pieces are assumed to contain several tokens each.
+Engines normally send one token per piece."""
 _DECODER = json.JSONDecoder()
 _TAG = "<tool_call>"
 _FENCE = re.compile(r"```(\w*)[ \t]*(?:\n\s*|\Z)|`{1,2}\Z")

@@ -29,7 +29,7 @@ from proxy.agent.result import Result
 TOO_DEEP = "[left out: the value has too many levels]"
 """The text in place of a value whose nesting exceeds Python's stack."""
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
-"""A character that JSON has escaped."""
+"""Matches a character that is escaped in JSON."""
 REASONING_END_EVENTS = TurnStarted | ToolCallStarted | AnswerDelta | Refused | RunFinished
 
 
@@ -45,8 +45,8 @@ class Redactor:
     def redact_event(self, event: Event) -> Iterator[Event]:
         """Yield the redacted parts of an event. The last characters of a streamed text are held
         back until the next piece or the end of the text arrives, because a secret may continue
-        there. Events of client tool calls are not redacted, but a run whose profile redacts
-        secrets has none: see `client_call_stream`."""
+        there. Events of client tool calls are not redacted: a run whose profile redacts secrets
+        does not emit them (see `client_call_stream`)."""
         if not isinstance(event, ChoiceEvent):
             yield from self._first_redactor.redact_event(event)
             return

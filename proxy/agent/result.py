@@ -95,7 +95,8 @@ class Compaction:
     kind: Literal["stubs", "summary"]
     """The replacement for earlier messages: stubs for single observations, or one summary."""
     cause: Literal["nearly full", "refused"]
-    """`refused` if the backend refused the prompt as too long."""
+    """nearly full: the prompt exceeded the limit that the context window sets. refused: the backend
+    refused the prompt as too long."""
     tokens_before: int
     """Prompt tokens before: the backend's count and an estimate of later messages."""
     tokens_after: int
@@ -190,7 +191,7 @@ class CapabilityCounter:
 
 
 class Stopwatch:
-    """Adds up the durations of blocks, without the time spent in wrapped callbacks."""
+    """Adds up the durations of `with` blocks, without the time spent in wrapped callbacks."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.spent_s = 0.0

@@ -37,7 +37,7 @@ class SuspendedRun:
     run_start_index: int
     """Index of the first message of the run itself."""
     calls: Sequence[tuple[str, str, str]]
-    """Client's id, model's id and tool name of each call."""
+    """The client's id, the model's id and the tool name of each call."""
     calls_are_text: bool
     """True if the calls were written as text, so that no `tool` message can answer them."""
     resume_from: ResumePoint | None
@@ -143,8 +143,8 @@ def run_id_of_call(call_id: str) -> str | None:
 def result_messages(
     results: Iterable[tuple[str, str, Message | None]], calls_are_text: bool
 ) -> list[Message]:
-    """Return the messages that answer calls. Each result is the model's call id, the tool name and
-    the client's message; None if the client sent none."""
+    """Return the messages that answer calls. Each result consists of the model's call id, the tool
+    name, and the client's message with the result (None if the client sent none)."""
     contents = [
         (id, name, NO_RESULT if message is None else _result_content(message))
         for id, name, message in results

@@ -37,8 +37,8 @@ class InputFile:
 
     path: str
     identity: str
-    """A file with the same path and identity is uploaded only once into a workspace: the identity
-    is a digest of the contents, or of the URL or upload id."""
+    """A digest of the contents, or of the URL or upload id. A file with the same path and identity
+    is uploaded into a workspace only once."""
     read: Callable[[], AsyncGenerator[bytes, None]]
     """Return the file's bytes from the start. Raises SandboxFileError if the file is gone."""
 
@@ -242,7 +242,7 @@ class TaskLimits:
     tariff: Tariff | None = None
     """Prices of the model, if known and needed."""
     reservation: BudgetReservation | None = None
-    """None if the key has no daily budget."""
+    """The run's reservation in the key's daily budget; None if the key has no daily budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,9 +299,9 @@ class AgentTask:
 
     @property
     def captures_tokens(self) -> bool:
-        """True if the run is recorded for training. Its prompts and replies are then exactly those
-        of the model: the history is never compacted, replies are not cut, replaced or repeated
-        without tools, and the client's token limit applies to each call."""
+        """True if the run is recorded for training. The recorded prompts and replies are then
+        exactly those of the model: the history is never compacted, replies are not cut, replaced or
+        repeated without tools, and the client's token limit applies to each call."""
         return self.capture == "tokens"
 
     async def discard(self) -> None:

@@ -1,5 +1,5 @@
-"""Parsing of the tool calls in a model's reply, well formed or not, and of text in arguments that
-are incomplete."""
+"""Parses the tool calls in a model's reply, malformed calls included, and the text in arguments
+that are still incomplete."""
 
 import itertools
 import json
@@ -204,8 +204,8 @@ def _written_calls(text: str, tool_names: Collection[str]) -> list[_WrittenCall]
 
 
 def _json_after_each(opening: "re.Pattern[str]", text: str) -> list[tuple[Any, int]]:
-    """Return, for each match of `opening`, the JSON value that follows, or None if there is none,
-    and the offset at which the match ends."""
+    """Return a pair for each match of `opening`: the JSON value that follows the match (None if
+    there is none), and the offset at which the match ends."""
     found = []
     position = 0
     while start := opening.search(text, position):

@@ -79,7 +79,7 @@ class StreamHandler:
         client_calls: "ClientCallStream | None" = None,
         allowed_tools: Collection[str] | None = None,
     ) -> None:
-        """`streams` is True if reasoning is emitted piece by piece; `shows_submit`, if a submitted
+        """With `streams`, reasoning is emitted piece by piece. With `shows_submit`, a submitted
         answer is emitted piece by piece. `client_calls` emits the calls of the client's tools.
         Calls of tools other than `allowed_tools` are ignored; None allows all."""
         self._emit = emit

@@ -114,7 +114,7 @@ class Services:
     public_url: str | None = None
     """Base URL of links to files, or None for the base URL of each request."""
     steps: StepsSetting = "auto"
-    """Form of the steps if the request does not set it."""
+    """Form in which a response shows the steps, unless the request sets it."""
     status_wait_s: float = 1.0
     """Maximum seconds before a stream sends its status 200, if no model call has failed."""
     status_hold_s: float = 10.0
@@ -128,7 +128,7 @@ class Services:
     narration: NarrationSetting = "content"
     """Form of streamed prose before a tool call."""
     on_disconnect: OnDisconnect = "cancel"
-    """Handling of a run whose client disconnects, if the request does not set it."""
+    """Handling of a run whose client disconnects, unless the request sets it."""
     trajectory_conversions: asyncio.Semaphore = field(
         default_factory=partial(asyncio.Semaphore, MAX_CONVERSIONS)
     )

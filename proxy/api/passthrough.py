@@ -50,7 +50,8 @@ _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp[\w.+/=-]{1,1000})"')
 
 Handler = Callable[[Request, str], Awaitable[Response]]
 _REFERENCE_FIELDS = frozenset({"id", "type"})
-"""An item with no other fields is a reference to an item that the backend stores."""
+"""The fields of a reference. An item with no other fields refers to an item that the backend
+stores."""
 _REFERENCE_TYPE = "item_reference"
 
 

@@ -89,7 +89,7 @@ class RunRequest:
 
     model_request: ModelRequest
     body: Mapping[str, Any]
-    """The body as a chat-completions body."""
+    """The client's body in the form of a chat-completions request."""
     decision: RoutingDecision
     options: RequestOptions
     is_translated: bool = False

@@ -155,7 +155,7 @@ async def _wait_for_status(subscriber: Subscriber, hold: StatusHold, wait_s: flo
 
 
 def _follows_accepted_call(event: Event) -> bool:
-    """Return True if the event follows an accepted model call."""
+    """Return True if the event shows that the backend has accepted the first model call."""
     return not isinstance(_inner_event(event), RunStarted | TurnStarted | ModelCallFailed)
 
 

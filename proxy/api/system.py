@@ -48,7 +48,8 @@ from proxy.schemas.resources import (
 router = APIRouter(tags=["Server"], default_response_class=JSONResponse)
 
 BACKEND_TIMEOUT_S = 5.0
-"""Timeout for the backend's metrics. Prometheus's own timeout is 10 s by default."""
+"""Timeout for the backend's metrics and for its list of models, in seconds. Prometheus's own
+timeout is 10 s by default."""
 MAX_BACKEND_BYTES = 16 << 20
 CHECK_TIMEOUT_S = 2.0
 """Timeout for the backend's answer to the front page's check."""

@@ -43,7 +43,7 @@ from proxy.errors import AuditError, ProxyError
 
 log = logging.getLogger(__name__)
 THREAD_COUNT = 4
-"""Number of threads that write audit logs, and nothing else: a disk that hangs delays only logs."""
+"""Number of threads. They only write audit logs, so that a disk that hangs delays nothing else."""
 MAX_QUEUED_JOBS = 64
 """Maximum number of a run's writes that wait for the disk. Above it, the run waits."""
 FLUSH_EVENTS = TurnStarted | ToolCallStarted
@@ -165,7 +165,8 @@ class RunAuditLog:
 
 
 class AuditLogs:
-    """The audit logs of a data directory, which is created with the first log."""
+    """The audit logs of a data directory. The directory of the logs is created with the first
+    log."""
 
     def __init__(
         self,

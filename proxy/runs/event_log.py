@@ -50,7 +50,7 @@ class EventLog:
         self._growing_event: AnswerDelta | ReasoningDelta | ToolOutput | ClientCallDelta | None = (
             None
         )
-        """The event of the first of these pieces."""
+        """The event that contains the first of `_pieces`; None if no text is growing."""
         self._choice_logs: dict[int, EventLog] = {}
         """The logs of further choices, by the choice's index."""
         self._live_chars = 0

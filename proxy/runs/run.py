@@ -63,7 +63,7 @@ class RequestIdentity:
 
 @dataclass(frozen=True, slots=True)
 class RunMetadata:
-    """The facts of a run that are known at its start."""
+    """The properties of a run that are known at its start."""
 
     id: str
     model: str
