@@ -322,8 +322,7 @@ class RunCancelledError(ProxyError):
 
 
 class RunElsewhereError(ProxyError):
-    """The run is in progress in another process of the server, which cannot be reached from
-    here."""
+    """The run is in progress in another process of the server, which cannot be reached."""
 
     def __init__(self) -> None:
         super().__init__(

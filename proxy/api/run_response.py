@@ -49,9 +49,9 @@ GENERIC_ERROR = (
 """The last frame of a stream whose encoder cannot write the error. Clients of every API understand
 the frame."""
 BLANK = b" \n"
-"""Whitespace that is sent before a JSON body every `server.nonstream_keep_alive_s` seconds, or more
-often if the client's read timeout requires it (`KEEP_ALIVES_PER_TIMEOUT`). Not sent if the setting
-is null."""
+"""Whitespace that is sent before a JSON body every `server.nonstream_keep_alive_s` seconds, or
+three times within the client's read timeout if that is more often. Not sent if the setting is
+null."""
 
 
 class ResponseBuilder(Protocol):
