@@ -95,9 +95,9 @@ def schema_error(schema: Any) -> str | None:
 
 
 def answer_error(form: AnswerForm, answer: str) -> str | None:
-    """Return why an answer does not have the form, or None if it does.
+    """Return the error message for an answer that does not have the form, or None.
 
-    A schema can make this check run without end, so callers need a timeout.
+    Some schemas make this check run without end, so callers need a timeout.
     """
     try:
         value = json.loads(answer, parse_constant=_refuse_constant)

@@ -58,7 +58,7 @@ class ArtifactLimits:
 SkipReason = Literal[
     "type_not_allowed", "too_large", "too_many", "no_room", "changed", "rule", "lost", "no_time"
 ]
-"""Why a produced file is not returned. `SkippedFile.why` explains the words."""
+"""The reason why a produced file is not returned. `SkippedFile.why` explains each reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class Reservation:
     spent: Expense
     """Everything that the key has spent or reserved on that day, including this reservation."""
     exhausted_kind: str | None = None
-    """The kind of expense whose budget is exhausted, or None. If it is set, nothing was
+    """The kind of expense whose budget is exhausted, or None. If a kind is set, nothing was
     reserved."""
 
 
@@ -156,8 +156,8 @@ def seconds_until_midnight(now: float) -> float:
 _LITTLE_SHARE, _VERY_LITTLE_SHARE = 0.2, 0.05
 """Shares of a budget below which the model gets a hint: at most one hint for each share."""
 _LAST_TURNS, _LAST_S = 3, 60.0
-"""Remaining turns and seconds that count as very little, whatever their share of the limit. If the
-run's time is short, `_LITTLE_SHARE` of it replaces `_LAST_S`."""
+"""Remaining turns and seconds that count as very little, whatever their share of the limit. In a
+short run, `_LITTLE_SHARE` of the run's maximum time replaces `_LAST_S`."""
 _MIB = 1 << 20
 
 
@@ -171,8 +171,8 @@ class LowBudgetHint:
 
 
 def low_budget_hints(limits: Limits, spent: Spent) -> dict[str, LowBudgetHint]:
-    """Return a hint for each of the run's own budgets that is nearly exhausted, by kind
-    (`turns`)."""
+    """Return a hint for each of the run's own budgets that is nearly exhausted, by kind, such as
+    `turns`."""
     last_s = min(_LAST_S, limits.max_run_seconds * _LITTLE_SHARE)
     rows = (
         ("turns", limits.max_turns, spent.turns, _LAST_TURNS),

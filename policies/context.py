@@ -12,8 +12,8 @@ prefix cache, so it must free enough room for several turns."""
 SUMMARY_SHARE = 1 / 2
 """Maximum share of the window that is used after a compaction by summary."""
 TOKENS_PER_BYTE = 1 / 3
-"""Assumed for text that no backend has counted yet. English text has fewer tokens per byte, digits
-have more."""
+"""The ratio that is assumed for text that no backend has counted yet. English text has fewer tokens
+per byte, digits have more."""
 _MIN_TOKENS_PER_BYTE, _MAX_TOKENS_PER_BYTE = 1 / 8, 1.5
 """The plausible range of tokens per byte. A backend that reports a count outside this range has
 counted something else."""
@@ -32,7 +32,8 @@ class ContextSizes:
     answer: int | None = None
     """Tokens that the request reserved for its answer."""
     excerpt: str = field(default="", compare=False)
-    """The passage of the error text that states the window; empty if a separate field does."""
+    """The passage of the error text that states the window; empty if a separate field of the error
+    states the window."""
 
     @property
     def is_overflow(self) -> bool:
@@ -103,8 +104,8 @@ _MIN_WEIGHT = min(_OTHER_WEIGHT, *(weight for _, weight in _WEIGHTS if weight))
 def estimate_tokens(text: str) -> int:
     """Return an estimate of a text's tokens by the script of its characters, in linear time.
 
-    A long text is read in pieces: a thread that estimates a whole one would hold the GIL for 50 ms
-    at a time.
+    A long text is read in pieces, because a thread that reads it as a whole would hold the GIL for
+    50 ms at a time.
     """
     pieces = (text[start : start + _PIECE_CHARS] for start in range(0, len(text), _PIECE_CHARS))
     return round(sum(map(_estimate_piece, pieces)))
@@ -122,13 +123,13 @@ def _estimate_piece(text: str) -> float:
 
 def is_far_below(text: str, threshold: int) -> bool:
     """Return True if a text is so short that its estimate must be below the threshold and not near
-    it. Estimates of the texts of 60,000 short messages would take 0.7 s."""
+    it. This check avoids the estimates, which take 0.7 s for 60,000 short messages."""
     return len(text) * _MAX_WEIGHT <= threshold / _NEAR_FACTOR
 
 
 def is_far_above(text: str, threshold: int) -> bool:
     """Return True if a text is so long that its estimate must be above the threshold and not near
-    it. The estimate of a text of 100 MB takes 0.2 s."""
+    it. This check avoids the estimate, which takes 0.2 s for a text of 100 MB."""
     return len(text) * _MIN_WEIGHT >= threshold * _NEAR_FACTOR
 
 

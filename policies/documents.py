@@ -384,7 +384,7 @@ shorter."""
 _HEAD_CHARS = 160
 """Maximum number of characters that the note on a document quotes from the document's beginning."""
 _TOTAL_HEAD_CHARS = 6000
-"""Maximum number of such characters in the notes on all documents together."""
+"""Maximum number of quoted characters in the notes on all documents together."""
 _KEPT_DIVISOR = 4
 """A text becomes one file if more than 1 / `_KEPT_DIVISOR` of it would stay in the prompt."""
 
@@ -440,7 +440,7 @@ def _kept_chars(segment: Segment) -> int:
 
 
 def _offload_segment(segment: Segment, save_file: SaveFile, head_chars: int) -> str:
-    """Return the text for the prompt that stands for a segment. A long segment is written to a
+    """Return the text that replaces a segment in the prompt. A long segment is written to a
     file."""
     text = segment.text
     if _stays_in_prompt(segment):

@@ -235,8 +235,8 @@ def matches_type(path: str, patterns: Collection[str]) -> bool:
 
 
 def covered_patterns(patterns: Collection[str], others: Collection[str]) -> tuple[str, ...]:
-    """Return the patterns that are covered by one pattern of `others`, which matches at least the
-    same files."""
+    """Return the patterns that a pattern of `others` covers. A pattern covers another pattern if it
+    matches at least the same files."""
     return tuple(
         pattern for pattern in patterns if any(_covers(other, pattern) for other in others)
     )

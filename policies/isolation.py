@@ -14,8 +14,8 @@ MIN_LIMITS = {
     "disk_mib_per_s": 64,
     "open_files": 16,
 }
-"""Minimum values of the limits that a request may set. Far below them no sandbox starts, and below
-the minimum disk bandwidth a killed sandbox takes long to end."""
+"""Minimum values of the limits that a request may set. With much smaller limits no sandbox starts,
+and with a smaller disk bandwidth a killed sandbox takes long to end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class StopReason(StrEnum):
-    """Why a run ended."""
+    """The reason why a run ended."""
 
     SUBMITTED = "submitted"
     """The model called submit."""
@@ -27,7 +27,8 @@ class StopReason(StrEnum):
     EGRESS_BUDGET = "egress_budget"
     TOOL_OUTPUT_BUDGET = "tool_output_budget"
     DAILY_TOKEN_BUDGET = "daily_token_budget"
-    """A daily budget of the key is exhausted, as for each reason that begins with `daily_`."""
+    """A daily budget of the key is exhausted. This holds for each reason that begins with
+    `daily_`."""
     DAILY_COST_BUDGET = "daily_cost_budget"
     DAILY_COMMAND_BUDGET = "daily_command_budget"
     DAILY_CPU_BUDGET = "daily_cpu_budget"

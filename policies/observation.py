@@ -40,7 +40,7 @@ during compaction. A stub has a truncation marker as well."""
 
 @dataclass(frozen=True, slots=True)
 class StreamCap:
-    """The maximum part of one output stream that leaves the sandbox."""
+    """The maximum size of the part of one output stream that leaves the sandbox."""
 
     max_bytes: int
     max_lines: int
@@ -153,7 +153,8 @@ def _last_line_state(line: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with U+FFFD for characters that JSON, tokenizers or terminals may reject."""
+    """Return the text with U+FFFD in place of characters that JSON, tokenizers or terminals may
+    reject."""
     return _UNPRINTABLE.sub(_REPLACEMENT, text)
 
 

@@ -1,4 +1,4 @@
-"""The prompts of the paper's style: a general one, and one for each domain of the paper.
+"""The prompts of the paper's style: general prompts, and prompts for each domain of the paper.
 
 The prompts have the facts and the structure of the reference implementation's prompts, in this
 project's words. The operator can replace them by the reference implementation's prompts.
@@ -93,7 +93,7 @@ class ReferencePrompts:
     no_call: str = NO_CALL
     """The message after a turn without a tool call."""
     output_dir: str = OUTPUT_DIR
-    """The directory for results in the prompts."""
+    """The directory that the prompts name for results."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """The tools' descriptions for the model. Empty: the descriptions of this project."""
 

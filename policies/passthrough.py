@@ -57,15 +57,15 @@ _CLOSED_NAMES = frozenset(
         *("cudasharedmemory", "logging", "systemsharedmemory"),
     }
 )
-"""A path is closed if the segment that names its resource is one of these. Harmless routes such as
-/model_info contain the same words."""
+"""A path is closed if the segment that names its resource is one of these names. A part of a
+segment does not count, because harmless routes such as /model_info contain the same words."""
 _CHAT_COMPLETIONS = ["chat", "completions"]
 _MODELS = "models"
 _CLOSED_MODEL_WORDS = _CLOSED_WORDS | {
     *("apply", "download", "install", "load", "new", "unload", "update")
 }
-"""A path under /models is closed if one of its last two segments contains one of these words: LM
-Studio, llama.cpp, Triton, LocalAI."""
+"""A path under /models is closed if one of its last two segments contains one of these words. LM
+Studio, llama.cpp, Triton and LocalAI have such paths."""
 
 
 def _parse_patterns(lines: str) -> dict[str, list[list[str]]]:
@@ -111,7 +111,7 @@ Azure, DeepSeek and Mistral."""
 
 
 def is_stateless(method: str, path: str) -> bool:
-    """Return True if the backend stores nothing of a request with this method and path that another
+    """Return True if a request with this method and path leaves nothing in the backend that another
     client could read, list or delete."""
     segments = _path_segments(path)
     if segments is None or method not in ("GET", "HEAD", "OPTIONS", "POST"):
@@ -222,8 +222,8 @@ def is_url(text: str) -> bool:
 
 
 def remote_urls(body: Any) -> Iterator[str]:
-    """Yield each URL in a request's body that the backend would fetch, and each local path that it
-    would open."""
+    """Yield each URL in a request's body that the backend would fetch, and each local path that the
+    backend would open."""
     pending: list[tuple[str, Any]] = [("", body)]
     while pending:
         name, value = pending.pop()
@@ -256,7 +256,8 @@ def _searched_fields(name: str, part: Mapping[str, Any]) -> Iterator[tuple[str, 
 def _is_url_fetched(name: str, kind: str) -> bool:
     """Return True if the backend fetches the `url` of a part of type `kind` in the field `name`.
 
-    In other fields, the `url` of a part without a type is only the source of a document's text.
+    Outside `URL_FIELDS` and `source`, the `url` of a part without a type only names the source of a
+    document's text.
     """
     if not name or name in URL_FIELDS or name == "source":
         return True

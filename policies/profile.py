@@ -61,7 +61,7 @@ class Profile:
     about: str = ""
     """A paragraph on the purpose of the profile."""
     extends: str = "default"
-    """The profile whose settings apply where this one has none. That profile must be
+    """The profile whose settings apply where this profile sets none. The extended profile must be
     defined earlier in the file."""
     enabled: Enabled = "auto"
     """The requests that get a sandbox. always: every request, from its start. auto: requests that
@@ -97,8 +97,8 @@ class SettingOrder:
     is_stricter: Callable[[Any, Any], bool]
     """Returns True if the requested value is stricter. The values are not equal."""
     combine: Callable[[Any, Any], Any] | None = None
-    """Returns the loosest value that is at least as strict as both. None: the allowed value is
-    used."""
+    """Returns the loosest value that is at least as strict as both values. None: the allowed value
+    is used."""
 
 
 def is_at_least_as_strict(path: str, allowed: Any, requested: Any) -> bool:
@@ -124,13 +124,12 @@ def describe_stricter(path: str, allowed: Any) -> str:
 
 
 def _strictest_value_order(value: object, description: str) -> SettingOrder:
-    """Return an order in which `value` is stricter than every other value, and no other value is
-    stricter than another."""
+    """Return an order in which only `value` is stricter than other values."""
     return SettingOrder(description, lambda _, requested: bool(requested == value))
 
 
 def _is_stricter_by_type(allowed: Any, requested: Any) -> bool:
-    """Return True if the requested value switches a switch off, reduces a number, or sets a limit
+    """Return True if the requested value turns a switch off, reduces a number, or sets a limit
     instead of None."""
     if isinstance(allowed, bool):
         return allowed

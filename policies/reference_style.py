@@ -93,7 +93,7 @@ class EditResult:
 
 
 def view_file(path: str, content: str, view_range: Sequence[int] | None) -> str:
-    """Return the observation of a view of a file: its numbered lines, or those in `view_range`
+    """Return the observation of a view of a file: its numbered lines, or the lines in `view_range`
     (first and last line, -1 for the end), clipped to _CLIP_CHARS. An empty file gives a note, an
     invalid range an error message."""
     if not content:
@@ -131,7 +131,7 @@ def not_viewable_observation(path: str) -> str:
 
 
 def not_found_observation(path: str) -> str:
-    """Return the observation of a path that does not exist."""
+    """Return the observation for a path that does not exist."""
     return f"Error: Path not found: {path}"
 
 

@@ -12,14 +12,14 @@ from typing import Any
 _QUOTED_WORDS = 10
 """Number of consecutive words of a proxy text that count as a quotation."""
 _MIN_SENTENCE_WORDS = 5
-"""Minimum length of a complete sentence of an instruction that counts as a quotation."""
+"""Minimum number of words of a complete sentence of an instruction that counts as a quotation."""
 _SUSPECT_WORDS = 3
 """A text is suspect while its last `_SUSPECT_WORDS` words also follow each other in a proxy
 text."""
 _MAX_WORD_CHARS = 64
 _MAX_CLIENT_CHARS = 400_000
-"""Maximum length of the client's text that is searched for a quotation: one half at each end.
-Searching a megabyte takes a third of a second."""
+"""Maximum number of characters of the client's text that are searched for a quotation, one half at
+each end. Searching a megabyte takes a third of a second."""
 _WORD_SIGNS = "_'\u2019"
 _WORD_OR_END = re.compile(r"(?P<word>[^\W_]+(?:['\u2019][^\W_]+)?)|[.!?;:](?!\w)|\n")
 """Matches a word (group `word`) or the end of a sentence."""
@@ -52,8 +52,8 @@ class ProxyTexts:
         return run if run in self._word_sequences else None
 
     def sentence_at_end(self, words: Sequence[str]) -> Words | None:
-        """Return the sentence of an instruction with which `words` end, or None. Call this at the
-        end of a sentence."""
+        """If `words` end with a complete sentence of an instruction, return the sentence, else
+        None. Call this at the end of a sentence."""
         ends = (
             tuple(words[-length:]) for length in self._quotation_lengths if length <= len(words)
         )
@@ -125,8 +125,8 @@ def _word_sequences(words: Words, length: int) -> Iterable[Words]:
 
 
 def _last_boundary(text: str) -> int:
-    """Return the start of the last word of `text`, which the next piece may continue, or the end of
-    the text if that word is longer than any word of a proxy text."""
+    """Return the start of the last word of `text`, because the next piece may continue the word.
+    Return the end of the text if the word is longer than any word of a proxy text."""
     start = len(text)
     while start > 0 and (text[start - 1].isalnum() or text[start - 1] in _WORD_SIGNS):
         start -= 1

@@ -23,7 +23,7 @@ RouteReason = Literal[
     "utility",
     "skip_models",
 ]
-"""Why a request gets a sandbox or no sandbox. These words are part of the API."""
+"""The reason why a request gets a sandbox or no sandbox. These words are part of the API."""
 ROUTE_REASONS: tuple[RouteReason, ...] = get_args(RouteReason)
 REASON_SENTENCES: Mapping[RouteReason, str] = {
     "auto": "enabled: auto",
@@ -113,7 +113,8 @@ def forbids_tools(body: Mapping[str, Any]) -> bool:
 
 
 def _one_call_reason(body: Mapping[str, Any]) -> RouteReason | None:
-    """Return why only a single model call can answer a request, or None if a run can."""
+    """Return the reason why a run cannot answer a request, so that a single model call must answer
+    it. Return None if a run can."""
     modalities = body.get("modalities")
     if isinstance(modalities, list) and any(modality != "text" for modality in modalities):
         return "not_text"

@@ -39,8 +39,8 @@ class Pattern:
         return self._compiled.search(_replace_surrogates(text)) is not None
 
     def spans(self, text: str) -> list[tuple[Span, Span]]:
-        """Return a pair of spans for each match: of the match, and of its first group. Without a
-        group, both are the span of the match."""
+        """Return a pair of spans for each match: the span of the match, and the span of its first
+        group. Without a group, both are the span of the match."""
         matches = self._compiled.finditer(_replace_surrogates(text))
         return [(match.span(), _group_span(match)) for match in matches]
 
@@ -57,7 +57,8 @@ def _group_span(match: Any) -> Span:
 
 
 def _replace_surrogates(text: str) -> str:
-    """Return the text with `?` for lone surrogates, which RE2 cannot search, in the same length."""
+    """Return the text with `?` in place of lone surrogates, which RE2 cannot search. The length
+    stays the same."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
@@ -74,7 +75,7 @@ class Rule:
     """A rule that denies or records an action. Raises ValueError for an invalid name or pattern."""
 
     name: str
-    """Letters, digits, - and _."""
+    """The name of the rule, of letters, digits, - and _."""
     target: RuleTarget  # not `on`, which YAML 1.1 takes for a boolean
     """The subject of the rule. command: a bash command, or the input of a job. file: the path of a
     file that the editor views or writes, or of an artifact. egress: the `host:port` of a

@@ -224,7 +224,7 @@ class FileLimits:
     """Hours until an upload expires, unless the client has requested a shorter time."""
 
     def expiry(self, created_at: int, requested_s: int | None) -> int:
-        """Return when an upload expires, in seconds since 1970."""
+        """Return the time at which an upload expires, in seconds since 1970."""
         max_s = int(self.retention_hours * 3600)
         return created_at + (max_s if requested_s is None else min(requested_s, max_s))
 
@@ -240,5 +240,6 @@ class ResponseSettings:
     least recently used ones are deleted."""
 
     def expiry(self, used_at: int) -> int:
-        """Return when an item that was last used at `used_at` expires, in seconds since 1970."""
+        """Return the expiry of an item that was last used at `used_at`, both in seconds since
+        1970."""
         return used_at + int(self.retention_hours * 3600)

@@ -72,7 +72,8 @@ def default_mode_for_responses(setting: StepsSetting, *, shows_items: bool) -> S
 
 
 def outcome_line(exit_code: int | None, duration_s: float, output_lines: int | None) -> str:
-    """Return the line that ends a step."""
+    """Return the line that ends a step: its exit code, its duration and its number of output
+    lines."""
     parts = [] if exit_code is None else [f"exit {exit_code}"]
     parts.append(f"{duration_s:.1f} s")
     if output_lines is not None:

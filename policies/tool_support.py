@@ -12,9 +12,9 @@ ToolSupport = Literal["probe", "always", "never"]
 """probe: test each model and store the verdict. always: every model gets tools. never: no model
 gets tools."""
 NoToolsReason = Literal["no_tool_support", "tools_ignored", "tools_refused", "tools_failed"]
-"""Why a model gets no tools. no_tool_support: the operator's setting. tools_ignored: the chat
-template leaves tools out of the prompt. tools_refused: the backend refuses requests with tools.
-tools_failed: tool calls failed in runs of the same key."""
+"""The reason why a model gets no tools. no_tool_support: the operator's setting. tools_ignored: the
+chat template leaves tools out of the prompt. tools_refused: the backend refuses requests with
+tools. tools_failed: tool calls failed in runs of the same key."""
 
 CHECK_EVERY_S = 600.0
 """Seconds after which the engine's version is checked again for a verdict."""
@@ -60,7 +60,8 @@ class ToolVerdict:
     reason: NoToolsReason | None = None
     """None if the model gets tools."""
     message: str = ""
-    """Why the model gets no tools, and what the operator can change."""
+    """An explanation of the reason, and a change by which the operator can give the model tools.
+    Empty if the model gets tools."""
 
     @property
     def header_value(self) -> str:
@@ -123,8 +124,8 @@ def is_evidence(trouble: Collection[str], *, has_run_commands: bool) -> bool:
 
 
 def is_local(url: str) -> bool:
-    """Return True if the host in the URL shows that the operator runs the server: it is not public.
-    Only then is the server's count of prompt tokens known to be that of the model's prompt."""
+    """Return True if the host in the URL is not public, so that the operator runs the server. A
+    public server may count other tokens than those of the model's prompt."""
     host = urlsplit(url).hostname or ""
     try:
         return not is_public(ip_address(host))

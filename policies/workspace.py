@@ -67,7 +67,7 @@ class ReceivedFile:
     """The message part that shows the file itself to the model, in addition to the note with its
     path."""
     error: str = ""
-    """Why the file's content is missing; empty if the content was received."""
+    """The reason why the file's content is missing; empty if the content was received."""
 
 
 @dataclass(frozen=True, slots=True)

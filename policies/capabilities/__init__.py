@@ -2,8 +2,8 @@
 
 As in the paper, a call is classified by its arguments, not by its result. Code counts in the call
 that contains the code, whether the call runs it, pipes it to an interpreter or writes it to a file
-with the extension of a script. Running a script that exists already counts as computation. A
-program or library that only a comment, a printed text or a path mentions does not count.
+with the extension of a script. Running an existing script counts as computation. A program or
+library does not count if only a comment, a printed text or a path mentions it.
 """
 
 from collections.abc import Callable, Mapping

@@ -19,12 +19,12 @@ class Capability(StrEnum):
     FILE_MANAGEMENT = "file_management"
     """Files are searched, read, written or moved."""
     COMPUTATION = "computation"
-    """Numbers are computed, or a program is run that computes."""
+    """Numbers are computed, or a program that computes is run."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodeFragment:
-    """A piece of code, often inside another piece."""
+    """A piece of code in one language. It may come from inside another piece of code."""
 
     language: Language
     text: str
@@ -54,7 +54,8 @@ def merge_uses(uses: list[CapabilityUse]) -> CapabilityUse:
 
 
 def code_of_file(path: str, text: str) -> tuple[CodeFragment, ...]:
-    """Return the text of a file as code if the file has the extension of a script."""
+    """Return the text of a file as code if the file has the extension of a script, else an empty
+    tuple."""
     if not text:
         return ()
     if path.endswith(".py"):

@@ -84,7 +84,7 @@ _SHELL_CALLS = name_set("""
     subprocess.check_output subprocess.Popen subprocess.getoutput subprocess.getstatusoutput
 """)
 _INDEX_CALLS = name_set("range slice max min find rfind seek read islice enumerate join")
-"""Calls in whose brackets arithmetic is most often an index into a text."""
+"""Functions in whose arguments arithmetic usually computes an index into a text."""
 
 
 # Scripts
@@ -108,12 +108,13 @@ _TOKEN = re.compile(
 _STRING = re.compile(r"[a-zA-Z]{0,2}(\"\"\"|'''|\"|')", re.DOTALL)
 _KEYWORDS = frozenset(kwlist)
 _STRONG_SIGNS = frozenset({"*", "/", "%", "//", "**"})
-"""Signs that are arithmetic; plus and minus join texts and lists just as often."""
+"""Signs that mean arithmetic between two values. Plus and minus are not among them, because they
+often have other uses."""
 _OPENING_BRACKETS, _CLOSING_BRACKETS = frozenset("([{"), frozenset(")]}")
 _MAX_CALL_TOKENS = 64
-"""Maximum number of a call's tokens that are searched for the command that the call runs."""
+"""Maximum number of tokens of a call that are searched for its shell command."""
 _MAX_PARTS = 4
-"""Maximum number of a dotted name's parts that are looked up."""
+"""Maximum number of parts of a dotted name that are looked up."""
 
 
 class _Token(NamedTuple):

@@ -1,8 +1,8 @@
 """Parses Bash scripts into the commands that they run, with their arguments.
 
-The parser takes one pass, without recursion or backtracking. Its time is linear in the text, except
-in the length of a word with many `#`, so callers limit the text. The parser accepts scripts that
-bash would refuse.
+The parser takes one pass, without recursion or backtracking. Its time is linear in the length of
+the text, except for words with many `#`. So callers limit the text's length. The parser accepts
+scripts that bash would refuse.
 """
 
 import re

@@ -46,7 +46,8 @@ _NOT_COMBINED = (
     r"(?![\w\[]|\.\w)"
     r"(?!\W+(?:with|when|while|if|in|together|alongside)\b(?! (?:this|the|your) model))"
 )
-"""Excludes refusals of tools in combination with another parameter, and of a single tool."""
+"""Excludes refusals of a combination of tools with another parameter, and refusals of a single
+tool."""
 _TOOLS_REFUSED = re.compile(
     # vLLM; llama.cpp
     r"requires? --(?:enable-auto-tool-choice|tool-call-parser)"

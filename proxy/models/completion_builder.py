@@ -147,8 +147,8 @@ class CompletionBuilder:
                 merge(self._message, {key: value})
 
     def _add_parts(self, value: str | list[dict[str, Any]] | None) -> None:
-        """Append to the content as a list of parts. Content that is text so far becomes a part.
-        Mistral sends parts while the model thinks, and text afterwards."""
+        """Append a value to the content as a list of parts. If the content is text so far, the text
+        becomes the first part. Mistral sends parts while the model thinks, and text afterwards."""
         text = "".join(self._texts.pop("content", ()))
         parts = self._message["content"] or ([{"type": "text", "text": text}] if text else [])
         parts += [{"type": "text", "text": value}] if isinstance(value, str) else value or []
@@ -224,9 +224,10 @@ class _ToolCall:
     def is_ended_by(self, piece: Mapping[str, Any]) -> bool:
         """Return True if the piece begins another call.
 
-        Gemini gives all parallel calls the index 0, and some servers give no index. There a name
-        with another id, or a name after arguments, begins a call. Another id without a name does
-        not: old vLLM sends a new id with every piece.
+        Gemini gives all parallel calls the index 0, and some servers give no index. So a piece with
+        a name begins another call if its id differs. Without ids and indexes, it begins another
+        call if it follows arguments. A new id without a name does not begin a call, because old
+        vLLM sends a new id with every piece.
         """
         if not (piece.get("function") or {}).get("name"):
             return False

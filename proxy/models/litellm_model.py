@@ -176,7 +176,7 @@ class LiteLLMModel:
     async def _relay_stream(self, chunks: "_ChunkStream") -> UpstreamResponse:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(chunks.aclose)
-            # litellm may call the provider only now, so that an error has its own status.
+            # litellm may call the provider only here. An error still sets the status.
             first = await anext(chunks, None)
             stack.pop_all()
         return UpstreamResponse(200, {"content-type": "text/event-stream"}, _SSEBody(first, chunks))

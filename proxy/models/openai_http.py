@@ -158,8 +158,8 @@ class OpenAIHTTPModel:
         return other
 
     def with_upstream(self, url: str) -> "OpenAIHTTPModel":
-        """See Model. The copy shares the connections. What the other server refuses to stream is
-        known to the copy alone."""
+        """See Model. The copy shares the connections. The copy has its own record of the models
+        that the server refuses to stream."""
         other = copy.copy(self)
         other._completions_base_url = url.rstrip("/")  # noqa: SLF001 - an instance of the same class
         other._stream_support = StreamSupport()  # noqa: SLF001 - as above

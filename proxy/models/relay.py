@@ -33,7 +33,8 @@ _COMPLETION_HEADER_PREFIXES = ("openai-", "x-ratelimit-")
 _HOST_HEADERS = frozenset({"alt-svc", "date", "server", "set-cookie", "strict-transport-security"})
 """Headers about the host that sends a response."""
 _CORS_PREFIX = "access-control-"
-"""This proxy sends its own CORS headers."""
+"""The prefix of CORS headers. They are not relayed, because this proxy sends its own CORS
+headers."""
 _NOT_IN_REQUESTS = _CONNECTION_HEADERS | _ACCOUNT_HEADERS
 _NOT_WITH_ENCODED_BODY = _NOT_IN_REQUESTS | _BODY_HEADERS
 _NOT_IN_RESPONSES = _CONNECTION_HEADERS | _HOST_HEADERS

@@ -47,7 +47,8 @@ MAX_USAGE_BYTES = 16 << 20
 """The longest JSON response that is parsed for its usage. Of a longer response only the end is
 parsed."""
 _TAIL_BYTES = 1 << 16
-"""The length of that end, in bytes. The usage follows the generated text."""
+"""The number of bytes at the end of a longer response that are parsed. The usage follows the
+generated text."""
 _USAGE_PARENTS = ("response", "message")
 """In events of /v1/responses and /v1/messages, the fields whose object contains the usage."""
 _GENERATED_TEXT_FIELDS = ("choices", "output", "content")
@@ -223,8 +224,9 @@ class UsageReader:
         kind = content_type.lower()
         self.usage: dict[str, Any] = {}
         self.estimated_tokens = 0
-        """An estimate of the generated tokens, for a response without usage: the number of events,
-        or for JSON an estimate from the length of the generated text, else of the whole body."""
+        """An estimate of the generated tokens, for a response without usage. For server-sent
+        events: the number of events. For JSON: an estimate from the length of the generated text,
+        or of the whole body if it cannot be parsed."""
         self._decoder = SSEDecoder() if kind.startswith("text/event-stream") else None
         self._is_json = "json" in kind
         self._body = bytearray()

@@ -48,7 +48,7 @@ REPROBE_AFTER_S = 60.0
 """The seconds until the next probe after a probe has failed, or after a refusal that contradicts a
 verdict."""
 MAX_PROBES = 4
-"""The most concurrent probes. Later requests start the other probes."""
+"""The most concurrent probes. A probe beyond the limit starts with a later request."""
 MAX_MODELS = 1024
 """The most models in each table: clients can invent names of models."""
 _TOKENIZE = "/tokenize"
@@ -250,8 +250,7 @@ class ToolVerdicts:
         self._doubted_models: set[str] = set()
         """Models that support tools according to a probe, but were refused tools since."""
         self._owner_verdicts: dict[tuple[str, str], tuple[float, ToolVerdict]] = {}
-        """By owner and model, the time at which the verdict from the owner's runs expires, and the
-        verdict."""
+        """The expiry time and the verdict from the owner's runs, by owner and model."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def load(self) -> None:

@@ -47,9 +47,9 @@ class SandboxObject(TypedDict, total=False):
     container_id: Required[str]
     """The id of the run's container."""
     stop_reason: Required[str]
-    """Why the run ended: see [Stop reasons](stop-reasons.md)."""
+    """The reason why the run ended: see [Stop reasons](stop-reasons.md)."""
     route: Required[RouteReason]
-    """Why the request had a run, or one model call without tools."""
+    """The reason why the request had a run, or one model call without tools."""
     steps: Required[int]
     """The number of tool calls that are shown as steps."""
     files: Required[list[FileObject]]
@@ -217,7 +217,7 @@ class StepsOmittedEvent(TypedDict):
 
     kind: Literal["steps_omitted"]
     steps: int
-    """The number of steps."""
+    """The number of omitted steps."""
 
 
 class EgressEvent(TypedDict):
@@ -231,7 +231,7 @@ class EgressEvent(TypedDict):
     port: int
     """The port."""
     reason: str
-    """Why the connection was denied or failed; empty if it succeeded."""
+    """The reason why the connection was denied or failed; empty if it succeeded."""
     bytes_up: int
     """The bytes that the sandbox sent."""
     bytes_down: int
@@ -239,7 +239,7 @@ class EgressEvent(TypedDict):
 
 
 class RuleEvent(TypedDict):
-    """A rule matches something that the run is about to do."""
+    """A rule matches an action that the run is about to take."""
 
     kind: Literal["rule"]
     rule: str
@@ -271,7 +271,7 @@ class RunFinishedEvent(TypedDict):
 
     kind: Literal["run_finished"]
     stop_reason: str
-    """Why the run ended: see [Stop reasons](stop-reasons.md)."""
+    """The reason why the run ended: see [Stop reasons](stop-reasons.md)."""
 
 
 RunEvent = (

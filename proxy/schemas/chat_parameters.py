@@ -150,7 +150,7 @@ reasoning_effort = union(
         int: number(0, 1),
     },
 )
-"""SGLang accepts a number too."""
+"""The check of `reasoning_effort`: one of OpenAI's words, or a number, which SGLang accepts."""
 _NAMED_SCHEMA = object_with(
     {"name": text}, {"description": text, "schema": mapping, "strict": boolean}
 )
@@ -415,7 +415,8 @@ def check_parameters(body: Mapping[str, Any]) -> None:
 
 
 def params_for(body: Mapping[str, Any], *scopes: ParameterScope) -> dict[str, Any]:
-    """Return the fields of these scopes."""
+    """Return the fields of the body that have one of these scopes. Unknown fields have the scope
+    `every call`."""
     return {
         name: value
         for name, value in body.items()

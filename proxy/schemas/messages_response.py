@@ -357,7 +357,7 @@ def _token_counts(usage_fields: Mapping[str, Any]) -> _Json:
 
 
 def _find_stop(result: Result, sequences: tuple[str, ...]) -> tuple[str, str | None]:
-    """Return the stop reason, and the stop sequence that ended the answer."""
+    """Return the stop reason, and the stop sequence that ended the answer, if any."""
     if result.refusal:
         return "refusal", None
     if result.finish_reason == "length" and result.stop_reason is StopReason.CONTEXT_WINDOW:

@@ -74,15 +74,15 @@ class SandboxOptions(PolicyOptions, total=False):
     the token ids and log probabilities of the model calls, for training; only if the profile has
     `agent.capture_tokens`. Default: `none`."""
     upstream: str
-    """The base URL to which the run's model calls are sent, up to /v1, such as that of a gateway
-    that records the calls of a rollout. The server's `backend.upstreams` must allow it. Default:
-    the server's `backend.base_url`."""
+    """The base URL, up to /v1, to which the run's model calls are sent, such as the URL of a
+    gateway that records the calls of a rollout. The server's `backend.upstreams` must allow it.
+    Default: the server's `backend.base_url`."""
     session: str
-    """The client's name for the session, whose files the run finds again. Default: the id of the
-    chat in a header or in `metadata.session_id`, else none."""
+    """The client's name for the session. The run finds the files of the session's earlier runs.
+    Default: the id of the chat in a header or in `metadata.session_id`, else none."""
     container_id: str
-    """The id of the container whose files the run finds again. Takes precedence over `session`.
-    Default: none."""
+    """The id of a container. The run finds the files of the container. Takes precedence over
+    `session`. Default: none."""
     file_ids: list[str]
     """The ids of uploads that the run gets as input files. Default: empty."""
 

@@ -205,7 +205,7 @@ def items_list(items: Sequence[Mapping[str, Any]], has_more: bool) -> dict[str, 
 
 
 class Deleted(_ObjectWithId):
-    """OpenAI's object for a deleted object."""
+    """OpenAI's response to the deletion of an object."""
 
     object: str
     deleted: Literal[True] = True
@@ -603,7 +603,7 @@ class ModelCallObject(_ResponseModel):
 
 class TokenSegment(_ResponseModel):
     """The tokens of successive model calls. The prompt of each call begins with all tokens of the
-    call before."""
+    previous call."""
 
     prompt_ids: list[int] = Field(description="The tokens of the first prompt.")
     response_ids: list[int] = Field(
@@ -760,7 +760,7 @@ class PauseQuery(BaseModel):
 
 
 class PauseObject(_ResponseModel):
-    """The pause of the start of runs, and the number of runs at work."""
+    """The state of the pause, during which no run starts, and the number of runs at work."""
 
     object: Literal["pause"] = "pause"
     paused: bool
@@ -769,8 +769,8 @@ class PauseObject(_ResponseModel):
 
 
 class Health(_ResponseModel):
-    """The answer of `/health` and `/health/live`: the process is running; of `/health/ready`: its
-    database can be reached, too."""
+    """The answer of the health routes. From `/health` and `/health/live` it means that the process
+    is running. From `/health/ready` it means that the process can also reach its database."""
 
     status: Literal["ok"] = "ok"
 

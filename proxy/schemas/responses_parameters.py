@@ -43,7 +43,8 @@ UNAVAILABLE_TOOL_TYPES = (
     *("web_search", "web_search_2025_08_26"),
     *("web_search_preview", "web_search_preview_2025_03_11"),
 )
-"""Tools that are accepted but not available. Coding agents send them with every request."""
+"""Types of tools that are accepted but not available. Coding agents send them with every
+request."""
 
 
 def _refusing_check(hint: str) -> Check:

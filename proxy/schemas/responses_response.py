@@ -252,8 +252,8 @@ _ECHOED_FIELDS: Mapping[str, Any] = {
     "top_p": None,
     "truncation": "disabled",
 }
-"""Fields that the response repeats from the request, with their defaults. Null where the backend
-has a default of its own."""
+"""Fields that the response repeats from the request, with their defaults. The default is null if
+the backend has a default of its own."""
 _ID_PREFIX = "resp_"
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 _INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}

@@ -149,7 +149,7 @@ def _patch_operation(arguments: Item) -> dict[str, str]:
 
 
 def _parse_object(arguments: str) -> Mapping[str, Any]:
-    """Return the JSON object that a model wrote, or an empty one for invalid JSON."""
+    """Return the JSON object that a model wrote, or an empty object for invalid JSON."""
     try:
         parsed = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -189,7 +189,7 @@ def client_tools_by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
 
 
 def loaded_tools(items: Sequence[Mapping[str, Any]]) -> list[Tool]:
-    """Return the tools that input items add to those of the request."""
+    """Return the tools that input items add to the tools of the request."""
     adding = ("additional_tools", f"{TOOL_SEARCH}_output")
     return [tool for item in items if item.get("type") in adding for tool in item["tools"]]
 
@@ -250,15 +250,15 @@ HostedTool = Literal["shell", "code_interpreter"]
 
 @dataclass(frozen=True, slots=True)
 class ResponsesToolSet:
-    """The tools of a request, and those that its input items add (`additional_tools`,
-    `tool_search_output`)."""
+    """The tools of a request: the tools in its field `tools`, and the tools that its input items
+    add (`additional_tools`, `tool_search_output`)."""
 
     functions: Sequence[Mapping[str, Any]] = ()
     """The client's tools as tools of a chat completion."""
     client_tools: Mapping[str, Tool] = field(default_factory=dict)
     """The client's tools as the request has them, by the name of their function."""
     step_item_tool: HostedTool | None = None
-    """The hosted tool whose calls stand for steps in the output, or None."""
+    """The hosted tool whose calls represent the steps in the output, or None."""
     has_hosted_tool: bool = False
     container_id: str | None = None
     files: Sequence[tuple[str, str]] = ()
@@ -270,8 +270,8 @@ class ResponsesToolSet:
 
 
 def read_tools(tools: Sequence[Tool], added_tools: Sequence[Tool] = ()) -> ResponsesToolSet:
-    """Return the tool set of a request. `tools` are its checked tools, and `added_tools` those that
-    its input items add."""
+    """Return the tool set of a request. `tools` are its checked tools, and `added_tools` are the
+    tools that its input items add."""
     client_tools = client_tools_by_name([*tools, *added_tools])
     containers = [found for n, tool in enumerate(tools) if (found := _container(tool, n))]
     container_ids = [container.get("container_id") for _, container in containers]
@@ -306,7 +306,8 @@ def starts_with_tool(choice: Any, tools: ResponsesToolSet) -> bool:
 
 
 def chat_choice(choice: Any, tools: ResponsesToolSet) -> Any:
-    """Return the `tool_choice` of the chat completion."""
+    """Return the `tool_choice` of the chat completion. It is None if the run must begin with a tool
+    call that may be a call of a sandbox tool."""
     if starts_with_tool(choice, tools):
         return None
     match choice:
@@ -370,7 +371,7 @@ def _is_hosted(tool: Tool) -> bool:
 
 
 def _step_item_tool(tool: Mapping[str, Any]) -> HostedTool | None:
-    """Return the hosted tool if its calls may stand for steps in the output, else None. A shell
+    """Return the hosted tool if its calls may represent steps in the output, else None. A shell
     without an environment is not such a tool: its clients would run the calls themselves."""
     if tool["type"] == "code_interpreter":
         return "code_interpreter"

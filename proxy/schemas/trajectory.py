@@ -1,8 +1,8 @@
 """The trajectory of a run, as it is written and as clients get it.
 
 `TrajectoryWriter` turns the events of a run into lines of JSON, which are stored. `read_trajectory`
-turns the lines into the trajectory in the native format; `to_openai` and `to_reference` convert it.
-A message that occurs in several prompts is written once.
+turns the lines into the trajectory in the native format; `to_openai` and `to_reference` convert the
+native format into other formats. A message that occurs in several prompts is written once.
 """
 
 import hashlib

@@ -1,9 +1,10 @@
-"""Exports of trajectories for trainers. Each function takes a trajectory in the native format and
-yields the objects of its lines: none if the trajectory lacks what the format needs.
+"""Exports of trajectories for trainers. Each function in `EXPORTS` takes a trajectory in the native
+format and yields one object for each line of the export. It yields nothing if the trajectory lacks
+data that the format needs.
 
-The merge rule is that of the token segments (`TrajectoryWriter`): a call whose prompt begins with
-all tokens of the call before continues the row of that call; any other call begins a new row. All
-rows of a trajectory have the same reward.
+Model calls are merged into rows as they are merged into token segments (`TrajectoryWriter`): a call
+whose prompt begins with all tokens of the previous call continues the row of that call. Any other
+call begins a new row. All rows of a trajectory have the same reward.
 """
 
 from collections.abc import Callable, Iterator, Mapping

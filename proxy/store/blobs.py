@@ -177,7 +177,7 @@ class BlobWriter:
         self._part_path = part_path
         self._path = path
         self._file: IO[bytes] | None = None
-        """The file, once the first piece is written to it."""
+        """The open file; None until the first piece is written."""
         self._thread_call: asyncio.Future[None] | None = None
         self._is_committed = False
         self._buffer = bytearray()

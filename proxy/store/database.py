@@ -40,9 +40,9 @@ SWEEP_ROWS = 500
 """Maximum number of rows of a table that a sweep changes in one transaction. Requests wait until
 the transaction ends."""
 MAX_ATTEMPTS = 20
-"""Maximum number of times that a transaction is begun which conflicts with concurrent ones."""
+"""Maximum number of attempts of a transaction that conflicts with concurrent transactions."""
 MAX_BACKOFF_S = 0.25
-"""Maximum pause before such a transaction is begun again."""
+"""Maximum pause before the next attempt of a transaction, in seconds."""
 MAX_FILES = 10_000
 """Maximum number of files that an owner may store: uploads, and files put into containers."""
 
@@ -50,7 +50,7 @@ MAX_FILES = 10_000
 class Database:
     """An SQLite or PostgreSQL database. Several processes may have it open.
 
-    A transaction that conflicts with a concurrent one is begun again, so the functions that are
+    A transaction that conflicts with a concurrent transaction runs again. So the functions that are
     passed to `read` and `write` may be called several times.
     """
 

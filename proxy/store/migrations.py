@@ -225,8 +225,8 @@ TRAJECTORIES = (
     )""",
     "CREATE INDEX parts_of_trajectory ON trajectory_parts (trajectory_id, seq)",
 )
-# Earlier rows have neither the run of the first choice, so each becomes the first choice of its own
-# run, nor the time of the end, so the time of the start takes its place.
+# Earlier rows have no `root_run_id`, so each becomes the first choice of its own run. They have no
+# `ended_at` either, so the time of creation takes its place.
 TRAJECTORY_ENDS = (
     "ALTER TABLE trajectories RENAME COLUMN gone TO deletion_reason",
     "ALTER TABLE trajectories ADD COLUMN root_run_id TEXT NOT NULL DEFAULT ''",

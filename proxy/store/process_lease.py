@@ -1,9 +1,10 @@
-"""The lease of a process on its runs, for processes of several machines, which see no file locks of
-each other.
+"""The lease of a process on its runs, for processes of several machines, which cannot see each
+other's file locks.
 
-Each process has a row, whose expiry it postpones. Whoever finds the row expired marks the process
-as dead. Only then may others take over its runs, and the mark stays: a process that was cut off and
-returns finds itself dead, gives up its runs, and goes on under a new id.
+Each process has a row in the database and regularly postpones the row's expiry. A process that
+finds the row of another process expired marks that process as dead. Only then may other processes
+take over the runs of the dead process. The mark is permanent: a process that was cut off, and then
+finds itself marked as dead, gives up its runs and continues under a new id.
 """
 
 import logging
@@ -36,9 +37,10 @@ LEASE_S = 15.0
 RENEW_S = 3.0
 """Interval of the renewals, in seconds."""
 REMEMBER_S = 24 * 3600
-"""Seconds for which the row of a dead process stays. Without a row it counts as dead, too."""
+"""Seconds for which the row of a dead process stays. A process without a row counts as dead,
+too."""
 CONNECTIONS = 2
-"""One for the renewals, one for `is_dead`."""
+"""Maximum number of connections: one for the renewals, and one for `is_dead`."""
 
 
 class ProcessLease:
@@ -46,7 +48,7 @@ class ProcessLease:
     its own: renewals must not wait for other transactions."""
 
     def __init__(self, url: URL, *, lease_s: float = LEASE_S, renew_s: float = RENEW_S) -> None:
-        """Insert the row. Raises StoreError."""
+        """Insert the row of this process and start the renewals. Raises StoreError."""
         self.id = ""
         self.on_lost: Callable[[], object] = lambda: None
         """Called, in a thread, after this process was found dead and has got a new id."""
@@ -85,8 +87,8 @@ class ProcessLease:
             return connection.execute(query).scalar_one_or_none() is not False
 
     def renew(self) -> None:
-        """Postpone the expiry; a thread calls this regularly. If this process was marked as dead,
-        give it a new id and call `on_lost`. Raises SQLAlchemyError."""
+        """Postpone the expiry of this process's row. A thread calls this method regularly. If this
+        process was marked as dead, give it a new id and call `on_lost`. Raises SQLAlchemyError."""
         row = PROCESSES.c
         change = update(PROCESSES).where(row.id == self.id, ~row.is_dead)
         with self._engine.connect() as connection:
@@ -132,12 +134,13 @@ class ProcessLease:
 
 
 def _now() -> ColumnElement[float]:
-    """Return the server's time, so that the clocks of the machines need not agree."""
+    """Return an expression for the database server's time, so that the clocks of the machines need
+    not agree."""
     return extract("epoch", func.clock_timestamp()).cast(Float)
 
 
 def _has_been_up(seconds: float) -> ColumnElement[bool]:
-    """Return True if the server was started that long ago: a process that could not renew its lease
-    meanwhile gets the chance to."""
+    """Return a condition that is true if the database server has run for at least `seconds`. After
+    a restart of the server, processes thus have time to renew their leases."""
     started = extract("epoch", func.pg_postmaster_start_time()).cast(Float)
     return started < _now() - literal(seconds)

@@ -1,7 +1,7 @@
 """Messages between the processes that share a PostgreSQL database, by LISTEN and NOTIFY.
 
 A message may be lost, for example while the database is being restarted. The sender checks in the
-database whether it had an effect.
+database whether the message had an effect.
 """
 
 import logging
@@ -21,7 +21,8 @@ from proxy.store.records import Process
 log = logging.getLogger(__name__)
 
 CHANNEL = "sandbox_proxy"
-"""The channel of all processes. Each ignores the messages to the others, which are few."""
+"""The channel of all processes. Each process ignores the messages to other processes, which are
+few."""
 RECONNECT_S = 1.0
 """Pause before the next attempt to connect, in seconds."""
 WAKE_S = 30.0
@@ -39,12 +40,12 @@ class Message:
     kind: MessageKind
     run_id: str
     sender: str = ""
-    """The id of the process that sent it. `ProcessMessages` sets it."""
+    """The id of the process that sent the message. `ProcessMessages` sets this field."""
 
 
 class ProcessMessages:
-    """Sends messages, and receives those to this process in a thread, from construction until
-    `close`."""
+    """Sends messages to other processes, and receives the messages to this process in a thread,
+    from construction until `close`."""
 
     def __init__(self, url: URL, process: Process) -> None:
         self._process = process

@@ -168,10 +168,10 @@ class Process(Protocol):
         """Return True if no living process has that id. May block for a query."""
 
     def forget_dead(self) -> None:
-        """Delete what is known of processes that have been dead for long."""
+        """Delete the records of processes that have been dead for long."""
 
     def release(self) -> None:
-        """Let other processes find this process dead. Safe to call twice."""
+        """Make other processes find this process dead. Safe to call twice."""
 
 
 RunStatus = Literal["running", "completed", "failed", "cancelled", "lost"]
@@ -180,14 +180,15 @@ RunStatus = Literal["running", "completed", "failed", "cancelled", "lost"]
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """Some events of a run that another process publishes."""
+    """Some events of a run, which its process publishes for the processes that follow the run."""
 
     seq: int
-    """Grows from batch to batch."""
+    """The position of the batch. A later batch has a higher `seq`."""
     events: str
-    """A JSON list."""
+    """The events as a JSON list."""
     is_first: bool
-    """True if the batch begins a publication, which may be the second one of the run."""
+    """True if the batch begins a publication. The events of a run may be published a second time,
+    from the beginning."""
     is_last: bool
     """True if the run has ended, and this batch has its last events."""
 

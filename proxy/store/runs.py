@@ -38,7 +38,8 @@ MAX_SUMMARIES = 4096
 MAX_ALL_SUMMARIES = 100_000
 """Maximum number of all owners' summaries. Above it, a sweep deletes the oldest summaries."""
 PUBLISHED_KEEP_S = 60
-"""Seconds for which the published events of an ended run stay for those who follow it."""
+"""Seconds for which the published events of an ended run stay for the processes that follow the
+run."""
 SUSPENDED_KEEP_S = 7 * 24 * 3600
 """Seconds that a client may take to run its tools."""
 
@@ -96,7 +97,7 @@ class RunRepository:
         return await self._database.read_one(query, self._run)
 
     async def find_by_key(self, owner: str, key: str) -> StoredRun | None:
-        """Return the newest run with an Idempotency-Key that is completed or runs in another
+        """Return the newest run with this Idempotency-Key that is completed or running in another
         process, or None."""
         return await self._database.read(lambda c: self._find_joinable(c, owner, key))
 
@@ -150,8 +151,8 @@ class RunRepository:
         return await self._database.read(transaction)
 
     async def publish(self, run_id: str, events: str, *, is_first: bool, is_last: bool) -> None:
-        """Append events, a JSON list, for the processes that follow a run. The first events replace
-        those of an earlier publication."""
+        """Store events of a run, as a JSON list, for the processes that follow the run. If
+        `is_first` is True, the events of an earlier publication are deleted."""
         row = {
             "run_id": run_id,
             "events": events,
@@ -168,7 +169,8 @@ class RunRepository:
         await self._database.write(transaction)
 
     async def published(self, run_id: str, after_seq: int) -> list[EventBatch]:
-        """Return the published events of a run after those with `after_seq`, in order."""
+        """Return the batches of published events of a run whose `seq` is above `after_seq`, in
+        order."""
         table = RUN_EVENTS.c
         query = select(table.seq, table.events, table.is_first, table.is_last).where(
             table.run_id == run_id, table.seq > after_seq
@@ -302,7 +304,7 @@ def _replace_row(
 
 
 def _seq_beyond_newest(where: ColumnElement[bool], count: int) -> ScalarSelect[int]:
-    """Select the `seq` of the newest matching summary after skipping the `count` newest."""
+    """Select the `seq` of the newest matching summary that is not among the `count` newest."""
     seq = RUN_SUMMARIES.c.seq
     return select(seq).where(where).order_by(seq.desc()).limit(1).offset(count).scalar_subquery()
 

@@ -20,7 +20,8 @@ from proxy.errors import StoreError, StoreUnavailableError
 from proxy.store.blobs import GRACE_S, PART_SUFFIX, Blob, BlobStore, BlobWriter
 
 CACHE_BYTES = 4 << 30
-"""Maximum size of the cache. Above it, the files that were used last are kept, up to half of it."""
+"""Maximum size of the cache, in bytes. Above it, the least recently used files are removed until
+the cache has half of this size."""
 IN_USE_S = 60
 """Seconds after its last use for which a file stays in the cache, because a response may be about
 to open it."""
@@ -30,7 +31,7 @@ TIMEOUT_S = 600
 RETRY_S = 15
 """Seconds for which a failed request is repeated."""
 _NAME = re.compile("[0-9a-f]{32}")
-"""A blob's name. Other objects below the prefix are not ours and stay."""
+"""Matches a blob's name. A sweep does not remove objects with other names."""
 
 
 class S3BlobStore(BlobStore):
@@ -149,7 +150,8 @@ class _UploadingWriter(BlobWriter):
 
 
 class _Cache:
-    """The files of a directory, of which those that were not used for long are removed."""
+    """The files of a directory. If they become too large, the least recently used files are
+    removed."""
 
     def __init__(self, directory: Path, max_bytes: int, in_use_s: float) -> None:
         self._directory = directory
@@ -157,7 +159,7 @@ class _Cache:
         self._in_use_s = in_use_s
         self._lock = threading.Lock()
         self._unseen_bytes = max_bytes
-        """The bytes that were added since the files were listed last."""
+        """The number of bytes that were added since the last listing of the files."""
 
     def touch(self, path: Path) -> bool:
         """Mark a file as used now. Return False if it is not in the cache."""

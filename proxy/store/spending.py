@@ -65,7 +65,7 @@ class SpendingRepository:
     """Stores the spending of all keys, one row per key and day.
 
     The check of a budget and the expense are one transaction, so that concurrent requests, even in
-    several processes, cannot use the same rest of a budget.
+    several processes, cannot spend the same remainder of a budget.
     """
 
     def __init__(self, database: Database, now: Callable[[], float]) -> None:

@@ -8,7 +8,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
 THREADS = 1
-"""SQLite has one writer. An asyncio driver is three times as slow as a thread."""
+"""Number of threads for transactions, because SQLite has one writer. An asyncio driver is three
+times as slow as a thread."""
 BUSY_MS = 10_000
 """Maximum wait for another process's transaction, in milliseconds."""
 PRAGMAS = (
@@ -51,7 +52,7 @@ def migrating(engine: Engine) -> Engine:
 
 
 def is_conflict(error: DBAPIError) -> bool:
-    """Return False: a transaction waits for those of other processes."""
+    """Return False: a transaction waits for the transactions of other processes."""
     return False
 
 
@@ -72,7 +73,8 @@ def set_schema_version(connection: Connection, version: int) -> None:
 
 
 def schema_statement(statement: str) -> str:
-    """Return a statement of a migration step as this database understands it."""
+    """Return a statement of a migration step unchanged, because the steps are written for
+    SQLite."""
     return statement
 
 

@@ -98,7 +98,7 @@ class Store:
         self.link_key = self._read_link_key()
         """The key that signs the links to files."""
         self.worker = self._register_process()
-        """This process, of which other processes can tell whether it is alive."""
+        """This process as an owner of runs. Other processes can tell whether it is alive."""
         self.messages = self._open_messages()
         """Messages to and from the other processes; None with SQLite."""
         self.runs = RunRepository(self._database, now, self.worker, is_shared=self._is_shared)
@@ -131,7 +131,7 @@ class Store:
 
     def call_when_lost(self, callback: Callable[[], object]) -> None:
         """Call `callback`, in a thread, each time other processes have found this process dead
-        although it lives. Its runs may then be begun again by others."""
+        although it lives. Other processes may then begin its runs again."""
         if isinstance(self.worker, ProcessLease):
             self.worker.on_lost = callback
 

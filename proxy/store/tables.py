@@ -129,7 +129,7 @@ RUN_SUMMARIES = _table_with_seq(
     *_integer_columns("expires_at"),
 )
 # `root_run_id` is the run of the first choice. `deletion_reason` is null unless the row is a
-# tombstone. `process` is null once the end of the run is stored; that of a dead process stays.
+# tombstone. `process` is null once the end of the run is stored; the id of a dead process stays.
 # `ended_at` is null while the run is running.
 TRAJECTORIES = _table_with_seq(
     "trajectories",
@@ -144,7 +144,7 @@ TRAJECTORY_PARTS = _table_with_seq(
     *_text_columns("trajectory_id"),
     Column("data", LargeBinary),
 )
-# A row without a value: the trajectory cannot be scored.
+# `value` is null if the trajectory cannot be scored.
 TRAJECTORY_REWARDS = _table_with_seq(
     "trajectory_rewards",
     *_text_columns("trajectory_id"),
@@ -152,13 +152,13 @@ TRAJECTORY_REWARDS = _table_with_seq(
     *_text_columns("source", "reason"),
     *_integer_columns("created_at"),
 )
-# The owners of responses that the backend stores for `:plain` models, under the backend's ids.
+# The owners of responses that the backend stores for `:plain` models. `id` is the backend's id.
 BACKEND_RESPONSES = _table_with_seq(
     "backend_responses",
     *_text_columns("owner", "id"),
     *_integer_columns("expires_at"),
 )
-# Days are counted from 1970, UTC.
+# `day` is the number of days since 1970-01-01, UTC.
 SPENDING = Table(
     "spending",
     METADATA,
@@ -169,7 +169,7 @@ SPENDING = Table(
     *_float_columns("cpu_s"),
     *_integer_columns("egress_bytes", "tool_output_chars"),
 )
-# `reason` is why a model gets no tools; null if it gets tools.
+# `reason` is the reason why a model gets no tools; null if the model gets tools.
 TOOL_VERDICTS = Table(
     "tool_verdicts",
     METADATA,
@@ -184,9 +184,10 @@ RUN_EVENTS = _table_with_seq(
     Column("is_last", Boolean),
     *_integer_columns("created_at"),
 )
-# Keys that all processes share which use a PostgreSQL database, such as the key that signs links.
+# Keys that all processes with the same PostgreSQL database share, such as the key that signs links.
 SECRETS = Table("secrets", METADATA, *_text_columns("name"), Column("value", LargeBinary))
-# The processes that share a PostgreSQL database; see `ProcessLease`. Seconds since 1970.
+# The processes that share a PostgreSQL database; see `ProcessLease`. `expires_at` is in seconds since
+# 1970.
 PROCESSES = Table(
     "processes",
     METADATA,

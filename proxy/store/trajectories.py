@@ -27,8 +27,9 @@ from proxy.store.records import Page, PageRequest, Process
 from proxy.store.tables import TRAJECTORIES, TRAJECTORY_PARTS, TRAJECTORY_REWARDS
 
 DeletionReason = Literal["expired", "quota", "deleted", "failed"]
-"""Why a trajectory no longer exists: its retention is over, newer trajectories of the same key
-needed the space, its client deleted it, or the store failed while it was written."""
+"""The reason why a trajectory no longer exists. expired: its retention time is over. quota: newer
+trajectories of the same key needed the space. deleted: its client deleted it. failed: the store
+failed while it was written."""
 _DELETION_REASONS: tuple[DeletionReason, ...] = get_args(DeletionReason)
 TOMBSTONE_S = 90 * 24 * 3600
 """Seconds for which the store remembers that a trajectory existed."""
@@ -70,7 +71,7 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class StoredTrajectory:
-    """A trajectory of the store, or the tombstone of one that no longer exists."""
+    """A trajectory in the store, or the tombstone of a trajectory that no longer exists."""
 
     id: str
     created_at: int
@@ -80,7 +81,7 @@ class StoredTrajectory:
     parts: Sequence[bytes] = ()
     """The parts in the order in which they were appended; none for a tombstone."""
     deletion_reason: DeletionReason | None = None
-    """Why the trajectory no longer exists; None if it exists."""
+    """The reason why the trajectory no longer exists; None if it exists."""
     rewards: Sequence[Reward] = ()
     """The rewards in the order in which they were given."""
     is_running_here: bool = False
@@ -96,9 +97,9 @@ class TrajectorySummary:
     id: str
     created_at: int
     ended_at: int | None
-    """When the run ended; None if its end is not stored."""
+    """The time at which the run ended; None if its end is not stored."""
     bytes: int
-    """The size: its compressed parts, and its rewards."""
+    """The size of the compressed parts and the rewards."""
     group_id: str | None = None
     task_id: str | None = None
     session_id: str | None = None
@@ -124,7 +125,8 @@ class TrajectoryRepository:
         self._max_trajectories = max_trajectories
         self._max_tombstones = max_tombstones
         self._insert: Insert | None = None
-        """The statement of `append`, once it was built: that takes longer than to execute it."""
+        """The statement of `append`. It is built once, because building it takes longer than
+        executing it."""
         self._growth: dict[str, float] = {}
         """The growth of each owner's trajectories since the last eviction, as a share of their
         limits."""
@@ -178,8 +180,9 @@ class TrajectoryRepository:
         await self._database.write(transaction)
 
     async def evict(self, owner: str) -> None:
-        """Delete the owner's trajectories beyond the quota and beyond MAX_TRAJECTORIES: first those
-        whose run ended first. The newest trajectory and those of running runs stay."""
+        """Delete the owner's trajectories beyond the quota and beyond MAX_TRAJECTORIES, in the
+        order in which their runs ended. The newest trajectory and the trajectories of running runs
+        stay."""
         while await self._database.write(partial(self._evict_batch, owner=owner)):
             pass  # transactions of requests run between two batches
 
@@ -275,8 +278,9 @@ class TrajectoryRepository:
         )
 
     async def delete(self, owner: str, run_id: str) -> bool:
-        """Delete the owner's trajectory of a run. If the run is that of a first choice, delete the
-        trajectories of the request's other choices too. Return False if there is no trajectory."""
+        """Delete the owner's trajectory of a run. If the run belongs to the first choice of a
+        request, delete the trajectories of the other choices too. Return False if there is no
+        trajectory."""
         named = _is_trajectory(owner, run_id) | _is_choice(owner, run_id)
         return (
             await self._database.write(lambda c: self._replace_by_tombstones(c, named, "deleted"))
