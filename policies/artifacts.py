@@ -180,9 +180,9 @@ def replace_links_with_file_ids(
 ) -> Mapping[str, Any]:
     """Return the message with file ids in place of signed links.
 
-    Each content part whose URL is a signed link to one of `files` becomes a part with the file's
-    id, `container/file`, so that the file is not fetched by URL. Links within texts, and messages
-    of the assistant, do not change.
+    A content part whose URL is a signed link to one of `files` becomes a part with the file's id,
+    `container/file`. So the file is not fetched by URL. Links within texts, and messages of the
+    assistant, do not change.
     """
     content = message.get("content")
     if not isinstance(content, list) or message.get("role") == "assistant":

@@ -21,7 +21,7 @@ class _Span:
     is_open_ended: bool = False
     """True if no mark ends the document. The text after the document may be part of it."""
     merged_count: int = 1
-    """Number of documents that were merged into this one."""
+    """Number of documents that were merged into this document."""
 
 
 _FindDocuments = Callable[[str], Sequence[_Span]]
@@ -104,7 +104,7 @@ def _tag_pattern(names: str) -> re.Pattern[str]:
 def _find_tag_contents(tags: re.Pattern[str], text: str) -> list[_Span]:
     """Return the contents of tags. Of nested tags with different names, only the outermost counts.
     Of nested tags with the same name, only the innermost counts. A tag that opens inside another
-    one and ends after it does not count."""
+    tag and ends after it does not count."""
     opened: dict[str, re.Match[str]] = {}
     found: list[_Span] = []
     for tag in _find_all(tags, text):
@@ -311,7 +311,7 @@ class Segment:
     is_open_ended: bool = False
     """True if the text after the document may be part of it."""
     merged_count: int = 1
-    """Number of documents that were merged into this one."""
+    """Number of documents that were merged into this document."""
 
 
 def split_documents(text: str) -> list[Segment]:

@@ -143,7 +143,8 @@ def _append_after_steps(groups: list[list[Message]], message: Message) -> None:
 
 
 def _merge_messages(messages: Sequence[Message]) -> Message:
-    """Return the messages merged into one, all at once: merging pairs would take quadratic time."""
+    """Merge all messages at once, and return the merged message. Merging them in pairs would take
+    quadratic time."""
     if len(messages) == 1:
         return messages[0]
     merged: Message = {}

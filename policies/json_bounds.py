@@ -181,8 +181,8 @@ def encode_json(value: Any) -> bytes:
 
 
 def encode_sorted_json(value: Any) -> bytes:
-    """Encode a value as JSON with sorted names, to compare it with others. The encoding of a value
-    is always the same, but not always that of `json.dumps`. Raises TypeError."""
+    """Encode a value as JSON with sorted names, for comparisons. The encoding of a value is always
+    the same, but may differ from the encoding by `json.dumps`. Raises TypeError."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:  # see encode_json

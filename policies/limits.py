@@ -165,7 +165,7 @@ maximum of this reserve in seconds."""
 _WALL_TIME_MARGIN_S = 30.0
 """Time for collecting artifacts of a run without a deadline, after its wall time."""
 _MAX_COLLECTION_S = 120.0
-"""Maximum time for collecting artifacts."""
+"""Maximum time for collecting artifacts, in seconds."""
 _FINAL_CALL_SHARE, _MIN_FINAL_CALL_S, _MAX_FINAL_CALL_S = 0.2, 10.0, 120.0
 """The share of a deadline that is reserved for asking the model for its final answer, and the
 minimum and maximum of this reserve in seconds. The reserve is at most half of the deadline."""

@@ -16,7 +16,7 @@ the meaning of the path."""
 PassthroughSetting = Literal["stateless", "all"]
 """The backend's paths that are forwarded. stateless: a fixed list of paths with which the backend
 stores nothing. all: other paths too (batches, threads, vector stores, …). The backend sees one key
-for all clients, so that every client can reach what other clients have stored."""
+for all clients, so that every client can reach the stored data of other clients."""
 
 CHAT_APIS = frozenset({"chat", "messages", "responses"})
 """APIs whose requests get a sandbox unless the model has the suffix `:plain`."""
@@ -47,7 +47,7 @@ _CLOSED_WORDS = frozenset(
     }
 )
 """A path is closed if the segment that names its resource contains one of these words. Words are
-compared instead of segments, because every version of a server adds such routes."""
+compared instead of segments, because every version of a server adds routes with these words."""
 _CLOSED_NAMES = frozenset(
     {
         # LiteLLM's and TabbyAPI's models, TabbyAPI's settings, Triton's models, memory and log,

@@ -102,14 +102,16 @@ class SettingOrder:
 
 
 def is_at_least_as_strict(path: str, allowed: Any, requested: Any) -> bool:
-    """Return True if the requested value of a setting is at least as strict as the allowed one."""
+    """Return True if the requested value of a setting is at least as strict as the allowed
+    value."""
     order = SETTING_ORDERS.get(path, _TYPE_ORDER)
     return bool(requested == allowed or order.is_stricter(allowed, requested))
 
 
 def strictest(path: str, allowed: Any, requested: Any) -> Any:
-    """Return the loosest value of a setting that is at least as strict as both values; the allowed
-    value if the requested one is less strict and the setting's order cannot combine them."""
+    """Return the loosest value of a setting that is at least as strict as both values. Return the
+    allowed value if the requested value is less strict and the setting's order cannot combine
+    values."""
     if is_at_least_as_strict(path, allowed, requested):
         return requested
     combine = SETTING_ORDERS.get(path, _TYPE_ORDER).combine
@@ -117,7 +119,7 @@ def strictest(path: str, allowed: Any, requested: Any) -> Any:
 
 
 def describe_stricter(path: str, allowed: Any) -> str:
-    """Return a description of the values that are stricter than the allowed one."""
+    """Return a description of the values that are stricter than the allowed value."""
     if path in SETTING_ORDERS:
         return SETTING_ORDERS[path].description
     return "`false`" if isinstance(allowed, bool) else "less"

@@ -180,7 +180,8 @@ def tool_call_request(stop_reason: StopReason) -> str:
 
 
 def final_request(stop_reason: StopReason, form: AnswerForm | None = None) -> str:
-    """Return the request for the final answer."""
+    """Return the request for the final answer. It states the reached limit and the form of the
+    answer, if there are any."""
     parts = (WHY_NO_MORE_TOOLS.get(stop_reason), FINAL_ANSWER, form.instruction() if form else None)
     return " ".join(part for part in parts if part)
 

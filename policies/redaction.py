@@ -56,7 +56,7 @@ class Redaction:
     """Names of built-in patterns: aws, aws_secret, github, openai, google, slack, jwt, bearer,
     url_password, private_key. all: all of them."""
     patterns: tuple[SecretPattern, ...] = ()
-    """Patterns of the operator, in addition to the built-in ones."""
+    """Patterns of the operator, in addition to the built-in patterns."""
 
     def __post_init__(self) -> None:
         if unknown := sorted({*self.detectors} - {_ALL, *BUILT_IN_PATTERNS}):

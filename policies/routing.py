@@ -65,7 +65,7 @@ class Route:
 
     @property
     def explanation(self) -> str:
-        """The explanation of the reason."""
+        """A short explanation of the reason, for clients."""
         return REASON_SENTENCES[self.reason]
 
 
@@ -126,10 +126,10 @@ def _one_call_reason(body: Mapping[str, Any]) -> RouteReason | None:
 
 
 def is_upstream(url: str, base_urls: Sequence[str]) -> bool:
-    """Return True if a URL is one of the allowed base URLs, or below one of them.
+    """Return True if a URL is an allowed base URL, or below an allowed base URL.
 
     The part of the URL after the base must have no query, no escapes and no segment that begins
-    with a dot. Servers could take such a URL for another path.
+    with a dot. Servers might resolve a URL with such a part to another path.
     """
     return any(
         url.startswith(base) and _SUBPATH.fullmatch(url, len(base))

@@ -71,7 +71,7 @@ class TrajectorySettings:
     """Hours until a trajectory expires after its run has ended."""
     quota_mib: int = 4096
     """Maximum size of all stored trajectories of one key, in MiB, compressed. Above it, the oldest
-    ones are deleted."""
+    trajectories are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +136,8 @@ def named_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> NamedS
 
 
 def trajectory_labels(headers: Mapping[str, str], body: Mapping[str, Any]) -> TrajectoryLabels:
-    """Return the labels of a request: those in its `metadata`, and its session. Values other than
-    short texts are ignored. The names of `headers` are in lower case."""
+    """Return the labels of a request, from its `metadata` and its session. Values other than short
+    texts are ignored. The names of `headers` are in lower case."""
     metadata, session = body.get("metadata"), named_session(headers, body)
     metadata = metadata if isinstance(metadata, dict) else {}
     found = (metadata.get("group_id"), metadata.get("task_id"), session and session.name)
@@ -204,7 +204,7 @@ def _digest(text: str) -> str:
 
 
 def _first_name(names: Sequence[object]) -> str | None:
-    """Return the first valid name, or None."""
+    """Return the first name that is a text and not blank, or None."""
     return next((name.strip() for name in names if isinstance(name, str) and name.strip()), None)
 
 
@@ -237,7 +237,7 @@ class ResponseSettings:
     """Hours until a response or a conversation expires after it was created or last continued."""
     quota_mib: int = 1024
     """Maximum size of all stored responses and conversations of one key, in MiB. Above it, the
-    least recently used ones are deleted."""
+    responses and conversations that were used least recently are deleted."""
 
     def expiry(self, used_at: int) -> int:
         """Return the expiry of an item that was last used at `used_at`, both in seconds since

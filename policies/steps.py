@@ -50,7 +50,7 @@ def default_mode_for_messages(
 ) -> StepsMode:
     """Return the mode for a client of Anthropic's API that did not ask for a mode.
 
-    Many of these clients take the first block of an answer for its text, so no other block may
+    Many of these clients read the first block of an answer as its text. So no other block may
     precede the text unless the client has asked for such blocks.
     """
     if setting != "auto":

@@ -2,8 +2,8 @@
 suggestions, probes.
 
 A utility request has a header that its client sets, or a prompt that its client makes from a
-template. A template is recognized by the beginning of the prompt and by passages further down or at
-the end, so that a user's question about titles, or a quotation of a template, does not match.
+template. A template is recognized by the beginning of the prompt, and by passages further down or
+at the end. So a user's question about titles does not match, nor does a quotation of a template.
 """
 
 import re
@@ -26,9 +26,9 @@ class Template:
     opening: str
     """A regular expression for the beginning of the text."""
     passages: tuple[str, ...] = ()
-    """Further passages of the text."""
+    """Passages that the text must contain."""
     end: str = ""
-    """The end of the text."""
+    """The required end of the text. Empty: any end."""
     follows_chat: bool = False
     """True if the client sends the prompt after the messages of the chat. A template that does not
     follow a chat matches only in requests without assistant and tool messages."""
@@ -330,7 +330,8 @@ def is_utility_request(body: Mapping[str, Any], headers: Mapping[str, str]) -> b
 
 def _offers_tools(body: Mapping[str, Any]) -> bool:
     """Return True if a request offers tools. A single tool that the model must call does not count:
-    LibreChat uses one to get a title in a certain form (LangChain's `withStructuredOutput`)."""
+    LibreChat sends such a tool to get a title in a certain form (LangChain's
+    `withStructuredOutput`)."""
     tools = body.get("tools")
     forced = isinstance(body.get("tool_choice"), Mapping)
     return bool(tools) and not (forced and isinstance(tools, list) and len(tools) == 1)

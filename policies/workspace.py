@@ -181,7 +181,7 @@ class _Planner:
         """The notes on files that the request names outside the messages."""
 
     def plan_message(self, index: int, message: Message) -> Message:
-        """Return the message for the model."""
+        """Return the message that the model gets. Notes replace files and long texts."""
         content = message.get("content")
         is_long = self._is_long(message)
         if isinstance(content, str) and is_long:
@@ -286,7 +286,6 @@ def _is_from_user(message: Message) -> bool:
 
 
 def _text_of_content(content: Any) -> str:
-    """Return the text of a message's content."""
     if isinstance(content, list):
         return "\n".join(map(_text_of_part, content))
     return content if isinstance(content, str) else ""

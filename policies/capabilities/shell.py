@@ -51,7 +51,7 @@ ARITHMETIC = "$(("
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One simple command."""
+    """One simple command: a program with its arguments and redirections."""
 
     words: tuple[str, ...]
     """The command's words without quotes and redirections."""

@@ -145,14 +145,14 @@ class OpenAIHTTPModel:
         return UpstreamResponse(response.status, selected, response)
 
     def with_credentials(self, credentials: Credentials) -> "OpenAIHTTPModel":
-        """See Model. The copy shares the connections and what is known about the server."""
+        """See Model. The copy shares the connections and the record of the server's features."""
         other = copy.copy(self)
         other._api_key = credentials.key  # noqa: SLF001 - an instance of the same class
         other._account_headers = credentials.headers  # noqa: SLF001 - as above
         return other
 
     def with_timeout(self, timeout_s: float) -> "OpenAIHTTPModel":
-        """See Model. The copy shares the connections and what is known about the server."""
+        """See Model. The copy shares the connections and the record of the server's features."""
         other = copy.copy(self)
         other._timeout = _client_timeout(timeout_s)  # noqa: SLF001 - an instance of the same class
         return other
@@ -355,7 +355,7 @@ class Connections:
         return self._session
 
     async def aclose(self) -> None:
-        """Close the session. A later call opens a new one."""
+        """Close the session. A later call opens a new session."""
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()

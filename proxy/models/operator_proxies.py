@@ -19,9 +19,9 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 def proxy_for(url: str, proxies: Mapping[str, str] | None = None) -> str | None:
     """Return the URL of the proxy for a backend's URL, or None for a direct connection.
 
-    `proxies` are the proxy URLs by scheme, with the value of `NO_PROXY` as "no"; by default they
-    are those of the environment. Connections to a host that `is_exempt` accepts, or that `NO_PROXY`
-    lists, are direct. Raises ValueError for an unsupported or invalid proxy URL.
+    `proxies` are the proxy URLs by scheme, with the value of `NO_PROXY` as "no"; the default is the
+    environment's proxies. Connections to a host that `is_exempt` accepts, or that `NO_PROXY` lists,
+    are direct. Raises ValueError for an unsupported or invalid proxy URL.
     """
     proxies = dict(getproxies_environment() if proxies is None else proxies)
     backend = urlsplit(url)

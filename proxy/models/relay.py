@@ -132,7 +132,7 @@ def error_response(error: BackendError) -> UpstreamResponse:
 def json_response(
     value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> UpstreamResponse:
-    """Return a JSON response."""
+    """Return a response whose body is the value as JSON."""
     body = BufferedBody([json.dumps(value).encode()])
     return UpstreamResponse(status, {"content-type": "application/json", **(headers or {})}, body)
 

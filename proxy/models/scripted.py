@@ -45,7 +45,7 @@ class ScriptedCall(_ScriptPart):
 
 
 class ScriptedError(_ScriptPart):
-    """An error of the backend."""
+    """An error that the model raises in place of a reply."""
 
     message: str
     status: int = 500

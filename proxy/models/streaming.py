@@ -233,7 +233,7 @@ class UsageReader:
         self._bytes = 0
 
     def feed(self, piece: bytes) -> None:
-        """Read the next bytes."""
+        """Read the next bytes of the response."""
         if self._decoder:
             try:
                 self._read_events(self._decoder.feed(piece))

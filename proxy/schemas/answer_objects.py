@@ -141,7 +141,7 @@ class StepExtension(TypedDict, total=False):
     step: Required[int]
     """The number of the step, from 1."""
     kind: Required[Literal["tool_start", "tool_output", "tool_end"]]
-    """The part of the step."""
+    """The part of the step: its start, its output or its end."""
     tool: str
     """The name of the tool. Present at the start of a step."""
     exit_code: int | None
@@ -195,7 +195,7 @@ class ToolOutputEvent(TypedDict):
     stream: Literal["stdout", "stderr"]
     """The stream that the command wrote to."""
     text: str
-    """The output."""
+    """A piece of the output."""
 
 
 class ToolEndEvent(TypedDict):
@@ -229,7 +229,7 @@ class EgressEvent(TypedDict):
     host: str
     """The host that the program named; empty if it named none."""
     port: int
-    """The port."""
+    """The port that the program named."""
     reason: str
     """The reason why the connection was denied or failed; empty if it succeeded."""
     bytes_up: int
@@ -245,9 +245,9 @@ class RuleEvent(TypedDict):
     rule: str
     """The name of the rule."""
     action: Action
-    """The action of the rule."""
+    """`deny` if the rule refuses the action of the run, `log` if it only records the action."""
     over: RuleTarget
-    """The target of the rule."""
+    """The target of the rule: `command`, `file` or `egress`."""
     subject: str
     """The command, path or `host:port`. A long subject is shortened."""
     reason: str

@@ -2,8 +2,8 @@
 
 `PARAMETERS` has every field that OpenAI or a backend documents. A field that is not in the table is
 sent with every model call. OpenAI's fields are checked as OpenAI checks them. A backend's own field
-is checked only if it is sent with the last model call, so that no run is spent on a value that the
-backend refuses at the end; the backend checks the other fields at the first call.
+is checked only if it is sent with the last model call alone, so that no run ends with a value that
+the backend refuses. The backend itself checks its other fields at the first call.
 """
 
 from collections.abc import Collection, Mapping

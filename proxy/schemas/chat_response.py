@@ -61,7 +61,7 @@ class Chunk(NamedTuple):
 
     choice: dict[str, Any]
     sandbox: Mapping[str, Any] | None = None
-    """The `sandbox` object beside the choice."""
+    """The `sandbox` object that the chunk has in addition to the choice."""
     card: CardFields | None = None
     """Top-level fields from which Open WebUI makes a card."""
     step: Mapping[str, Any] | None = None

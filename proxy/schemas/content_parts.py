@@ -285,7 +285,7 @@ def _file_by_url(
 
 
 def media_type_to_show(part: FilePart, mime_type: str) -> str | None:
-    """Return the MIME type with which the model sees a file that was fetched for a part, or None if
+    """Return the MIME type for showing the model a file that was fetched for a part. Return None if
     the file is not of the part's kind (image, audio or video)."""
     if part.content_part is None or part.kind not in _URL_PARTS.values():
         return None

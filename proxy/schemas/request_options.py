@@ -1,8 +1,8 @@
 """The options of a request that all APIs share, from the body's `sandbox` object and from headers.
 
-They set the deadlines, the idempotency key, the fate of the run when the client disconnects, the
-form of the steps, the scope of the usage, whether documents in long texts may become files, and
-whether a trajectory of the run is kept.
+The options are the deadlines, the idempotency key, the behaviour after a disconnect, the form of
+the steps, the scope of the usage, the offloading of documents to files, and the capture of a
+trajectory.
 """
 
 import math
@@ -60,8 +60,8 @@ class SandboxOptions(PolicyOptions, total=False):
     """False if documents in long texts stay in the prompt instead of becoming files. Default:
     true."""
     usage: UsageScope
-    """The model calls that the usage counts: all of them, or the last one. Default: `all_calls`,
-    and `last_call` for Codex and opencode."""
+    """The model calls that the usage counts: all calls, or the last call. Default: `all_calls`, and
+    `last_call` for Codex and opencode."""
     deadline_s: Annotated[float, Field(gt=0)]
     """Seconds after which the client no longer wants an answer. The run ends before the deadline,
     with an answer. Default: none."""

@@ -1,7 +1,7 @@
 """The request and response models of the routes that call no model: files, containers,
 conversations, runs, models and capabilities. The OpenAPI description is generated from them.
 
-`parse` validates a body; `validation_error` turns an error of pydantic into one like OpenAI's.
+`parse` validates a body; `validation_error` turns an error of pydantic into an error like OpenAI's.
 """
 
 import json
@@ -64,7 +64,7 @@ def _parse_digits(value: Any) -> Any:
 Text = Annotated[str, BeforeValidator(_replace_surrogates)]
 Name = Annotated[str, Field(max_length=512), BeforeValidator(_replace_surrogates)]
 Object = Annotated[Any, WithJsonSchema({"type": "object"})]
-"""A JSON object that is not changed."""
+"""A JSON object that pydantic does not change."""
 
 
 class _ResponseModel(BaseModel):
@@ -80,7 +80,7 @@ _EXPECTED_TYPES = {
     "dict_type": "an object",
     "model_type": "an object",
 }
-"""Expected types by pydantic's error types."""
+"""The expected types, as error messages name them, by pydantic's error type."""
 _TOO_LONG_CODES: Mapping[str, tuple[str, str]] = {
     "Dictionary": ("object_above_max_properties", "pairs"),
     "List": ("array_above_max_length", "items"),
@@ -302,7 +302,7 @@ class NetworkPolicy(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_domains(cls, policy: Any) -> Any:
-        """Require the domains of an allowlist, and ignore those of a disabled network."""
+        """Require the domains of an allowlist, and ignore the domains of a disabled network."""
         if not isinstance(policy, dict) or policy.get("type") not in ("disabled", "allowlist"):
             return policy
         if policy["type"] == "disabled":
@@ -419,7 +419,7 @@ class ContainerFileObject(_ObjectWithId):
 
 
 def container_object(container: Container, zip_url: str) -> ContainerObject:
-    """Return OpenAI's container object."""
+    """Return OpenAI's object for a container, with the URL of its archive."""
     expires_after = {"anchor": "last_active_at", "minutes": container.minutes}
     return ContainerObject.model_validate(
         {**asdict(container), "expires_after": expires_after, "zip_url": zip_url}
@@ -427,7 +427,7 @@ def container_object(container: Container, zip_url: str) -> ContainerObject:
 
 
 def container_file_object(file: ContainerFile, url: str) -> ContainerFileObject:
-    """Return OpenAI's container file object."""
+    """Return OpenAI's object for a file of a container, with the URL of the file."""
     return ContainerFileObject.model_validate({**asdict(file), "url": url})
 
 
@@ -474,7 +474,7 @@ class ConversationObject(_ObjectWithId):
 
 
 def conversation_object(conversation: StoredConversation) -> ConversationObject:
-    """Return OpenAI's conversation object."""
+    """Return OpenAI's object for a conversation."""
     return ConversationObject.model_validate(conversation, from_attributes=True)
 
 
@@ -653,7 +653,7 @@ class TrajectoryResult(_ResponseModel):
 
 
 class RewardCreate(BaseModel):
-    """A reward for a trajectory."""
+    """The request body that adds a reward to a trajectory."""
 
     value: Annotated[float, Strict(), Field(allow_inf_nan=False)] | None = Field(
         description="null: the trajectory cannot be scored."

@@ -1,8 +1,8 @@
 """The tools of a Responses request: functions for the chat completion, and the sandbox.
 
-The client's own tools (functions, custom tools, namespaces) and those of OpenAI's tools that the
-client runs (shell, apply_patch, tool_search) become functions. Calls of OpenAI's tools are returned
-as OpenAI's items. A hosted tool (shell, code interpreter) enables the sandbox.
+The client's own tools (functions, custom tools, namespaces) become functions. OpenAI's tools that
+the client runs (shell, apply_patch, tool_search) become functions, too. Calls of OpenAI's tools are
+returned as OpenAI's items. A hosted tool (shell, code interpreter) enables the sandbox.
 """
 
 import json
@@ -372,7 +372,7 @@ def _is_hosted(tool: Tool) -> bool:
 
 def _step_item_tool(tool: Mapping[str, Any]) -> HostedTool | None:
     """Return the hosted tool if its calls may represent steps in the output, else None. A shell
-    without an environment is not such a tool: its clients would run the calls themselves."""
+    without an environment does not count: its clients would run the calls themselves."""
     if tool["type"] == "code_interpreter":
         return "code_interpreter"
     return "shell" if _is_hosted(tool) and tool.get("environment") else None

@@ -42,7 +42,8 @@ from proxy.schemas.result_objects import json_text
 
 
 class AnswerState:
-    """The state of an answer that is being sent. It decides what may be sent next.
+    """The state of an answer that is being sent. The encoders check it before they send reasoning
+    or steps.
 
     An encoder calls `update` with each event of the run after encoding the event.
     """
@@ -310,7 +311,7 @@ class StepCardRenderer:
         self._step_count = 0
 
     def render(self, event: Event) -> list[CardFields]:
-        """Return the chunk fields of an event, for one or more chunks."""
+        """Return the fields of each chunk for an event. Most events have no chunk."""
         match event:
             case ReasoningDelta(text) if text and not self._state.answer_began:
                 self._count_item("reasoning")

@@ -174,9 +174,9 @@ class TrajectoryWriter:
         yield self._encode_line(line)
 
     def _token_fields(self, tokens: CallTokens) -> Line:
-        """Return the fields about the tokens of a call. A call whose prompt begins with all tokens
-        of the call before belongs to the same segment as that call, and its fields have only the
-        new tokens."""
+        """Return the fields about the tokens of a call. If the call's prompt begins with all tokens
+        of the previous call, both calls belong to one segment, and the fields have only the new
+        tokens."""
         missing = tokens.missing
         if missing is None and not self._has_room():
             missing = TRUNCATION_MARKER
@@ -216,7 +216,7 @@ class TrajectoryWriter:
 
 
 def _user_message(task: AgentTask) -> str:
-    """Return the text of the client's last user message, without what the proxy adds."""
+    """Return the text of the client's last user message, without the proxy's additions."""
     users = [message for message in task.request.messages if message.get("role") == "user"]
     return text_of(users[-1]) if users else ""
 
@@ -417,7 +417,7 @@ def to_openai(trajectory: Object) -> Object:
 
 def last_call_messages(trajectory: Object) -> tuple[list[Object], Sequence[Any] | None] | None:
     """Return the messages (the prompt, then the reply) and the tools of the last model call that
-    has a reply, or None if no call has a reply."""
+    has a reply. Return None if no call has a reply."""
     calls = [call for call in trajectory["model_calls"] if call["reply"] is not None]
     if not calls:
         return None

@@ -88,8 +88,8 @@ def _openenv_turns(trajectory: Object) -> Iterator[Object]:
 
 def sft_messages(trajectory: Object) -> Iterator[Object]:
     """Yield the messages and tools of the last model call of a run that has a result, for
-    supervised training. The reply is the last message: what follows it, such as the answer of
-    `submit`, is not a message that the model wrote."""
+    supervised training. The reply is the last message. The later parts of a run, such as the answer
+    of `submit`, are not messages that the model wrote."""
     if trajectory["result"] is None or trajectory["outcome"] == INFRA_ERROR:
         return
     if found := last_call_messages(trajectory):

@@ -232,7 +232,7 @@ def unsupported_error(param: str, hint: str) -> BadRequestError:
 
 
 def combination_error(message: str, param: str) -> BadRequestError:
-    """Return the error for a field that is not allowed beside another field."""
+    """Return the error for a field that is not allowed together with another field."""
     return BadRequestError(message, param=param, code="invalid_parameter_combination")
 
 

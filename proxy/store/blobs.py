@@ -25,7 +25,7 @@ GRACE_S = 3600
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A committed blob."""
+    """The name, the size in bytes and the hash of a complete blob."""
 
     name: str
     bytes: int
@@ -33,7 +33,7 @@ class Blob:
 
 
 class BlobStore:
-    """A directory of blobs."""
+    """Stores blobs as files in one directory."""
 
     def __init__(self, directory: Path) -> None:
         """Create the directory if it is missing. Raises StoreError."""

@@ -35,7 +35,7 @@ stored response, are to be published for the sender; published: the sender has p
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message about a run."""
+    """A message to another process about a run."""
 
     kind: MessageKind
     run_id: str

@@ -74,8 +74,8 @@ class RunRepository:
         return await self._database.write(transaction)
 
     async def end(self, run: StoredRun, *, keep_s: float, for_retry: bool) -> None:
-        """Store the result of a run for `keep_s` seconds, unless other processes found this process
-        dead meanwhile: one of them may have begun the run again.
+        """Store the result of a run for `keep_s` seconds. If other processes have found this
+        process dead, store nothing, because one of them may have begun the run again.
 
         `for_retry` is True if the client has not received the result and may repeat its request.
         """
@@ -229,8 +229,8 @@ class RunRepository:
         return RUNS.c.expires_at.is_(None) | (RUNS.c.expires_at > self._now())
 
     def _find_joinable(self, connection: Connection, owner: str, key: str) -> StoredRun | None:
-        """Return the newest run with the key among those that are completed and those that run in
-        another process, or None. The caller knows the runs of this process."""
+        """Return the newest run with the key that is completed or running in another process, or
+        None. The caller knows the runs of this process."""
         elsewhere = (RUNS.c.status == "running") & (RUNS.c.process != self._process.id)
         is_joinable = elsewhere | (RUNS.c.status == "completed")
         query = select(RUNS).where(

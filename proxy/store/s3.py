@@ -1,4 +1,5 @@
-"""Blobs in an S3 bucket, for the servers of several machines, with a cache of files on this one."""
+"""Blobs in an S3 bucket, for the servers of several machines, with a cache of files on the local
+disk."""
 
 import asyncio
 import os

@@ -26,7 +26,7 @@ KEEP_DAYS = 1
 
 @dataclass(frozen=True, slots=True)
 class StoredBudgetAccount:
-    """The account of one key. See `BudgetAccount`."""
+    """The daily budget of one key, with its expenses in the database. See `BudgetAccount`."""
 
     repository: "SpendingRepository"
     owner: str
@@ -73,7 +73,7 @@ class SpendingRepository:
         self._now = now
 
     def account(self, owner: str, budget: DailyBudget) -> StoredBudgetAccount:
-        """Return the account of a key."""
+        """Return the account that reserves and counts the expenses of a key."""
         return StoredBudgetAccount(self, owner, budget)
 
     def seconds_until_midnight(self) -> float:

@@ -100,7 +100,7 @@ class Store:
         self.worker = self._register_process()
         """This process as an owner of runs. Other processes can tell whether it is alive."""
         self.messages = self._open_messages()
-        """Messages to and from the other processes; None with SQLite."""
+        """Sends messages to other processes and receives their messages; None with SQLite."""
         self.runs = RunRepository(self._database, now, self.worker, is_shared=self._is_shared)
         self.trajectories = TrajectoryRepository(self._database, now, self.worker, trajectories)
         self._blob_repositories: tuple[BlobRepository, ...] = (

@@ -1,5 +1,5 @@
-"""The trajectories of runs: what the models and the tools of captured runs did, in compressed
-parts. Most trajectories have one part, and those of long runs several."""
+"""The trajectories of captured runs: the model calls, the tool calls and the results, in compressed
+parts. Most trajectories have one part; the trajectories of long runs have several."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -34,10 +34,10 @@ _DELETION_REASONS: tuple[DeletionReason, ...] = get_args(DeletionReason)
 TOMBSTONE_S = 90 * 24 * 3600
 """Seconds for which the store remembers that a trajectory existed."""
 MAX_TRAJECTORIES = 100_000
-"""Maximum number of trajectories of one owner, beside the quota in bytes. Above it, the oldest ones
-become tombstones."""
+"""Maximum number of trajectories of one owner, in addition to the quota in bytes. Above it, the
+oldest trajectories become tombstones."""
 MAX_TOMBSTONES = 100_000
-"""Number of tombstones of one owner above which a sweep deletes the oldest ones."""
+"""Number of tombstones of one owner above which a sweep deletes the oldest tombstones."""
 SWEEP_TRAJECTORIES = 50
 """Maximum number of trajectories that are evicted or expire in one transaction. Each may have
 megabytes."""
