@@ -247,7 +247,7 @@ class RuleEvent(TypedDict):
     action: Action
     """`deny` if the rule refuses the action of the run, `log` if it only records the action."""
     over: RuleTarget
-    """The target of the rule: `command`, `file` or `egress`."""
+    """The kind of the rule's subject."""
     subject: str
     """The command, path or `host:port`. A long subject is shortened."""
     reason: str

@@ -186,8 +186,8 @@ RUN_EVENTS = _table_with_seq(
 )
 # Keys that all processes with the same PostgreSQL database share, such as the key that signs links.
 SECRETS = Table("secrets", METADATA, *_text_columns("name"), Column("value", LargeBinary))
-# The processes that share a PostgreSQL database; see `ProcessLease`. `expires_at` is in seconds since
-# 1970.
+# The processes that share a PostgreSQL database; see `ProcessLease`. `expires_at` is in seconds
+# since 1970.
 PROCESSES = Table(
     "processes",
     METADATA,
