@@ -1,2 +1,2 @@
-"""The backends, which start guest agents in isolation: Docker containers and bubblewrap
-sandboxes."""
+"""Backends start guest agents in isolation: in Docker containers, bubblewrap sandboxes or
+Kubernetes Pods."""

@@ -1,5 +1,5 @@
-"""The interfaces of a backend, which starts isolated guest agents, and of a guest, which is one
-running agent; and the task that removes the sandboxes of dead proxies."""
+"""The interfaces of sandbox backends. A `Backend` starts isolated guest agents, and a `Guest` is
+one running agent. `sweep_forever` removes the sandboxes of dead proxies."""
 
 import asyncio
 import logging
@@ -19,9 +19,10 @@ SWEEP_S = 60.0
 T = TypeVar("T")
 
 DataCallback = Callable[[bytes | memoryview], float | None]
-"""Processes received bytes, which are valid only during the call. Returns None, or the seconds for
-which the guest should not be read; after this pause the callback is called with b"", so that it can
-process bytes that it has kept. Raises ProtocolError for bytes that break the protocol."""
+"""A function that processes received bytes, which are valid only during the call. It returns None,
+or the seconds for which the guest should not be read. After such a pause it is called with b"", so
+that it can process bytes that it has kept. Raises ProtocolError for bytes that break the
+protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Guest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One result of `doctor`."""
+    """The result of one check of `sandbox-proxy doctor`."""
 
     name: str
     ok: bool
@@ -89,8 +90,9 @@ class Backend(Protocol):
 
     @property
     def accepted_attempts(self) -> Mapping[str, str]:
-        """The attempts to escape that succeed by the design of the backend or its settings, by
-        name, and why that is accepted."""
+        """The escape attempts (see `sandbox_runtime.escape`) that succeed by the design of the
+        backend or its settings. Maps the name of each attempt to the reason why that is
+        accepted."""
 
     @property
     def capacity(self) -> int | None:
@@ -101,8 +103,8 @@ class Backend(Protocol):
         """False if the limits of a running sandbox can never be changed."""
 
     async def start(self, isolation: Isolation) -> Guest:
-        """Start a guest agent in a new sandbox. Raises SandboxStartError, and NoCapacityError if
-        one may start later."""
+        """Start a guest agent in a new sandbox. Raises SandboxStartError: its subclass
+        NoCapacityError if a later start may succeed."""
 
     async def fingerprint(self) -> str:
         """Return an id of the image that new sandboxes start from. Raises SandboxStartError."""

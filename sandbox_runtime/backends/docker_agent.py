@@ -40,8 +40,8 @@ fails."""
 
 
 class AgentVolumes:
-    """The volumes of one engine that hold guest agents' programs, and which of them are
-    verified."""
+    """The volumes of one engine that hold guest agents' programs. Remembers which volumes this
+    process has verified."""
 
     def __init__(
         self,
@@ -65,7 +65,8 @@ class AgentVolumes:
             return self._filled_volumes[program]
 
     def invalidate(self) -> None:
-        """Verify the volumes again at the next start, because one may have been removed."""
+        """Forget which volumes are verified, so that the next start verifies them again: a volume
+        may have been removed."""
         self._filled_volumes.clear()
 
     async def _fill_volume(self, program: bytes, image: ImageMetadata) -> str:

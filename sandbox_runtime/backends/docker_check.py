@@ -88,7 +88,7 @@ class BlockDevice:
     path: str | None
     """The device file, such as /dev/sda; None if reads and writes cannot be limited."""
     why_unlimited: str = ""
-    """Why reads and writes cannot be limited; empty if they can."""
+    """The reason why reads and writes cannot be limited; empty if they can."""
 
 
 def block_device(

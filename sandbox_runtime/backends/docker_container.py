@@ -45,8 +45,8 @@ _MASKED_PATHS = (
     *("/proc/sched_debug", "/proc/scsi", "/proc/slabinfo", "/proc/timer_list", "/proc/timer_stats"),
     *("/proc/vmallocinfo", "/sys/devices/virtual/powercap", "/sys/firmware"),
 )
-"""Files that show the host kernel's state to root, and so to root inside: those that Docker masks
-by default, and more."""
+"""Files that show the host kernel's state to root, including root in a container: the files that
+Docker masks by default, and more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class ImageMetadata:
 
     id: str
     machine: str
-    """The image's machine type as `uname -m` names it, or, if that is unknown, as the engine
-    does."""
+    """The image's machine type in the spelling of `uname -m`, such as x86_64. A type that is not in
+    _MACHINES keeps the engine's spelling."""
     volumes: tuple[str, ...]
     """Directories for which the image declares volumes."""
     path: str = _PATH
@@ -202,7 +202,8 @@ def resource_limits(isolation: Isolation, runtime: str | None) -> dict[str, int]
 
 
 def is_runsc(runtime: str | None) -> bool:
-    """Return True if a runtime is gVisor's, by its name: each sandbox has its own kernel."""
+    """Return True if the runtime's name begins with runsc: gVisor, which gives each sandbox its own
+    kernel."""
     return runtime is not None and runtime.startswith("runsc")
 
 

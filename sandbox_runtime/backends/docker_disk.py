@@ -1,10 +1,10 @@
 """The disk that an engine's containers share, and a watch that stops sandboxes that exceed their
 limit. The watch is used for storage drivers that cannot limit a container's disk.
 
-Since its last measurement, a sandbox cannot have written more than was written to the whole disk.
-So a sandbox is measured only if this amount could take it over its limit, and in every eighth check
-if the free space of the disk has changed. While nothing is written, the watch costs one statvfs
-call per second.
+A sandbox cannot have written more since its last measurement than was written to the whole disk. So
+it is measured only if this amount could take it over its limit. Besides, all sandboxes are measured
+in every eighth check if the free space of the disk has changed. While nothing is written, the watch
+costs one statvfs call per second.
 """
 
 import asyncio
@@ -28,17 +28,18 @@ logger = logging.getLogger(__name__)
 _PERIOD_S = 1.0
 _REST_FACTOR = 4
 _MAX_REST_S = 3.0
-"""The watch rests _REST_FACTOR times as long as it has measured, but at most _MAX_REST_S: a sandbox
-that makes its measurement slow must not gain time by it."""
+"""Maximum rest after a check. The rest takes _REST_FACTOR times as long as the check took. It has a
+maximum because a sandbox that makes its measurement slow must not gain time to write."""
 _ROUND_S = 0.5
 """Maximum duration of a round. The remaining sandboxes are measured in the next round."""
 _RESERVE_BYTES = 1 << 30
 """Part of the host's disk that is kept free, if necessary by stopping sandboxes."""
 _FULL_ROUND_CHECKS = 8
-"""If the free space of the disk changes, all sandboxes are measured once in this number of checks,
-because space that one sandbox frees hides what another writes at the same time."""
+"""Number of checks of which one measures all sandboxes, if the free space of the disk has changed.
+Space that one sandbox frees hides what another writes at the same time."""
 _LARGE_BYTES = 16 << 20
-"""Disk usage up to which a sandbox is not stopped for a full host: that would free too little."""
+"""A sandbox that uses at most this much is not stopped when the host's disk is nearly full, because
+that would free too little."""
 _BLOCK_BYTES = 512
 _FASTEST_BYTES_PER_S = 256 << 20
 """The assumed write speed of a disk that cannot be inspected."""

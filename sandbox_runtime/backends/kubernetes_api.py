@@ -1,7 +1,8 @@
 """The client of a Kubernetes cluster: the calls of its API that sandboxes need, in one namespace.
 
 The calls go through kubernetes_asyncio, which reads kubeconfig files and service accounts. Objects
-are JSON, not the library's classes: those of a version check and drop what another version has.
+are JSON, because the library's classes fit one version of the API: they validate its fields and
+drop those of other versions.
 """
 
 import asyncio
@@ -36,8 +37,8 @@ from sandbox_runtime.backends.kubernetes_stream import (
 
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10.0, 30.0
 WATCH_S = 60
-"""Length of one watch request: the API server ends it and the next one continues, so that a dead
-connection is found soon."""
+"""Duration of one watch request in seconds. The API server then ends the request and the next one
+continues the watch, so that a dead connection is noticed soon."""
 HEARTBEAT_S = 20.0
 """Interval of the websocket's pings. A connection is lost if a pong takes half as long; load
 balancers commonly drop connections that are silent for 60 s."""
@@ -51,11 +52,12 @@ _UNAUTHORIZED = 401
 
 
 class KubernetesApi:
-    """The API of the cluster that a kubeconfig file names, or, without one, of the cluster in which
-    this process runs, or of the default kubeconfig.
+    """A client of the API of one cluster.
 
-    Nothing is read or opened before the first call. All calls must come from one event loop; they
-    raise KubernetesError.
+    If `kubeconfig` or `context` is given, it selects the cluster. Otherwise it is the cluster in
+    which this process runs, or, outside of any cluster, that of the default kubeconfig. Nothing is
+    read or opened before the first call. All calls must come from one event loop; they raise
+    KubernetesError.
     """
 
     def __init__(
@@ -149,7 +151,7 @@ class KubernetesApi:
             _drop(response)
 
     async def delete_pod(self, name: str) -> None:
-        """Begin to end and remove a Pod, if it exists."""
+        """Ask the API server to delete a Pod, if it exists. Returns before the Pod has ended."""
         core = await self._core()
         with suppress(NotFoundError):
             await self._call(
@@ -319,8 +321,8 @@ def _drop(response: aiohttp.ClientResponse) -> None:
 
 
 def _parse(content: bytes | bytearray) -> dict[str, Any]:
-    """Parse a JSON object. A response that is none, such as a load balancer's page, gives an object
-    with its text as the message."""
+    """Parse a JSON object. Other content, such as a load balancer's error page, becomes an object
+    with the start of its text as the `message`."""
     try:
         value = json.loads(content)
     except ValueError:

@@ -38,8 +38,8 @@ set -- "$@" "$NODE" {KUBELET_PORT}
 while [ $# -gt 1 ]; do connect "$1" "$2" & shift 2; done > /dev/termination-log
 wait
 """
-"""Writes each address that it can connect to, of its arguments and of the API server and the node
-as the Pod knows them, into the Pod's status."""
+"""A shell script that tries to connect to the addresses in its arguments, to the API server and to
+the node. It writes the addresses that accept a connection into the Pod's status."""
 VERBS = (
     *(("", verb, "pods", "") for verb in ("create", "get", "list", "watch", "delete")),
     *(("", verb, "pods", "attach") for verb in ("get", "create")),
@@ -48,7 +48,7 @@ VERBS = (
         for verb in ("create", "list", "patch", "delete")
     ),
 )
-"""The group, verb, resource and subresource of everything that the backend does."""
+"""The group, verb, resource and subresource of each API request that the backend makes."""
 _NETWORK_ATTEMPTS = (
     *("interfaces", "metadata", "link_local", "private_networks", "public_networks", "multicast"),
     "host_addresses",
@@ -65,9 +65,9 @@ class NetworkVerdict:
     """The addresses to which the Pods of the network check could connect."""
 
     by_sandbox: tuple[str, ...]
-    """Reached by the Pod that is labelled like a sandbox."""
+    """Addresses that the Pod with the label of a sandbox could reach."""
     by_control: tuple[str, ...]
-    """Reached by the Pod that may use the network."""
+    """Addresses that the Pod that may use the network could reach."""
 
     @property
     def is_enforced(self) -> bool:
@@ -95,9 +95,9 @@ async def network_verdict(
     target: tuple[str, int],
     timeout_s: float,
 ) -> NetworkVerdict:
-    """Run the network check with two Pods of an owner, one of which connects to `target` too.
-
-    Raises KubernetesError, and SandboxStartError if a Pod does not end within `timeout_s`."""
+    """Run the network check with two Pods of an owner, which both try to connect to `target` and
+    other addresses. Raises KubernetesError, and SandboxStartError if a Pod does not end within
+    `timeout_s`."""
     addresses = [target[0], str(target[1])]
     run = (
         _run_command(api, watch, spec, owner, component, addresses, timeout_s)

@@ -20,8 +20,8 @@ _UNSTARTABLE = frozenset(
         *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
     }
 )
-"""Reasons for which a container waits and that no waiting cures. `ErrImagePull` is followed by
-`ImagePullBackOff` after the second attempt."""
+"""Reasons of a waiting container that will not start by itself. `ErrImagePull` is not among them:
+`ImagePullBackOff` follows it after the second attempt."""
 _IMAGE_REASONS = frozenset({"InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff"})
 _OUT_OF_RESOURCES = ("OutOf", "Evicted", "Preempting", "NodeAffinity", "UnexpectedAdmissionError")
 """Beginnings of the reasons for which a kubelet refuses a Pod that does not fit its node."""

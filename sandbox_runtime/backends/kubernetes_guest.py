@@ -20,8 +20,8 @@ from sandbox_runtime.errors import SandboxStartError
 logger = logging.getLogger(__name__)
 
 CAUSE_WAIT_S = 3.0
-"""Time in which the API server learns why a Pod has ended: the kubelet reports it later than the
-attached connection ends."""
+"""Maximum time to wait until the API server knows why a Pod has ended. The kubelet reports the
+cause after the attached connection has ended."""
 STOP_WAIT_S = 10.0
 """Maximum time until a deleted Pod has stopped; its node may not answer."""
 

@@ -1,8 +1,8 @@
 """The Pods of sandboxes: isolation and limits in the terms of the Kubernetes API.
 
-The guest agent is the Pod's main process. A sandbox image may hold its program at AGENT_PATH.
-For other images an init container copies it from an image that holds it to an empty volume, which
-the sandbox sees read-only.
+The guest agent is the Pod's main process. A sandbox image may hold the agent's program at
+AGENT_PATH. For other images, an init container copies the program from the agent image to an empty
+volume, which the sandbox sees read-only.
 
 At the standard level a Pod meets the Pod Security Standard `baseline`, at the strict level
 `restricted`.
@@ -34,8 +34,8 @@ MANAGED_BY = {"app.kubernetes.io/managed-by": "llm-sandbox-proxy"}
 COMPONENT_LABEL = "app.kubernetes.io/component"
 OWNER_LABEL = "llm-sandbox-proxy/owner"
 LOG_MIB = 64
-"""Room for the container's log on the node, which counts towards the Pod's disk: the kubelet keeps
-50 MiB of it by default, and everything that the agent sends passes through it."""
+"""Disk space for the container's log on the node, which counts towards the Pod's disk. Everything
+that the agent sends passes through the log; by default the kubelet keeps 50 MiB of it."""
 DEADLINE_S = int(LIFETIME_S) + 60
 """The kubelet ends a Pod after this time, even if it has lost the API server. The agent ends itself
 60 s earlier."""
@@ -44,10 +44,10 @@ _STRICT_DISKS = {"/testbed": 1 / 2, "/tmp": 1 / 4, "/home": 1 / 8, "/run": 1 / 8
 _AGENT_VOLUME_MIB = 16
 _COPY_CPU, _COPY_MEMORY = "100m", "32Mi"
 _MIN_CPU_MILLIS = 10
-"""Below 10 thousandths of a core the kernel's quota period cannot express the limit."""
+"""The lowest CPU limit, in thousandths of a core. The kernel's quota period cannot express less."""
 _START = 'PATH="$HOME/.local/bin:$PATH" exec "$0"'
-"""Starts the agent with the directory of `pip install --user` before the image's own PATH, which
-only a shell in the image can name."""
+"""A shell command that starts the agent with the directory of `pip install --user` first in PATH.
+Only a shell in the container knows the image's own PATH."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ class PodSpec:
     """An image with the agent's program; None: the sandbox image holds it at AGENT_PATH."""
     runtime_class: str | None = None
     seccomp_profile: str | None = None
-    """A profile in the kubelet's directory for them; None: the runtime's default."""
+    """The path of a profile in the kubelet's seccomp directory; None: the runtime's default
+    profile."""
 
     def sandbox(self, name: str, owner: str, isolation: Isolation) -> dict[str, Any]:
         """Return a Pod that runs the guest agent."""
@@ -79,8 +80,8 @@ class PodSpec:
     def command(
         self, name: str, owner: str, component: str, argv: Sequence[str], deadline_s: int
     ) -> dict[str, Any]:
-        """Return a Pod that runs one command in the sandbox image, with the network policies of a
-        component's Pods and the isolation of the strict level."""
+        """Return a Pod that runs one command in the sandbox image, with the isolation of the strict
+        level. Network policies select the Pod by its label for `component`."""
         isolation = Isolation(level="strict", memory_mib=64, cpus=0.1, disk_mib=16)
         container = {"command": list(argv), "env": _env({})}
         pod = self._pod(name, owner, component, isolation, new_host_uid(), container)
@@ -193,7 +194,8 @@ def _env(values: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def _resources(isolation: Isolation) -> dict[str, Any]:
-    """Return limits and equal requests, so that a node is never promised to more than it has."""
+    """Return limits and equal requests, so that the Pods on a node cannot use more than the node
+    has."""
     limits = {
         "cpu": f"{max(_MIN_CPU_MILLIS, round(isolation.cpus * 1000))}m",
         "memory": f"{isolation.memory_mib}Mi",

@@ -25,7 +25,7 @@ class PodWatch:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to watch, unless it is watched already."""
+        """Start the watch, unless it runs already."""
         self._task = self._task or asyncio.create_task(self._follow(), name="watch of Pods")
 
     def pod(self, name: str) -> Json | None:
