@@ -74,7 +74,7 @@ class Channel:
         self, guest: Guest, silence_timeout_s: float = SILENCE_TIMEOUT_S, clock: Clock | None = None
     ) -> None:
         self.lost: str | None = None
-        """Why the guest cannot be used any more; None while it can."""
+        """The reason why the guest cannot be used any more; None while it can be used."""
         self.guest = guest
         self._silence_timeout_s = silence_timeout_s
         self._received_at = 0.0

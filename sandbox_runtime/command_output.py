@@ -71,8 +71,9 @@ class CommandOutput:
         return self._text[head_kind], self._text[tail_kind]
 
     def text(self, name: StreamName, report: OutputReport, omitted: int, path: str) -> str:
-        """Return a stream in full, or its head and tail with a line between them that says how much
-        is left out and that the file `path` has it. `omitted` is the result of `omitted_bytes`."""
+        """Return a stream in full. If a part is left out, return its head and tail with a line
+        between them that says how much is left out and that the file `path` has it. `omitted` is
+        the result of `omitted_bytes`."""
         head, tail = self._head_and_tail(name)
         if omitted <= 0:
             return (head + tail).decode(errors="replace")
@@ -146,8 +147,9 @@ class RetainedFiles:
     """Number of bytes that may still be added."""
 
     def path(self, stream: StreamName, reading: int, size: int) -> str:
-        """Return the path of the file with the output of a stream in the reading of this number, or
-        "" if `size`, the number of kept bytes, is 0. `protocol` defines readings."""
+        """Return the path of the file that keeps the output of `stream` in the reading number
+        `reading`. Return "" if no output is kept or if `size`, the number of kept bytes, is 0. See
+        `sandbox_runtime.protocol` for readings."""
         return f"{self.name}-{reading}.{stream}" if self.name is not None and size > 0 else ""
 
     def with_added(self, size: int) -> "RetainedFiles":

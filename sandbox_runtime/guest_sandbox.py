@@ -71,9 +71,9 @@ tar --anchored --no-wildcards -c -f /dev/null -T /dev/null 2>/dev/null &&
 exec tar -c -C {WORKING_DIR} "$@" -f - .
 """
 PACK = ["sh", "-c", _PACK_SCRIPT]
-"""The command that packs a snapshot without the shared directory. GNU tar needs the two options:
-as a pattern, it would compare `./shared` with each part of each path, in time cubic in the depth of
-the directories. Other programs called tar do not have the options."""
+"""The command that packs a snapshot without the shared directory. Without --anchored and
+--no-wildcards, GNU tar would compare the pattern `./shared` with each part of each path, in time
+cubic in the depth of the directories. Other programs called tar do not have these options."""
 UNPACK = ["sh", "-c", f"tar -x -o -p -C {WORKING_DIR} -f - || exit\n{PRUNE}"]
 """The command that unpacks a snapshot and runs PRUNE. With -o, the unpacked files belong to the
 sandbox's user, not to the owners in the archive."""
@@ -103,7 +103,7 @@ class GuestSandbox:
 
     @property
     def lost(self) -> str | None:
-        """Why the sandbox cannot be used any more; None while it can be used."""
+        """The reason why the sandbox cannot be used any more; None while it can be used."""
         return self._channel.lost
 
     async def ping(self, timeout_s: float) -> None:
@@ -209,9 +209,9 @@ class GuestSandbox:
         *,
         end_of_input: bool,
     ) -> Stream:
-        """Send `stdin`, read output until the reading ends (see `protocol`), and return the stream,
-        which has its report. Kill the guest if it sends too much output, or no report within
-        `reading_s` and REPORT_TIMEOUT_S."""
+        """Send `stdin`, read output until the reading ends (see `protocol`), and return the stream
+        with its report. Kill the guest if it sends too much output, or no report within `reading_s`
+        and REPORT_TIMEOUT_S."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + reading_s + REPORT_TIMEOUT_S
         try:

@@ -50,7 +50,7 @@ MAX_DATA_BYTES = 64 * 1024
 MAX_OPEN_BYTES = 16 * 1024 * 1024
 """Maximum payload of an OPEN frame from the host, which contains the text of a command."""
 MAX_REPORT_BYTES = 64 * 1024
-"""Agent to host: the largest frame that the host accepts."""
+"""The largest payload of a frame that the host accepts from the agent."""
 MAX_CONNECTIONS = 256
 """Maximum number of concurrent connections of the programs of one sandbox; the agent opens no
 more."""

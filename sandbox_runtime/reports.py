@@ -15,8 +15,8 @@ MAX_NUMBER = 1e18
 """Larger than any real count of bytes or seconds. `value < MAX_NUMBER` also rejects NaN."""
 MAX_MESSAGE_CHARS = 1000
 MAX_LISTING_BYTES = 4 << 20
-"""The agent's limit on a listing, without hashes. As text it may take four times as much memory,
-because one wide character makes all characters of a path wide."""
+"""The agent's limit on the bytes of a listing, without hashes. The parsed paths may take four times
+as much memory, because one wide character makes all characters of a string wide."""
 HASH_BYTES = 68
 """Number of bytes that a hash adds to an entry."""
 TURN_ENTRIES = 200
@@ -32,7 +32,7 @@ Report = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an operation was refused or failed."""
+    """The reason why an operation was refused or failed."""
 
     code: str
     message: str

@@ -26,8 +26,8 @@ TRANSFER_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class OutputCap:
-    """Limits on what is returned of each output stream. Of a longer stream, half of the returned
-    part is its start and half its end."""
+    """Limits on what is returned of each output stream. A stream that exceeds a limit is returned
+    as its start and its end, each up to half of the limit."""
 
     max_bytes: int = 1 << 20
     max_lines: int = 1_000_000
@@ -62,7 +62,8 @@ class ExecResult:
     cpu_s: float = 0.0
     """CPU time of the command and of the children that it waited for."""
     peak_memory_bytes: int = 0
-    """Peak resident memory of the largest process among the command and these children."""
+    """Peak resident memory of the largest process among the command and the children that it waited
+    for."""
     oom_kills: int = 0
     """Processes of the sandbox that were killed during the command because memory ran out."""
     pids_refused: int = 0
@@ -78,7 +79,7 @@ class ExecResult:
     """The file that keeps the output from its start, in full if `OutputCap` allows; empty if stdout
     is not truncated or not kept."""
     stderr_file: str = ""
-    """As `stdout_file`."""
+    """The file that keeps stderr; see `stdout_file`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 OUTPUT_KINDS = (DATA, STDERR, TAIL, STDERR_TAIL)
 NO_CREDIT = CREDIT.pack(0)
 MAX_PIECES = 1024
-"""Maximum number of pieces of received data, each of one kind, that wait for `receive`. Further
-data is appended to the last piece of its kind: 256 KiB in frames of one byte take at most 200 KiB
-more."""
+"""Maximum number of received pieces that wait for `receive`; each piece has data of one kind.
+Beyond it, data is appended to the last piece of its kind. So 256 KiB that arrive in frames of one
+byte take at most 200 KiB of additional memory."""
 RESETS_BEFORE_PING = MAX_CONNECTIONS
 MAX_RESET_STREAMS = 8 * MAX_CONNECTIONS
 """Maximum number of reset streams. An agent that opens and closes connections at full speed leaves
@@ -297,7 +297,8 @@ class ResetStreams:
 
     def __init__(self) -> None:
         self._streams: dict[int, tuple[int, Stream | ProgramConnection]] = {}
-        """By stream number, in the order of the RESETs: the count of the RESET, and the stream."""
+        """Maps a stream number to the count of RESETs up to and including its own, and the stream.
+        In the order of the RESETs."""
         self._resets = 0
         self._pings: deque[int] = deque()
         """For each unanswered PING, the number of RESETs sent before it."""

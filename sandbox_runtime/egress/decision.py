@@ -24,7 +24,7 @@ class Decision:
     port: int
     verdict: Literal["allowed", "denied"]
     reason: str
-    """Why the connection was denied or failed; empty if it succeeded."""
+    """The reason why the connection was denied or failed; empty if it succeeded."""
     bytes_up: int
     """Bytes from the program to the host."""
     bytes_down: int

@@ -19,13 +19,13 @@ class Timeouts:
     """Timeouts of one connection, in seconds."""
 
     head_s: float = 10.0
-    """For a whole request head, SOCKS greeting or ClientHello."""
+    """Maximum time to receive a whole request head, SOCKS greeting or ClientHello."""
     connect_s: float = 5.0
-    """For resolving a name, and for each of its addresses."""
+    """Maximum time to resolve a name, and to connect to each of its addresses."""
     idle_s: float = 120.0
-    """Without a byte in either direction."""
+    """Maximum time without a byte in either direction."""
     linger_s: float = 2.0
-    """For the other side to close the connection after everything was sent to it."""
+    """Maximum time for the peer to close a connection after everything was sent to it."""
 
     async def wait_for_head(self, head: Awaitable[T]) -> T:
         """Await a head that the program sends. Raises DeniedError after `head_s`."""
@@ -41,7 +41,7 @@ class TrafficQuota:
 
     def __init__(self, egress: Egress = Egress()) -> None:
         self.bytes = 0
-        """Traffic so far."""
+        """Bytes counted so far, both directions together."""
         self._bytes_per_s = egress.max_mib_per_s * (1 << 20)
         self._cap_bytes: int | None = None
         self._free_at = -math.inf

@@ -122,7 +122,8 @@ def _program_runner(text: str) -> Callable[[EscapeSandbox], Awaitable[str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Bomb:
-    """A program that prints the amount that it took of a resource and keeps it."""
+    """An attack with a program that takes as much of a resource as it can, prints the amount and
+    keeps it."""
 
     name: str
     resource: str

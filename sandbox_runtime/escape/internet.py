@@ -14,7 +14,8 @@ from sandbox_runtime.egress.dialer import Server
 PUBLIC = "93.184.215.14"
 ALLOWED, OTHER = "allowed.example", "other.example"
 Answers = Sequence[Sequence[str]]
-"""A name's addresses at each lookup; the last ones repeat."""
+"""The addresses of a name at its first lookup, its second lookup and so on. The last entry also
+answers all further lookups."""
 _BOTH: Mapping[str, Answers] = {ALLOWED: [[PUBLIC]], OTHER: [[PUBLIC]]}
 _RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\nConnection: close\r\n\r\nreached\n"
 _IDLE_S = 0.3
@@ -46,7 +47,7 @@ class FakeInternet:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Run the fake server."""
+        """Run the fake server during the block."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self._port = server.sockets[0].getsockname()[1]
         async with server:
@@ -94,7 +95,7 @@ def socks_request(host: str, port: int, *, command: int = 1) -> bytes:
 
 
 def client_hello(server_name: str | None) -> bytes:
-    """Return a TLS ClientHello."""
+    """Return a TLS ClientHello that names `server_name`, or no server if that is None."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     outgoing = ssl.MemoryBIO()

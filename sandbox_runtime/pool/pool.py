@@ -50,8 +50,8 @@ from sandbox_runtime.pool.lifecycle import SandboxLifecycle
 logger = logging.getLogger(__name__)
 
 OnFull = Callable[[Callable[[], bool]], None]
-"""Called when the pool is full and more leases wait than sandboxes are starting for them or ending.
-The argument is a function that returns True as long as this holds."""
+"""Called when the pool is full and the waiting leases outnumber the sandboxes that are starting for
+them or ending. The argument is a function that returns True as long as this holds."""
 
 OnAcquired = Callable[[float, float], None]
 """Called when a lease has its sandbox, with two times in seconds, both from the lease's request:
@@ -399,7 +399,8 @@ class Pool:
     def _assign(self, waiter: Waiter, unclaimed: Counter[PoolKey]) -> bool:
         """Assign an idle sandbox to the waiter or start one; return False if the pool is full.
 
-        `unclaimed` counts the starts, by pool key, that are for no waiter before this one.
+        `unclaimed` counts the starting sandboxes, by pool key, that no earlier waiter in the queue
+        claims.
         """
         if idle := next(self._registry.matching(EntryState.IDLE, waiter.pool_key), None):
             return self._lease_out(idle, waiter)

@@ -216,7 +216,8 @@ class ReferenceBash:
 
 
 def _wrap_in_shell(command: str) -> str:
-    """Wrap a command in `bash -c`, whose error messages differ from those of `eval`."""
+    """Wrap a command in `bash -c`, because the error messages of the sandbox's own `eval` differ
+    from those of the reference agent. A command that is too long for an argument is not wrapped."""
     if len(command.encode()) > _MAX_ARGUMENT_BYTES:
         return f"{_UNSET_RETRIES}; {command}"
     return f"{_UNSET_RETRIES}; exec bash -c {shlex.quote(command)}"

@@ -24,7 +24,7 @@ class Edit:
 
     data: bytes
     first_line: int
-    """Counted from 1."""
+    """The number of the first new line, counted from 1."""
     last_line: int
 
 
@@ -97,7 +97,7 @@ def _occurrence_lines(data: bytes, old: bytes) -> str:
 
 
 def _not_found_hint(data: bytes, old: bytes) -> str:
-    """Guess why `old` was not found."""
+    """Return a sentence with the likely reason why `old` was not found."""
     for hint in (_line_endings_hint, _numbering_hint, _whitespace_hint, _first_line_hint):
         if words := hint(data, old):
             return words
@@ -149,8 +149,8 @@ def _first_line_hint(data: bytes, old: bytes) -> str | None:
 def view_file(
     path: str, data: bytes, view_range: list[int] | None, limits: ObservationLimits
 ) -> str:
-    """Return the numbered lines of a file, or of its `view_range`; a description of a binary file.
-    Raises ToolInputError for an invalid range."""
+    """Return the numbered lines of a file, only those of `view_range` if it is given. For a binary
+    file, return a description. Raises ToolInputError for an invalid range."""
     if b"\0" in data:
         return _view_binary(path, data)
     lines = lines_of(data)

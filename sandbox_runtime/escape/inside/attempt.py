@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-# Not the table of the filter, so that a wrong number there is detected here.
+# A copy of the filter's table would hide its errors, so these numbers are written out here.
 _X86_64, _AARCH64 = 0, 1
 NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "acct": (163, 89),

@@ -62,13 +62,13 @@ def clone3_user_namespace() -> str | None:
 
 
 def other_namespaces() -> str | None:
-    """Makes each other kind of namespace."""
+    """Makes a namespace of each kind except user namespaces."""
     made = [name for name, flag in _NEW.items() if survives(lambda: call("unshare", flag))]  # noqa: B023 - called at once
     return summarize("namespaces were made", made)
 
 
 def setns() -> str | None:
-    """Enters the namespace that it is in already."""
+    """Enters the UTS namespace that the process is already in."""
     own = os.open("/proc/self/ns/uts", os.O_RDONLY)
     call("setns", own, 0)
     return "namespaces can be entered"

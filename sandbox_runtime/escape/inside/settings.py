@@ -52,12 +52,13 @@ def binfmt_misc() -> str | None:
 
 
 def kernel_settings() -> str | None:
-    """Opens each other setting of the kernel that is not in a namespace."""
+    """Opens the other settings in /proc/sys, except those of the sandbox's own namespaces."""
     return summarize("open", writable_files_below(_SYSCTL, _OWN_SYSCTLS + _TRIED_ALONE))
 
 
 def other_switches() -> str | None:
-    """Opens the other settings in /proc: interrupts, devices, file systems, memory types."""
+    """Opens settings in /proc outside of /proc/sys: interrupts, devices, file systems, memory
+    types."""
     found = [Path("/proc/mtrr")] if opens(Path("/proc/mtrr")) else []
     for name in ("irq", "bus", "fs", "acpi", "scsi", "driver"):
         found += writable_files_below(Path("/proc", name))

@@ -49,7 +49,7 @@ def alg_socket() -> str | None:
 
 
 def rare_sockets() -> str | None:
-    """Opens a socket of each other family."""
+    """Opens a socket of each family that no other attempt tries and that programs rarely need."""
     return summarize("families", (n for n in range(_FAMILIES) if n not in _USUAL and _opens(n)))
 
 

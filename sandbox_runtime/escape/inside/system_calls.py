@@ -127,13 +127,13 @@ def userfaultfd() -> str | None:
 
 
 def kexec_load() -> str | None:
-    """Loads another kernel, with flags that do not exist."""
+    """Loads another kernel, with invalid flags."""
     call("kexec_load", 0, 0, None, 0xFF, reached=_BAD)
     return "a kernel could be loaded"
 
 
 def kexec_file_load() -> str | None:
-    """Loads another kernel from no file, with flags that do not exist."""
+    """Loads another kernel from an invalid file descriptor, with invalid flags."""
     call("kexec_file_load", -1, -1, 0, None, 0xFF, reached=(*_BAD, errno.EBADF))
     return "a kernel could be loaded from a file"
 
@@ -145,7 +145,7 @@ def init_module() -> str | None:
 
 
 def finit_module() -> str | None:
-    """Loads a kernel module from no file."""
+    """Loads a kernel module from an invalid file descriptor."""
     call("finit_module", -1, b"", 0, reached=(*_BAD, errno.EBADF))
     return "kernel modules can be loaded from files"
 
@@ -157,7 +157,7 @@ def delete_module() -> str | None:
 
 
 def reboot() -> str | None:
-    """Reboots, without the magic numbers that would make it happen."""
+    """Calls reboot without the magic numbers that the call needs to take effect."""
     call("reboot", 0, 0, 0, None, reached=_BAD)
     return "the machine could be rebooted"
 
