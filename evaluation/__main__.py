@@ -392,7 +392,7 @@ def _model_price(text: str) -> tuple[str, tuple[float, float]]:
 
 
 class _AddPrice(argparse.Action):
-    """Collects the prices in one dictionary."""
+    """Collects the prices of all `--price` options in one dictionary."""
 
     def __call__(
         self,

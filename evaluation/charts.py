@@ -80,7 +80,7 @@ class _BarData:
 
 
 _ChartData = Sequence[tuple[str, Sequence[_BarData]]]
-"""The values of each group, with the group's label."""
+"""The label of each group, and the data of its bars."""
 
 
 def accuracy_chart(accuracies: Sequence[Accuracy]) -> Chart:
@@ -210,7 +210,8 @@ def _bar(y: int, value: _BarData, scale: float) -> Bar:
 
 
 def _tick_step(max_value: float) -> float:
-    """Return the distance between marks: the smallest of ROUND_STEPS, at least 1, that fits."""
+    """Return the distance between marks: at least 1, and the smallest of ROUND_STEPS times a power
+    of ten with which the axis reaches `max_value`."""
     if max_value <= TICK_COUNT:
         return 1.0
     needed = max_value / TICK_COUNT

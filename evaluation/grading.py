@@ -46,8 +46,8 @@ class GradedResult:
     error: GraderError | None = None
     """The error of the grader. After a grader failure, `grade` is that of a wrong answer."""
     reference_grade: Grade | None = None
-    """The grade by the reference's grader. None for the same reasons as `grade`, without a
-    reference grader for the sample, and if the reference's graders were not asked for."""
+    """The grade by the reference's grader. None for the same reasons as `grade`, and also if the
+    reference has no grader for the sample or if its graders were not requested."""
     reference_error: GraderError | None = None
     judge: str = ""
     """The judge of the answer; empty if the sample's grader is not `judge`, or without a judge."""
@@ -100,8 +100,8 @@ class ResultGrader:
     def _grade_columns(
         self, sample_answers: _SampleAnswers
     ) -> tuple[Sequence[_GradeOrError], Sequence[_GradeOrError]]:
-        """Return the grades for `GradedResult.grade` and those for
-        `GradedResult.reference_grade`, of all answers."""
+        """Return two sequences with an entry for each answer: the grades for `GradedResult.grade`,
+        and those for `GradedResult.reference_grade`."""
         if self.graders == "strict":
             return self._strict_grades(sample_answers), [None] * len(sample_answers)
         if reference_version() is None and any(
@@ -193,8 +193,8 @@ def _grade_parts(
     grade_first: Callable[[_SampleAnswers], Sequence[_GradeOrError]],
     grade_second: Callable[[_SampleAnswers], Sequence[_GradeOrError]],
 ) -> Sequence[_GradeOrError]:
-    """Grade the answers that `first_part_mask` marks by one function, and the others by another.
-    Return the grades in the order of the answers."""
+    """Grade the answers that `first_part_mask` marks with `grade_first`, and all others with
+    `grade_second`. Return the grades in the order of the answers."""
     grades: dict[int, _GradeOrError] = {}
     for grade_part, mark in ((grade_first, True), (grade_second, False)):
         places = [place for place, each in enumerate(first_part_mask) if each is mark]
@@ -204,7 +204,8 @@ def _grade_parts(
 
 
 def _grade_and_error(grade_or_error: _GradeOrError) -> tuple[Grade | None, GraderError | None]:
-    """Return the grade that counts, and the error of the grader."""
+    """Return the grade of an answer and the error of its grader, either of which may be None. An
+    answer on which the grader fails has both: it counts as wrong."""
     if isinstance(grade_or_error, GraderError):
         return (WRONG if grade_or_error.kind == "grader failure" else None), grade_or_error
     return grade_or_error, None

@@ -48,7 +48,7 @@ _INVISIBLE_CHARS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class WrittenReport:
-    """A written report."""
+    """The result of writing an HTML report."""
 
     path: Path
     summary: str
@@ -77,7 +77,7 @@ class SampleRow:
 
     @property
     def sample(self) -> Any:
-        """The problem."""
+        """The problem of the row, to which all its answers belong."""
         return next(side.graded.sample for side in self.sides if side.graded)
 
     @property

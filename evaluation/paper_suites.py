@@ -85,7 +85,7 @@ class PaperSuite:
     patterns: Sequence[str]
     """The paths of the files in the authors' data set."""
     reference_configuration: str
-    """The name of the reference implementation's configuration."""
+    """The name of the suite's configuration in REFERENCE_DATA_SET."""
     parquet_patterns: Sequence[str] = ()
     """The paths of the files if the authors' data set was converted to Parquet, as the hub and the
     package `datasets` do it. Empty if this format does not have all that the suite needs."""
@@ -261,7 +261,8 @@ def _convert_aime25(row: Row) -> Problem:
 
 
 def _convert_ugphysics(row: Row) -> Problem | None:
-    """Convert an English problem, with its unit added to the answer. Return None for others."""
+    """Convert an English problem, with its unit added to the answer. Return None for a problem in
+    another language."""
     if row.text("language").strip().upper() != "EN":
         return None
     answers, unit = row.text("answers"), row.fields.get("unit")

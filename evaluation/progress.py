@@ -13,7 +13,7 @@ Prices = Mapping[str, tuple[float, float]]
 """US dollars for a million prompt tokens and a million completion tokens, by model."""
 
 REFRESHES_PER_S = 2
-"""The progress bar is drawn so many times a second. With rich's default of 10, this took 1.5 % of a
+"""Number of times per second that the progress bar is drawn. rich's default of 10 takes 1.5 % of a
 core."""
 
 

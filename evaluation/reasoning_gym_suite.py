@@ -95,5 +95,6 @@ FAMILIES: Mapping[str, Callable[[Mapping[str, Any]], str] | None] = {
     "prime_factorization": None,
     "calendar_arithmetic": None,
 }
-"""The families of problems, each with a function that makes a problem's solution, a shell command,
-from its metadata. None: the problems have no solution. All answers have one line."""
+"""The families of problems by name. Each has a function that returns a problem's solution, which is
+a shell command, from the problem's metadata. The function is None if the problems have no solution.
+All answers have one line."""

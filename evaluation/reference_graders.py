@@ -28,9 +28,10 @@ _GRADER_FOLDERS: Mapping[str, str] = {
     "ifbench": "instruct_follow",
     "judge": "physics",
 }
-"""The package's folders, by grader."""
+"""The package's folder with the reference grader, by the grader of the sample."""
 _DOMAIN_FOLDERS: Mapping[str, str] = {"biomedicine": "biomed", "long-context": "long_context"}
-"""The package's folders, by domain. They take precedence over _GRADER_FOLDERS."""
+"""The package's folder with the reference grader, by the domain of the sample. Takes precedence
+over _GRADER_FOLDERS."""
 
 
 def has_reference_grader(sample: Sample) -> bool:

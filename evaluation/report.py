@@ -246,8 +246,8 @@ def _failure_count_section(graded: Sequence[GradedResult]) -> Section:
 
 def _grader_sections(graders: Graders, graded: Sequence[GradedResult]) -> list[Section]:
     """Return a list of one section: the scores of both graders and of the loose test, and the
-    errors of graders by kind. The list is empty if the reference's graders were not asked for, and
-    if no answer has a judge, a loose test or an error of its grader."""
+    errors of graders by kind. The list is empty if the reference's graders were not requested and
+    no answer has a judge, a loose test or an error of its grader."""
     if graders == "strict" and not any(
         each.judge or each.error or each.sample.grader == "ifbench" for each in graded
     ):

@@ -129,7 +129,7 @@ class Turn(_Record):
     """One turn of a run: the replies of the model, and its tool calls."""
 
     number: int
-    """From 1."""
+    """The number of the turn in its run, from 1."""
     text: str = ""
     reasoning: str = ""
     errors: tuple[str, ...] = ()
@@ -187,7 +187,8 @@ class Trajectory(_Record):
 
 
 class RunSettings(_Record):
-    """The settings that must not change between the parts of an evaluation."""
+    """The settings that must stay the same when a later `sandbox-eval run` continues the
+    evaluation."""
 
     suites: Mapping[str, str]
     """The SHA-256 of each suite, by name."""
@@ -207,9 +208,9 @@ class RunInfo(_Record):
     data: str
     """The directory of the suites."""
     concurrency: int
-    """The concurrency of the last part."""
+    """The concurrency of the last `sandbox-eval run`."""
     versions: Mapping[str, str]
-    """The versions of the programs of the last part, by name."""
+    """The versions of the programs of the last `sandbox-eval run`, by name."""
 
 
 class ResultWriter:

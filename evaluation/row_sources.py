@@ -48,7 +48,7 @@ class Row:
     file: str
     """The path of its file in the data set."""
     number: int
-    """From 1. In a file of JSON lines, the number of the line."""
+    """The number of the row, from 1; in a file of JSON lines, the number of the line."""
     fields: Mapping[str, Any]
 
     @property

@@ -31,7 +31,7 @@ PLAIN_SUFFIX = ":plain"
 """The end of a model's name that makes the proxy send the request without a sandbox."""
 OVERFLOW_CODE = "context_length_exceeded"
 """OpenAI's error code for a prompt that does not fit the context window. In the plain mode, the
-proxy relays the backend's error unchanged, and its code may be another."""
+proxy relays the backend's error unchanged, so its code may differ."""
 OVERFLOW_STATUSES = (400, 413, 422)
 OVERFLOW_WORDS = re.compile(
     r"context[ _](length|window|size|limit)|maximum (model|input|prompt|sequence) length"
@@ -105,7 +105,7 @@ class Plan:
                             yield Job(Key(model, mode, repeat, sample.id), suite, sample)
 
     def repeats_of(self, suite: Suite) -> int:
-        """Return the number of requests for each problem of a suite and mode."""
+        """Return the number of requests for each problem of a suite, in each mode."""
         return self.repeats or suite.manifest.protocol.repeats
 
     def request_of(self, suite: Suite) -> dict[str, Any]:

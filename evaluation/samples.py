@@ -41,7 +41,7 @@ class InputFile(_Record):
     """A text file that belongs to a problem. Its content is in the suite's directory `files`."""
 
     name: _Name
-    """The name for the model."""
+    """The name by which the model knows the file."""
     sha256: _Digest
     """The SHA-256 of the content, which is also the name in `files`."""
 
@@ -75,9 +75,9 @@ class Protocol(_Record):
     """The settings of a suite's requests. Options of `sandbox-eval run` replace them."""
 
     repeats: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Requests for each problem and mode."""
+    """Number of requests for each problem in each mode."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    """None: not sent."""
+    """The sampling temperature; None: not sent."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """Maximum tokens of one model call; None: not sent."""
     sandbox: Mapping[str, Any] = {}

@@ -1,7 +1,7 @@
 """The suite `synthetic`: problems in computation, files, long documents and formats.
 
-All problems follow from a seed. The right answers are computed here. Each problem has a solution, a
-shell command that computes the answer in a sandbox, which the tests run.
+All problems follow from a seed. The right answers are computed here. Each problem has a solution: a
+shell command that computes the answer in a sandbox. The tests run the solutions.
 """
 
 import calendar
