@@ -28,7 +28,8 @@ from sandbox_runtime.pool.pool import Pool
 
 ROUNDS = 2
 REPEATS_PER_ROUND = 15
-"""Measurements of each backend in a round. A peer takes up to 100 times as long and has one."""
+"""Number of measurements of each backend in a round. A peer takes up to 100 times as long and is
+measured once in a round."""
 WARM = "acquire: a warm sandbox"
 FIRST_COMMAND = "acquire: a warm sandbox, to the end of its first `true`"
 COLD = "acquire: nothing there yet, to the end of the first `true`"

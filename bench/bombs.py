@@ -32,9 +32,9 @@ while True:
     for one in held:
         give_back(one)
 """
-"""The end of a program that takes all of a resource, but at most 100,000 times, and releases it, in
-an endless loop. The functions `take` and `give_back` are defined before it.
-"""
+"""The second part of a program, an endless loop. It takes a resource until it gets no more, at most
+100,000 times, and then releases everything. The first part of the program defines the functions
+`take` and `give_back`."""
 _TERMINALS = """
 import os
 def take():

@@ -1,7 +1,8 @@
 """A language model that answers without delay: `python -m bench.instant_model PORT`.
 
-Plays the script of the model name if the request has tools. Otherwise returns one short answer, in
-64 chunks if streamed. Uses bare asyncio so that the backend never limits a relay.
+A request with tools gets the next call of the script that the model's name selects. Any other
+request gets one short answer, in 64 chunks if streamed. Uses bare asyncio so that the backend never
+limits a relay.
 """
 
 import asyncio

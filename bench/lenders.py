@@ -34,7 +34,7 @@ class LenderError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LenderPool:
-    """A pool of a lender."""
+    """The settings of one pool of a lender."""
 
     kind: Kind
     idle: int = 0
@@ -47,7 +47,7 @@ class EndResult:
 
     seconds: float
     remaining_processes: int
-    """Number of remaining processes."""
+    """Number of processes of the lender and its sandboxes that are still alive."""
     remaining_containers: int
 
     @property
@@ -64,7 +64,7 @@ class LenderResources:
     processes: int
     cgroups: int
     files: int
-    """Number of files in its temporary directory and its state directory."""
+    """Number of files in the lender's directory, which has its state and its temporary files."""
     open_files: int
     rss_mib: float
 

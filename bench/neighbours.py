@@ -1,9 +1,9 @@
 """Effect of a sandbox that uses up a resource on another sandbox's commands and on `/health`.
 
-Also measures the effect of extreme request bodies on `/health`. The proxy handles two requests: in
-one the model runs a bomb, in the other, the neighbour, short commands. The model is served by this
-process, which times the commands. On a host with no more cores than a sandbox may use, the figures
-include this process's own wait for a core.
+Also measures the effect of extreme request bodies on `/health`. The proxy handles two requests. In
+the first, the model runs a bomb; in the second, called the neighbour, the model runs short
+commands. The model is served by this process, which times the commands. On a host with no more
+cores than a sandbox may use, the figures include this process's own wait for a core.
 """
 
 import asyncio
@@ -53,7 +53,8 @@ BODIES: Mapping[str, tuple[bytes, bytes, int, bytes]] = {
     "8 MiB of quotes in a string": (_MESSAGES_START + b'{"role": "', b'\\"', 4 << 20, b""),
     "a picture of 60 MB": (_PICTURE_START, b"QUJD", 15_000_000, b'"}}]}]}'),
 }
-"""Each body: its start, a piece, the number of repetitions of the piece, its end."""
+"""The request bodies by name, each as its start, a piece, the number of repetitions of the piece,
+and its end."""
 POSTS_PER_BODY = 5
 """Number of requests for each body."""
 PIECE_BYTES = 1 << 16

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Measurement = Callable[[], Awaitable[Mapping[str, float]]]
-"""Run the work once and return the measured values by row name."""
+"""A function that does the work once and returns the measured values by row name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ class PeerPackage:
 
 
 REFERENCE_PACKAGES = ("llm-in-sandbox==0.2.0", "mcp>=2.2,<3")
-"""litellm, which the reference needs, fails on requests with tools if mcp is missing."""
+"""The requirements of the reference. Its dependency litellm fails on requests with tools if mcp is
+missing."""
 LLM_SANDBOX = ("llm-sandbox[docker]==0.3.46",)
 REFERENCE, SWE_REX = "reference", "SWE-ReX"
 LLM_DOCKER, LLM_POOL, LLM_BUBBLEWRAP = (

@@ -40,8 +40,8 @@ class Context:
 
     domain: str
     topic: str
-    """The distractor mode `same-domain` draws from the contexts of the same topic, such as an
-    article of SQuAD."""
+    """The subject of the context, such as an article of SQuAD. The distractor mode `same-domain`
+    draws from the contexts of the same topic."""
     documents: tuple[Document, ...]
     questions: tuple[Question, ...]
 

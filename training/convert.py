@@ -26,12 +26,13 @@ GRADERS: Mapping[QaType, GraderName] = {
     "span": "text",
     "free": "judge",
 }
-"""The evaluation's grader of each type. It is strict: a span must be the right answer exactly."""
+"""The evaluation's grader for each type of question. The graders are strict: a span must be the
+right answer exactly."""
 
 
 def prompt_of(row: TaskRow, placement: Placement) -> str:
-    """Return the prompt of a task. With `prompt` the documents are in it, between the lines
-    `BEGIN DOCUMENT name` and `END DOCUMENT name`, as in the evaluation's plain mode."""
+    """Return the prompt of a task. With the placement `prompt`, it contains the documents between
+    the lines `BEGIN DOCUMENT name` and `END DOCUMENT name`, as in the evaluation's plain mode."""
     if placement == "files":
         return row.problem_statement
     from evaluation.runner import plain_prompt

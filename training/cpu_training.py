@@ -132,8 +132,8 @@ def train_supervised(
     seed: int,
     batch_size: int = 16,
 ) -> list[float]:
-    """Train the model on the assistant's tokens of an export in the format `sft`. Return the loss
-    of each step. The chat template of the tokenizer marks these tokens."""
+    """Train the model on an export in the format `sft`, and return the loss of each step. Only the
+    assistant's tokens count, which the tokenizer's chat template must mark."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "traces.jsonl")
         file.write_text(export, encoding="utf-8")
@@ -177,7 +177,8 @@ class Plan:
     seed: int
     sandbox: str
     compared_rollouts: int | None = None
-    """Rollouts of a step whose log probabilities the model computes again. None: all of them."""
+    """Number of rollouts of a step whose log probabilities the model computes again. None: all of
+    them."""
     deadline_s: float | None = None
     """The `time.monotonic()` time after which no step begins. None: the steps use all tasks."""
 
@@ -279,8 +280,8 @@ def _compare_logprobs(measures: Measures, rollout: Rollout, model: Any) -> None:
 
 @torch.inference_mode()
 def logprob_difference(model: Any, segment: Segment) -> float:
-    """Return the largest difference between a captured log probability of a sampled token and the
-    one that the model computes now."""
+    """Return the largest difference, over the sampled tokens, between the captured log probability
+    and the log probability that the model computes now."""
     ids = torch.tensor([[*segment.prompt_ids, *segment.response_ids]])
     logprobs = model(ids).logits[0, :-1].float().log_softmax(-1)
     own = logprobs.gather(-1, ids[0, 1:, None]).squeeze(-1)[len(segment.prompt_ids) - 1 :]

@@ -35,7 +35,7 @@ class Candidate:
     title: str
     text: str
     normalised_text: str
-    """The normalised text."""
+    """The result of `normalise` for the text: its words in lower case."""
 
 
 class DistractorPool:
@@ -104,7 +104,7 @@ class Bm25:
 
     def best_documents(self, query: Sequence[str], count: int) -> list[int]:
         """Return the numbers of at most `count` documents that have a word of the query, the best
-        first. Of equal documents the one with the lower number is first."""
+        first. Documents with equal scores are in the order of their numbers."""
         scores: dict[int, float] = defaultdict(float)
         left = MAX_POSTINGS
         for word in sorted(set(query), key=lambda word: (len(self._postings.get(word, ())), word)):

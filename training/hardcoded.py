@@ -1,7 +1,7 @@
 """Finds answers that a run wrote without a source: no command read a file or computed anything.
 
-The prompts of the reference forbid such answers. The result is a flag of the reward and does not
-change it. When in doubt a command counts as one that reads or computes.
+The prompts of the reference forbid such answers. The result is a flag beside the reward, whose
+value stays the same. In case of doubt, a command counts as reading or computing.
 """
 
 import ast
@@ -60,7 +60,7 @@ class _Heredoc(NamedTuple):
     """A here-document of a shell command."""
 
     other_words: Sequence[str]
-    """The other words of its line."""
+    """The words of the line that begins the here-document, without the operator and the tag."""
     is_quoted: bool
     """True if the shell expands nothing in the body."""
     body: str

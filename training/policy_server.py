@@ -130,8 +130,8 @@ class PolicyServer:
                     request.reply.set_result(reply)
 
     def _next_batch(self) -> list[_Request] | None:
-        """Wait for requests and return those with the temperature of the first. None: the server
-        ends."""
+        """Wait for requests and return those with the temperature of the first request. Return None
+        when the server ends."""
         first = self._queue.get()
         if first is None:
             return None

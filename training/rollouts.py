@@ -76,7 +76,7 @@ class Rollout:
 
 
 class RolloutClient:
-    """Runs tasks through a proxy. Its profile needs `agent.capture_tokens`."""
+    """Runs tasks through a proxy whose profile has `agent.capture_tokens`."""
 
     def __init__(
         self,

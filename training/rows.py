@@ -82,7 +82,7 @@ class TaskRow(_Record):
 
 
 class FileRecord(_Record):
-    """The rows of one split."""
+    """The manifest's entry for a file of rows, which has the rows of one split."""
 
     count: int
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -169,7 +169,7 @@ def read_tasks(directory: Path) -> TaskSet:
 
 
 def files_json(files: Mapping[str, str]) -> str:
-    """Return the column `input_files` of files."""
+    """Return the value of the column `input_files`: a JSON object of the files' texts by name."""
     return json.dumps(files, ensure_ascii=False)
 
 

@@ -51,7 +51,8 @@ class BuildOptions:
     distractors: int = 4
     distractor_mode: DistractorMode = "random"
     names: Names = "neutral"
-    """Names of the files: doc_01.txt and so on, or made of the titles. The order is random."""
+    """Names of the files. `neutral` gives doc_01.txt and so on, and `titles` makes the names of the
+    titles. The order of the files is random."""
     tasks_per_context: int = 1
     val_fraction: float = 0.0
     """The part of the contexts whose tasks are held out."""
@@ -93,7 +94,7 @@ class _ContextTasks:
     key: str
     context: Context
     normalised_documents: tuple[str, ...]
-    """The normalised documents."""
+    """The result of `normalise` for the text of each document."""
     tasks: tuple[_Task, ...]
 
 
@@ -385,8 +386,8 @@ def _fitting_distractors(
 
 
 def _file_names(documents: Sequence[Document], names: Names) -> list[str]:
-    """Return the names of the files. Of equal titles, ignoring case, the later ones get a
-    number."""
+    """Return the names of the files. Titles that differ only in case count as equal, and all but
+    the first of equal titles get a number."""
     if names == "neutral":
         width = max(2, len(str(len(documents))))
         return [f"doc_{number:0{width}}.txt" for number in range(1, len(documents) + 1)]

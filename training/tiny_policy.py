@@ -1,8 +1,8 @@
 """A tiny model and its tasks, with which training through the proxy is shown on a CPU.
 
-A task has twelve facts in three files and asks for one of them, as the paper's reading tasks do in
-large. The model has 0.4 million parameters and random weights, a tokenizer of its own, and a chat
-template that writes tool calls as they were sampled.
+A task has twelve facts in three files and asks for one of them, like the paper's reading tasks on a
+small scale. The model has 0.4 million parameters and random weights, a tokenizer of its own, and a
+chat template that writes tool calls as they were sampled.
 """
 
 import hashlib

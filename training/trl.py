@@ -46,8 +46,8 @@ def rollout_func(
     rows: Iterable[TaskRow],
     observe: Callable[[Sequence[Rollout]], None] | None = None,
 ) -> Callable[[Sequence[str], Any], dict[str, list[Any]]]:
-    """Return a `rollout_func` for TRL. Through a proxy it runs the tasks whose ids are the prompts.
-    `observe` is called with the rollouts of each step, before the model is updated."""
+    """Return a `rollout_func` for TRL, which runs the tasks whose ids are the prompts through a
+    proxy. `observe` is called with the rollouts of each step, before the model is updated."""
     by_id = {row.id: row for row in rows}
 
     def roll_out(prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:

@@ -16,7 +16,7 @@ NO_SETUP = {"skip_environment_setup": True}
 
 
 class LlmSandbox:
-    """See `driver.PeerSandbox`."""
+    """A sandbox of llm-sandbox; see `driver.PeerSandbox`."""
 
     def __init__(self, image: str, kind: str) -> None:
         package = importlib.import_module("llm_sandbox")

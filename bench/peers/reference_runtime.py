@@ -11,7 +11,7 @@ from bench.peers.driver import serve
 
 
 class ReferenceSandbox:
-    """See `driver.PeerSandbox`."""
+    """A sandbox of the reference package; see `driver.PeerSandbox`."""
 
     def __init__(self, image: str) -> None:
         module = importlib.import_module("llm_in_sandbox.docker_runtime")

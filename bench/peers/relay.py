@@ -1,4 +1,4 @@
-"""A minimal relay of chat completions on the same libraries.
+"""A minimal relay of chat completions, on the libraries of the proxy.
 
 `python -m bench.peers.relay PORT BASE_URL`
 """

@@ -22,7 +22,8 @@ READY_TIMEOUT_S = 30.0
 
 
 class SweRex:
-    """See `driver.PeerSandbox`. Commands run in one bash session, as those of its agents do."""
+    """A sandbox of SWE-ReX; see `driver.PeerSandbox`. Commands run in one bash session, as those of
+    SWE-ReX's agents do."""
 
     def __init__(self, image: str) -> None:
         self._image = image
