@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench import (
     acquire,
+    cluster,
     commands,
     cycles,
     density,
@@ -31,7 +32,7 @@ from bench import (
     run3,
     runs,
 )
-from bench.plan import Plan
+from bench.plan import SIMULATED_MODEL_S, SIMULATED_SANDBOXES, Plan
 from bench.table import TablePart, render
 from proxy.config import DockerConfig
 
@@ -54,6 +55,7 @@ PARTS: Mapping[str, Callable[[Plan], Coroutine[None, None, list[TablePart]]]] = 
     "neighbours": neighbours.measure,
     "evaluation": evaluation.measure,
     "pods": pods.measure,
+    "cluster": cluster.measure,
 }
 
 
@@ -70,6 +72,8 @@ def main() -> int:
         docker_sandboxes=docker_sandboxes,
         bubblewrap_sandboxes=bubblewrap_sandboxes,
         kubeconfig=arguments.kubeconfig,
+        simulated_sandboxes=arguments.simulated_sandboxes,
+        simulated_model_s=arguments.simulated_model_s,
     )
     # SIGTERM raises KeyboardInterrupt too, or peers' containers would remain.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -106,6 +110,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--kubeconfig", type=Path, help="the cluster of `pods`, whose nodes have the images"
+    )
+    parser.add_argument(
+        "--simulated-sandboxes",
+        type=int,
+        default=SIMULATED_SANDBOXES,
+        help="sandboxes of the largest cluster that `cluster` simulates; default: %(default)s",
+    )
+    parser.add_argument(
+        "--simulated-model-s",
+        type=float,
+        default=SIMULATED_MODEL_S,
+        help="seconds that a model call takes there; default: %(default)s",
     )
     parser.add_argument("--no-peers", action="store_true", help="measure no other packages")
     return parser

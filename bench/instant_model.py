@@ -1,4 +1,5 @@
-"""A language model that answers without delay: `python -m bench.instant_model PORT`.
+"""A language model that answers without delay, or after a number of seconds:
+`python -m bench.instant_model PORT [SECONDS]`.
 
 A request with tools gets the next call of the script that the model's name selects. Any other
 request gets one short answer, in 64 chunks if streamed. Uses bare asyncio so that the backend never
@@ -11,6 +12,8 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
+
+from bench.processes import allow_many_files
 
 CHUNK_COUNT = 64
 ANSWER = "42"
@@ -132,10 +135,17 @@ async def _answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_END)
 
 
-async def _main(port: int) -> None:
-    server = await asyncio.start_server(partial(serve, _answer), "127.0.0.1", port, backlog=1024)
+async def _answer_after(delay_s: float, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(delay_s)
+    await _answer(body, writer)
+
+
+async def _main(port: int, delay_s: float) -> None:
+    allow_many_files()
+    answer = partial(_answer_after, delay_s) if delay_s else _answer
+    server = await asyncio.start_server(partial(serve, answer), "127.0.0.1", port, backlog=1024)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(int(sys.argv[1])))
+    asyncio.run(_main(int(sys.argv[1]), float(sys.argv[2]) if sys.argv[2:] else 0.0))

@@ -7,7 +7,6 @@ ends all sandboxes, then itself.
 
 import asyncio
 import json
-import resource
 import signal
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.backends import make_backend
+from bench.processes import allow_many_files
 from bench.sandboxes import fill_pool
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
@@ -130,8 +130,7 @@ async def _follow_orders(lender: SandboxLender) -> None:
 
 
 async def _main(setup: dict[str, Any]) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a sandbox takes up to three files
+    allow_many_files()  # a sandbox takes up to three
     lender = SandboxLender(setup)
     work = asyncio.create_task(_follow_orders(lender))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+SIMULATED_SANDBOXES, SIMULATED_MODEL_S = 300, 5.0
 Measurement = Callable[[], Awaitable[Mapping[str, float]]]
 """A function that does the work once and returns the measured values by row name."""
 
@@ -26,6 +27,10 @@ class Plan:
     """Number of concurrent bubblewrap sandboxes in `density`."""
     kubeconfig: Path | None = None
     """The cluster of `pods`."""
+    simulated_sandboxes: int = SIMULATED_SANDBOXES
+    """Number of sandboxes of the largest cluster that `cluster` simulates."""
+    simulated_model_s: float = SIMULATED_MODEL_S
+    """Duration of each model call in that simulation, in seconds."""
 
 
 async def interleave(

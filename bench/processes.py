@@ -1,6 +1,8 @@
 """Processes of this host, read from /proc."""
 
+import os
 import re
+import resource
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,12 @@ class HostProcess:
             return (PROC / str(self.pid) / "comm").read_text().strip()
         except (FileNotFoundError, ProcessLookupError):
             return ""
+
+
+def allow_many_files() -> None:
+    """Let this process open as many files as it is allowed to."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def alive_processes(processes: Iterable[HostProcess]) -> set[HostProcess]:
@@ -99,6 +107,12 @@ def available_mib() -> float:
     """Return the available memory of the host in MiB."""
     text = (PROC / "meminfo").read_text()
     return int(text.partition("MemAvailable:")[2].split()[0]) / 1024
+
+
+def busy_s() -> float:
+    """Return the seconds that all processors together have worked since boot, for any process."""
+    user, nice, system, _, _, *interrupts = map(int, (PROC / "stat").read_text().split()[1:9])
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
 def open_files(pid: int) -> int:
