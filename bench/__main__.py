@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench import (
     acquire,
+    capture,
     cluster,
     commands,
     cycles,
@@ -54,6 +55,7 @@ PARTS: Mapping[str, Callable[[Plan], Coroutine[None, None, list[TablePart]]]] = 
     "typing": first_token.measure,
     "neighbours": neighbours.measure,
     "evaluation": evaluation.measure,
+    "capture": capture.measure,
     "pods": pods.measure,
     "cluster": cluster.measure,
 }

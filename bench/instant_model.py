@@ -1,9 +1,9 @@
 """A language model that answers without delay, or after a number of seconds:
 `python -m bench.instant_model PORT [SECONDS]`.
 
-A request with tools gets the next call of the script that the model's name selects. Any other
-request gets one short answer, in 64 chunks if streamed. Uses bare asyncio so that the backend never
-limits a relay.
+A request with tools gets the next call of the script that the model's name selects, with token ids
+and log probabilities if it asks for them. Any other request gets one short answer, in 64 chunks if
+streamed. Uses bare asyncio so that the backend never limits a relay.
 """
 
 import asyncio
@@ -23,6 +23,10 @@ PROGRAM_FILE = "/testbed/solve.py"
 PRINT_COMMAND = "python3 -c 'print(6 * 7)'"
 RUN_COMMAND = f"python3 {PROGRAM_FILE}"
 PROGRAM = "print(6 * 7)\n"
+FIRST_PROMPT_TOKENS, REPLY_TOKENS, OBSERVATION_TOKENS = 1500, 60, 60
+"""Tokens of the first prompt, of each reply and of each observation: those of short runs."""
+VOCABULARY_SIZE, TOKEN_STEP = 151_936, 7919
+"""The ids of the tokens are multiples of TOKEN_STEP below the size of Qwen3's vocabulary."""
 Call = tuple[str, dict[str, Any]]
 WriteAnswer = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
 """A function that writes the response to a request body."""
@@ -66,6 +70,20 @@ def call_completion(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return completion(message, "tool_calls")
 
 
+def _with_tokens(turn: int, value: dict[str, Any]) -> dict[str, Any]:
+    """Return a completion with tokens as vLLM sends them. Each prompt begins with all tokens of the
+    call before, as it does in a run whose history is append-only."""
+    start = FIRST_PROMPT_TOKENS + turn * (REPLY_TOKENS + OBSERVATION_TOKENS)
+    ids = [number * TOKEN_STEP % VOCABULARY_SIZE for number in range(start + REPLY_TOKENS)]
+    logprobs: list[dict[str, Any]] = [
+        {"token": "token", "logprob": -0.1234567 * number, "bytes": None, "top_logprobs": []}
+        for number in range(REPLY_TOKENS)
+    ]
+    (choice,) = value["choices"]
+    sampled = {"token_ids": ids[start:], "logprobs": {"content": logprobs}}
+    return {**value, "prompt_token_ids": ids[:start], "choices": [{**choice, **sampled}]}
+
+
 def json_response(value: Any) -> bytes:
     """Return a JSON response."""
     body = json.dumps(value).encode()
@@ -87,9 +105,11 @@ def _chunk(number: int) -> bytes:
 MODELS_RESPONSE = json_response(
     {"object": "list", "data": [{"id": name, "object": "model"} for name in SCRIPTS]}
 )
-TURN_RESPONSES = {
-    name: [json_response(call_completion(*each)) for each in script]
-    for name, script in SCRIPTS.items()
+TURNS = {name: [call_completion(*each) for each in script] for name, script in SCRIPTS.items()}
+TURN_RESPONSES = {name: [json_response(each) for each in turns] for name, turns in TURNS.items()}
+TOKEN_RESPONSES = {
+    name: [json_response(_with_tokens(turn, each)) for turn, each in enumerate(turns)]
+    for name, turns in TURNS.items()
 }
 SHORT_RESPONSE = json_response(
     completion({"role": "assistant", "content": "word " * CHUNK_COUNT}, "stop")
@@ -123,7 +143,8 @@ async def serve(
 async def _answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
     if body.get("tools"):
         said = sum(message["role"] == "assistant" for message in body["messages"])
-        turns = TURN_RESPONSES[body["model"]]
+        responses = TOKEN_RESPONSES if body.get("return_token_ids") else TURN_RESPONSES
+        turns = responses[body["model"]]
         writer.write(turns[min(said, len(turns) - 1)])
     elif not body.get("stream"):
         writer.write(SHORT_RESPONSE)

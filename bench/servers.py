@@ -134,10 +134,12 @@ async def proxy(
     idle: int = DEFAULT_POOL.min_ready,
     runtime: str | None = None,
     isolation: Mapping[str, Any] | None = None,
+    captures_tokens: bool = False,
 ) -> AsyncIterator[BenchServer]:
     """Run `python -m proxy serve` with a pool of `idle` idle sandboxes.
 
     `runtime` is the Docker engine's runtime; `isolation` is the section `isolation` of config.yaml.
+    `captures_tokens` allows requests to capture tokens.
     """
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
@@ -150,6 +152,7 @@ async def proxy(
                 "pool": {"min_ready": idle},
             },
             "isolation": isolation or {},
+            "profiles": {"default": {"agent": {"capture_tokens": captures_tokens}}},
         }
         file = Path(directory, "config.yaml")
         await asyncio.to_thread(file.write_text, json.dumps(config))

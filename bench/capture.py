@@ -1,0 +1,96 @@
+"""The cost of a captured trajectory: a run of five turns without capture, with `messages` and with
+`tokens`, in turn, on warm sandboxes, with a model that answers without delay.
+
+The second measurement without capture is the control: it shows the noise. The processor time
+includes what the proxy does after the answer, such as the write of the trajectory.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from statistics import median
+from typing import Any
+
+from bench.backends import Kind, working_backends
+from bench.instant_model import FIVE_TURN_MODEL, SCRIPTS
+from bench.load import burst, post_request
+from bench.loop import EXPECTED_BYTES, QUESTION, SETTLE_S
+from bench.plan import Plan, interleave
+from bench.servers import BenchServer, model_backend, proxy
+from bench.table import Row, TablePart
+
+ROUNDS = 20
+RUNS = 10
+"""Runs of each kind in one round, one at a time."""
+CAPTURES: Mapping[str, str] = {
+    "none": "none",
+    "none, the control": "none",
+    "messages": "messages",
+    "tokens": "tokens",
+}
+"""The values of `sandbox.capture`, by the name of the measurement."""
+MAX_ADDED_PERCENT = 5
+
+
+async def measure(plan: Plan) -> list[TablePart]:
+    """Measure every backend."""
+    async with AsyncExitStack() as opened:
+        found = await opened.enter_async_context(working_backends(plan.image))
+        model = await opened.enter_async_context(model_backend())
+        parts = []
+        for kind in found.kinds:
+            async with proxy(model, sandbox=kind, image=plan.image, captures_tokens=True) as server:
+                measured = await interleave(
+                    plan.rounds or ROUNDS,
+                    {name: partial(_measure_runs, server, name) for name in CAPTURES},
+                )
+            parts.append(TablePart(_title(kind), _rows(measured)))
+    return [*parts, TablePart("capture: missing", found.missing_rows)]
+
+
+def _title(kind: Kind) -> str:
+    return f"capture: {len(SCRIPTS[FIVE_TURN_MODEL])} turns on {kind}, one run at a time"
+
+
+def _rows(measured: Mapping[str, Sequence[float]]) -> list[Row]:
+    first, *others = CAPTURES
+    rows = []
+    for name in CAPTURES:
+        rows.append(Row(f"{name}: a run", measured[_run_name(name)]))
+        rows.append(Row(f"{name}: the proxy's CPU for a run", measured[_cpu_name(name)], "CPU ms"))
+    for name in others:
+        for what, of in (("longer", _run_name), ("more CPU, of a run's duration", _cpu_name)):
+            added = [
+                100 * (one - other) / run
+                for one, other, run in zip(
+                    measured[of(name)],
+                    measured[of(first)],
+                    measured[_run_name(first)],
+                    strict=True,
+                )
+            ]
+            rows.append(Row(f"{name}: {what}, %", added, "", MAX_ADDED_PERCENT))
+    return rows
+
+
+def _run_name(name: str) -> str:
+    return f"{name}: run"
+
+
+def _cpu_name(name: str) -> str:
+    return f"{name}: CPU"
+
+
+async def _measure_runs(server: BenchServer, name: str) -> Mapping[str, float]:
+    body: dict[str, Any] = {**QUESTION, "sandbox": {"capture": CAPTURES[name]}}
+    request = post_request("/v1/chat/completions", body, "none")
+    before_s = server.cpu_s()
+    sent = await burst(
+        server.port, request, count=RUNS, concurrency=1, expected_bytes=EXPECTED_BYTES
+    )
+    await asyncio.sleep(SETTLE_S)
+    return {
+        _run_name(name): median(sent.latencies_ms),
+        _cpu_name(name): (server.cpu_s() - before_s) * 1000 / RUNS,
+    }
