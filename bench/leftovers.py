@@ -1,0 +1,123 @@
+"""Finds what servers have left that were stopped or killed: in the database, in the bucket, on this
+machine and in a cluster."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import obstore
+from obstore.store import S3Store
+from sqlalchemy import func, select
+
+from proxy.config import KubernetesConfig
+from proxy.store import postgresql
+from proxy.store.blobs import PART_SUFFIX
+from proxy.store.store import Store
+from proxy.store.tables import PROCESSES, RUNS
+from sandbox_runtime.backends.cgroups import find_cgroups
+from sandbox_runtime.backends.docker import INSTALL_LABEL
+from sandbox_runtime.backends.docker_engine import connect
+from tests.s3.server import BUCKET, S3Server
+from tests.sandbox_runtime.backends.cluster import ClusterAdmin
+
+WAIT_S = 120.0
+"""Maximum time until the leases of killed servers have expired and their remains are swept."""
+POLL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """The places in which servers may have left something."""
+
+    homes: Sequence[Path]
+    """The servers' data directories, each with its config.yaml."""
+    pids: Sequence[int]
+    """The servers' processes, in all their lives."""
+    database_url: str
+    s3: S3Server
+    kubeconfig: Path | None
+    """The cluster with the sandboxes; None: they were on this machine."""
+
+    async def find(self) -> Mapping[str, int]:
+        """Return the number of leftovers of each kind, as soon as there are none, or after WAIT_S.
+        `sandbox-proxy gc` and the store's sweep run meanwhile."""
+        database = postgresql.database_url(self.database_url)
+        store = Store(self.homes[0] / "sweep", database_url=database)
+        ends_at = time.monotonic() + WAIT_S
+        while True:
+            await asyncio.gather(*map(_collect_garbage, self.homes))
+            await store.sweep()
+            found = {**await self._sandboxes(), **self._rows(), **self._files()}
+            if not any(found.values()) or time.monotonic() > ends_at:
+                store.close()
+                return found
+            await asyncio.sleep(POLL_S)
+
+    async def _sandboxes(self) -> dict[str, int]:
+        if self.kubeconfig is None:
+            return {"containers": self._containers(), "cgroups": self._cgroups()}
+        namespace = KubernetesConfig().namespace
+        async with ClusterAdmin(self.kubeconfig) as admin:
+            leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+            return {
+                "Pods": len(await admin.pods(namespace)),
+                "Leases": len((await admin.call("GET", leases))["items"]),
+            }
+
+    def _containers(self) -> int:
+        files = [home / "install-id" for home in self.homes]
+        labels = [f"{INSTALL_LABEL}={file.read_text()}" for file in files if file.exists()]
+        if not labels:
+            return 0
+        client, _ = connect()
+        try:
+            return sum(
+                len(client.containers(all=True, filters={"label": label})) for label in labels
+            )
+        finally:
+            client.close()
+
+    def _cgroups(self) -> int:
+        cgroups = find_cgroups()
+        hierarchies = cgroups.hierarchies if cgroups else ()
+        found = {
+            path.name
+            for each in hierarchies
+            for pid in self.pids
+            for path in each.folder.glob(f"{pid}-*")
+        }
+        return len(found)
+
+    def _rows(self) -> dict[str, int]:
+        engine = postgresql.create_pool(postgresql.database_url(self.database_url), 1)
+        # `Leftovers.find` has a lease of its own.
+        living = select(func.count()).select_from(PROCESSES).where(~PROCESSES.c.is_dead)
+        running = select(func.count()).select_from(RUNS).where(RUNS.c.status == "running")
+        with engine.connect() as connection:
+            rows = {
+                "leases of processes": connection.scalars(living).one() - 1,
+                "unfinished runs": connection.scalars(running).one(),
+            }
+        engine.dispose()
+        return rows
+
+    def _files(self) -> dict[str, int]:
+        bucket = S3Store.from_url(
+            f"s3://{BUCKET}",
+            config={name.lower(): value for name, value in self.s3.environment.items()},  # type: ignore[arg-type]  # the library's names
+            client_options={"allow_http": True},
+        )
+        parts = [path for home in self.homes for path in home.rglob(f"*{PART_SUFFIX}")]
+        blobs = sum(len(batch) for batch in obstore.list(bucket))
+        return {"blobs": blobs, "unfinished files": len(parts)}
+
+
+async def _collect_garbage(home: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "proxy", "gc", "--config", str(home / "config.yaml")),
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    await process.wait()
