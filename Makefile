@@ -101,11 +101,18 @@ network-tools:
 cluster-down:
 	$(BIN)/python -m tests.cluster down
 
+# The suites of sandboxes, then the failures of the whole system, one after another.
+CLUSTER_SUITES ?= tests/sandbox_runtime tests/e2e
+CLUSTER_ENVIRONMENT = REQUIRE_CLUSTER=1 REQUIRE_POSTGRESQL=1 TEST_CLUSTER=cluster \
+	  SANDBOX_TEST_IMAGE=$(TEST_IMAGE) SANDBOX_TEST_AGENT_IMAGE=$(AGENT_IMAGE) \
+	  SANDBOX_TEST_SECCOMP_PROFILE=llm-sandbox.json \
+	  SANDBOX_TEST_NODE_NAMESPACES="$$($(BIN)/python -m tests.cluster namespaces)" \
+	  SANDBOX_TEST_KUBECONFIG="$$($(BIN)/python -m tests.cluster up)"
 test-cluster: cluster agent-image
 	$(BIN)/python -m tests.cluster load $(AGENT_IMAGE)
-	REQUIRE_CLUSTER=1 SANDBOX_TEST_IMAGE=$(TEST_IMAGE) SANDBOX_TEST_AGENT_IMAGE=$(AGENT_IMAGE) \
-	  SANDBOX_TEST_KUBECONFIG="$$($(BIN)/python -m tests.cluster up)" \
-	  $(BIN)/python -m pytest -rs -m cluster --numprocesses 3 --dist loadfile tests; status=$$?; $(BIN)/python -m tests.cluster down; exit $$status
+	$(CLUSTER_ENVIRONMENT) $(BIN)/python -m pytest -rs -m cluster --numprocesses 3 --dist loadfile $(CLUSTER_SUITES) \
+	  && $(CLUSTER_ENVIRONMENT) $(BIN)/python -m pytest -rs -m cluster tests/cluster; \
+	  status=$$?; $(BIN)/python -m tests.cluster down; exit $$status
 
 # Fuzz each part of the agent for so many seconds; what is new stays in build/fuzz.
 SECONDS ?= 60
