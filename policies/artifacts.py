@@ -4,6 +4,7 @@ from messages that clients send back."""
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from policies.file_names import check_type_patterns, matches_type
@@ -159,6 +160,8 @@ _LINK = re.compile(
     r"(?P<container>[\w-]{1,128})/files/(?:(?P<file>cfile_\w{1,64})/)?content)"
     r"\?exp=\d{1,12}&(?:amp;)?sig=[0-9a-f]{64}"
 )
+_MAX_LINK_CHARS = 2048
+_PIECE_CHARS = 1 << 20
 _URL_FIELDS = ("image_url", "video_url", "audio_url", "file_url")
 FileRef = tuple[str, str]
 """The ids of a container and of a file in it."""
@@ -168,8 +171,9 @@ FindPath = Callable[[FileRef], str | None]
 def linked_files(value: Any) -> Iterator[FileRef]:
     """Yield the file of each signed link in a text, or in the strings of a JSON value."""
     if isinstance(value, str):
-        if _may_have_link(value):
-            yield from ((m["container"], m["file"]) for m in _LINK.finditer(value) if m["file"])
+        for piece in _pieces(value):
+            if _LINK_MARK in piece:
+                yield from ((m["container"], m["file"]) for m in _LINK.finditer(piece) if m["file"])
     elif isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             yield from linked_files(item)
@@ -212,11 +216,10 @@ def strip_links(value: Any, find_path: FindPath = lambda link: None) -> Any:
     """Return a JSON value with each signed link replaced by the path of its file, or by the link
     without its signature if the path is unknown. A value without a link is not copied."""
     if isinstance(value, str):
-        return (
-            _LINK.sub(lambda m: _link_replacement(m, find_path), value)
-            if _may_have_link(value)
-            else value
-        )
+        if not any(_LINK_MARK in piece for piece in _pieces(value)):
+            return value
+        replacement = partial(_link_replacement, find_path=find_path)
+        return "".join(_LINK.sub(replacement, piece) for piece in _pieces(value))
     if isinstance(value, dict):
         fields = {name: strip_links(item, find_path) for name, item in value.items()}
         return fields if any(fields[name] is not value[name] for name in value) else value
@@ -224,6 +227,22 @@ def strip_links(value: Any, find_path: FindPath = lambda link: None) -> Any:
         items = [strip_links(item, find_path) for item in value]
         return items if _has_replaced_item(items, value) else value
     return value
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Yield a text in pieces that cut no link; nothing for a data URL. A thread that searched a
+    long text at once would hold the GIL for as long."""
+    if text.startswith("data:"):
+        return
+    start = 0
+    while len(text) - start > _PIECE_CHARS:
+        end = start + _PIECE_CHARS
+        for link in _LINK.finditer(text, end - _MAX_LINK_CHARS, end + _MAX_LINK_CHARS):
+            if link.start() < end:
+                end = max(end, link.end())
+        yield text[start:end]
+        start = end
+    yield text[start:] if start else text
 
 
 def _may_have_link(text: str) -> bool:

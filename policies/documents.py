@@ -85,6 +85,9 @@ _PAGE_BREAK = re.compile(
     r"(?:[ \t]{0,3}(?:of|/|von)[ \t]{0,3}\d{1,5})?\]?[ \t=\u2013\u2014-]{0,10}$",
     re.MULTILINE,
 )
+_MAX_MARK_CHARS = 4096
+"""Maximum length of what these patterns match, with the text that they look at."""
+_PIECE_CHARS = 1 << 16
 _MAX_MARKS = 50_000
 """Maximum number of marks; further marks are ignored."""
 LARGE_CHARS = 4000
@@ -94,11 +97,25 @@ if it is not longer."""
 
 
 def _find_all(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-    return islice(pattern.finditer(text), _MAX_MARKS)
+    return islice(_find_in_pieces(pattern, text), _MAX_MARKS)
+
+
+def _find_in_pieces(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """Yield all matches of a pattern that matches at most _MAX_MARK_CHARS characters. A search of a
+    whole text would hold the GIL for a second."""
+    start = 0
+    while start < len(text):
+        end = start + _PIECE_CHARS
+        for found in pattern.finditer(text, start, end + _MAX_MARK_CHARS):
+            if found.start() >= end:
+                break
+            yield found
+            start = found.end()
+        start = max(start, end)
 
 
 def _tag_pattern(names: str) -> re.Pattern[str]:
-    return re.compile(rf"<(/?)({names})((?:\s[^<>]*+)?)>", re.IGNORECASE)
+    return re.compile(rf"<(/?)({names})((?:\s[^<>]{{0,2000}}+)?)>", re.IGNORECASE)
 
 
 def _find_tag_contents(tags: re.Pattern[str], text: str) -> list[_Span]:
@@ -456,7 +473,9 @@ def _offload_segment(segment: Segment, save_file: SaveFile, head_chars: int) -> 
 
 
 def _size_text(text: str) -> str:
-    lines = text.count("\n") + (not text.endswith("\n"))
+    starts = range(0, len(text), _PIECE_CHARS)
+    lines = sum(text.count("\n", start, start + _PIECE_CHARS) for start in starts)
+    lines += not text.endswith("\n")
     return f"{lines:,} lines, {len(text):,} characters"
 
 

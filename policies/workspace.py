@@ -1,6 +1,7 @@
 """The workspace of a request: paths inside the sandbox (the paper's directories), the conversion of
 parts of a request into files, and the names of files that clients upload or download."""
 
+import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -27,6 +28,7 @@ _SLOW_CHARS = 200_000
 _MERGED = object()
 """Replaces a part that was merged into the part before it."""
 _MAX_ERROR_CHARS = 300
+_PIECE_CHARS = 1 << 20
 
 Modality = Literal["image", "audio", "video"]
 Kind = Modality | Literal["file"]
@@ -108,18 +110,27 @@ def texts_to_count(messages: Sequence[Message], threshold_tokens: int | None) ->
 def has_long_text(messages: Sequence[Message]) -> bool:
     """Return True if a user message has more than LARGE_CHARS characters, so that a low limit would
     offload it."""
-    return any(len(text) > LARGE_CHARS for text in _user_texts(messages))
+    return any(count > LARGE_CHARS for count in _user_text_lengths(messages))
 
 
 def is_slow_to_plan(messages: Sequence[Message]) -> bool:
     """Return True if `plan_workspace` would block the event loop for long."""
-    return sum(map(len, _user_texts(messages))) > _SLOW_CHARS
+    return sum(_user_text_lengths(messages)) > _SLOW_CHARS
 
 
 def _user_texts(messages: Sequence[Message]) -> Iterator[str]:
     return (
         _text_of_content(message.get("content")) for message in messages if _is_from_user(message)
     )
+
+
+def _user_text_lengths(messages: Sequence[Message]) -> Iterator[int]:
+    """Return the lengths of the user's texts, about."""
+    for message in messages:
+        if _is_from_user(message):
+            content = message.get("content")
+            parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+            yield sum(len(_text_of_part(part)) for part in parts)
 
 
 def plan_workspace(
@@ -221,6 +232,8 @@ class _Planner:
         text = _text_of_content(message.get("content"))
         if is_far_below(text, self._threshold_tokens):
             return False
+        if is_far_above(text, self._threshold_tokens):
+            return True
         tokens = self._token_counts.get(text)
         return (estimate_tokens(text) if tokens is None else tokens) > self._threshold_tokens
 
@@ -267,11 +280,21 @@ class _Planner:
         return replacement
 
     def _save_text(self, text: str, title: str) -> str:
-        is_known = (text, title) in self._paths
-        path = self._assign_path(text, title, "document" if title else "message", "text/plain")
+        identity = text_digest(text)
+        is_known = (identity, title) in self._paths
+        path = self._assign_path(identity, title, "document" if title else "message", "text/plain")
         if not is_known:
             self.files.append(FileToWrite(path, text))
         return path
+
+
+def text_digest(text: str) -> str:
+    """Return the digest of a text, which is encoded in pieces, so that it is not copied and a
+    thread does not hold the GIL for long."""
+    digest = hashlib.sha256()
+    for start in range(0, len(text), _PIECE_CHARS):
+        digest.update(text[start : start + _PIECE_CHARS].encode(errors="surrogatepass"))
+    return digest.hexdigest()
 
 
 def _append_note(message: Message, note: str) -> Message:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from policies.artifacts import (
     ArtifactLimits,
+    FileRef,
     ProducedFile,
     linked_files,
     replace_links_with_file_ids,
@@ -24,6 +25,7 @@ from policies.artifacts import (
 )
 from policies.file_names import guess_mime_type
 from policies.workspace import INPUT_DIR, OUTPUT_DIR
+from proxy import stepwise
 from proxy.agent.model import Message
 from proxy.agent.result import Artifact
 from proxy.agent.task import InputFile
@@ -122,7 +124,7 @@ class FileStore:
         """Return the messages with paths in place of links to the owner's files. In a content part,
         such a link is replaced by the file's id, for FileLookup. Other links lose their
         signature."""
-        links = list(islice(dict.fromkeys(linked_files(list(messages))), MAX_LINKED_FILES))
+        links = await stepwise.call(_first_links, list(messages))
         paths = {}
         for container, file_id in links:
             file = await self.store.container_files.get(container, file_id, owner)
@@ -133,7 +135,8 @@ class FileStore:
             if paths
             else messages
         )
-        changed: Sequence[Message] = strip_links(list(named), paths.get)
+        strip = partial(strip_links, find_path=paths.get)
+        changed: Sequence[Message] = await stepwise.call(strip, list(named))
         return changed
 
     async def find(
@@ -145,6 +148,10 @@ class FileStore:
             return None
         path = await self.store.blobs.local_path(file.blob)
         return StoredFile(path, file.filename, file.mime_type, file.sha256, file.created_at)
+
+
+def _first_links(messages: Sequence[Message]) -> list[FileRef]:
+    return list(islice(dict.fromkeys(linked_files(messages)), MAX_LINKED_FILES))
 
 
 class FileLookup:

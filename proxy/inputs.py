@@ -33,6 +33,7 @@ from policies.workspace import (
     is_slow_to_plan,
     last_user_index,
     plan_workspace,
+    text_digest,
     texts_to_count,
 )
 from proxy.agent.model import Credentials, Message, Model
@@ -151,7 +152,9 @@ class Inputs:
         parts = [*uploads_in_sandbox_field(body), *parts]
         await self._check_other_urls(messages, parts, context.owner)
         limits = context.limits
-        sizes = await asyncio.to_thread(_inline_sizes, parts, limits) if parts else {}
+        sizes: Mapping[str, int] = {}
+        if parts:
+            parts, sizes = await asyncio.to_thread(_measure_inline_files, parts, limits)
         media = ModelMedia(context.reservation)
         local_contents = [
             await self._local_content(part, sizes, context.owner, media) for part in parts
@@ -225,9 +228,9 @@ class Inputs:
                 workspace = await asyncio.to_thread(work)
         else:
             workspace = work()
-        inputs = [_input_file(file, parts, contents) for file in workspace.files]
-        if inputs:
-            inputs = await asyncio.to_thread(_with_digests, inputs)
+        inputs: list[InputFile] = []
+        if workspace.files:
+            inputs = await asyncio.to_thread(_input_files, workspace.files, parts, contents)
         return AgentInput(
             messages=workspace.messages,
             files=[*context.container_files, *inputs],
@@ -360,29 +363,25 @@ class Inputs:
         )
 
 
-def _input_file(
-    file: FileToWrite, parts: Sequence[FilePart], contents: Sequence[_FileContent]
-) -> InputFile:
-    if isinstance(file.source, str):
-        text = file.source.encode(errors="replace")  # UTF-8 cannot encode a lone surrogate
-        return InputFile(file.path, file.source, partial(_pieces, text))
-    read = contents[file.source].read
-    assert read is not None
-    return InputFile(file.path, parts[file.source].identity, read)
+def _input_files(
+    files: Sequence[FileToWrite], parts: Sequence[FilePart], contents: Sequence[_FileContent]
+) -> list[InputFile]:
+    found = []
+    for file in files:
+        source = file.source
+        if isinstance(source, str):
+            found.append(InputFile(file.path, text_digest(source), partial(_text_pieces, source)))
+            continue
+        read = contents[source].read
+        assert read is not None
+        found.append(InputFile(file.path, parts[source].identity, read))
+    return found
 
 
-def _with_digests(files: Sequence[InputFile]) -> list[InputFile]:
-    """Return the files with a digest as identity. An identity may be the file's data, and a
-    workspace stores the identities of its files."""
-    return [replace(file, identity=_digest(file.identity)) for file in files]
-
-
-def _digest(text: str) -> str:
-    """Return the digest of a text, which is encoded in pieces so that it is not copied."""
-    digest = hashlib.sha256()
+async def _text_pieces(text: str) -> Pieces:
     for start in range(0, len(text), _PIECE_CHARS):
-        digest.update(text[start : start + _PIECE_CHARS].encode(errors="surrogatepass"))
-    return digest.hexdigest()
+        piece = text[start : start + _PIECE_CHARS]
+        yield piece.encode(errors="replace")  # UTF-8 cannot encode a lone surrogate
 
 
 async def _inline_pieces(data: InlineData) -> Pieces:
@@ -398,9 +397,12 @@ async def _pieces(data: bytes) -> Pieces:
         yield data[start : start + _PIECE_BYTES]
 
 
-def _inline_sizes(parts: Sequence[FilePart], limits: InputLimits) -> dict[str, int]:
-    """Return the size of each file in the request body, by its identity. Raises BadRequestError,
-    FileTooLargeError."""
+def _measure_inline_files(
+    parts_without_identity: Sequence[FilePart], limits: InputLimits
+) -> tuple[list[FilePart], dict[str, int]]:
+    """Return the parts with their identities, and the size of each file in the request body by its
+    identity. Raises BadRequestError, FileTooLargeError."""
+    parts = [part.with_identity() for part in parts_without_identity]
     sizes: dict[str, int] = {}
     bytes_left = limits.max_total_mib << 20
     for part in parts:
@@ -417,7 +419,7 @@ def _inline_sizes(parts: Sequence[FilePart], limits: InputLimits) -> dict[str, i
                 f" {limits.max_file_mib} MiB, and all together {limits.max_total_mib} MiB.",
                 param=part.param,
             )
-    return sizes
+    return parts, sizes
 
 
 class ModelMedia:

@@ -19,6 +19,7 @@ from policies.context import (
     reserved_tokens,
     tokens_per_byte,
 )
+from policies.large_json import count_chars
 from policies.observation import is_stub_shorter, stub
 from policies.prompts import summary_message, summary_request
 from policies.workspace import OBSERVATION_DIR
@@ -56,6 +57,8 @@ _TEMPLATE_BYTES = 16
 """Bytes that a chat template adds to a message."""
 WRITE_TIMEOUT_S = 10.0
 """Timeout of writing one observation into the sandbox, in seconds."""
+_LONG_CHARS = 1 << 20
+"""Length above which the size of a text is estimated from its start."""
 _THINK, _END_THINK = "<think>", "</think>"
 
 OutOfBandCall = Callable[[Sequence[Message]], Awaitable[Completion | None]]
@@ -440,14 +443,23 @@ def _message_size(message: Message) -> int:
     parts = content if isinstance(content, list) else [content]
     size = _TEMPLATE_BYTES + sum(_part_size(part) for part in parts if part)
     rest = {key: value for key, value in message.items() if key not in ("role", "content")}
-    return size + (len(json.dumps(rest)) if rest else 0)
+    return size + (_json_size(rest) if rest else 0)
+
+
+def _json_size(fields: Mapping[str, Any]) -> int:
+    """Return the length of the JSON of a message's fields, about if they are long."""
+    chars = count_chars(fields)
+    return chars if chars > _LONG_CHARS else len(json.dumps(fields))
 
 
 def _part_size(part: Any) -> int:
     text = part.get("text") if isinstance(part, dict) else part
     if not isinstance(text, str):
         return MEDIA_BYTES
-    return len(text) if text.isascii() else len(text.encode(errors="replace"))
+    if text.isascii():
+        return len(text)
+    start = text[:_LONG_CHARS]  # of a long text the rest is estimated
+    return len(start.encode(errors="replace")) * len(text) // len(start)
 
 
 class ObservationFiles:

@@ -83,7 +83,7 @@ class UpstreamRequest:
     path: str
     """The path and query as the client wrote them."""
     headers: Mapping[str, str]
-    body: bytes | AsyncIterable[bytes] | None
+    body: bytes | bytearray | AsyncIterable[bytes] | None
 
 
 @dataclass(frozen=True, slots=True)

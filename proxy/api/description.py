@@ -54,8 +54,11 @@ async def openapi(request: Request) -> Response:
     """Return the OpenAPI description."""
     state = request.app.state
     if not hasattr(state, "openapi"):
-        state.openapi = await asyncio.to_thread(_encode_description, request.app.routes)
-    return Response(state.openapi, media_type="application/json")
+        # One task for all first requests: the description takes half a second of processor time.
+        encoding = asyncio.to_thread(_encode_description, request.app.routes)
+        state.openapi = asyncio.ensure_future(encoding)
+    description = await asyncio.shield(state.openapi)
+    return Response(description, media_type="application/json")
 
 
 def _encode_description(routes: list[Any]) -> bytes:

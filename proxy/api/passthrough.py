@@ -16,11 +16,13 @@ from starlette.types import Receive, Scope, Send
 
 from policies.budgets import DailyBudget
 from policies.headers import ResponseHeader
-from policies.json_bounds import decode_json, encode_json
+from policies.json_bounds import TooMuchJSONError, decode_json
 from policies.passthrough import PathKind, is_stateless, may_name_responses, path_kind
 from policies.routing import PLAIN_SUFFIX, backend_model_name
+from proxy import stepwise
 from proxy.agent.model import Upstream, UpstreamBody, UpstreamResponse
 from proxy.api.dependencies import (
+    SLOW_BYTES,
     ClientRequest,
     JSONResponse,
     ModelRequest,
@@ -38,7 +40,13 @@ from proxy.api.upstream_relay import (
     uncheckable_error,
     upstream_of,
 )
-from proxy.errors import BadRequestError, ForbiddenError, NotFoundError, ProxyError
+from proxy.errors import (
+    BadRequestError,
+    BodyTooLargeError,
+    ForbiddenError,
+    NotFoundError,
+    ProxyError,
+)
 from proxy.store.responses import ResponseRepository
 
 RELAYED_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
@@ -76,8 +84,8 @@ async def _relay(request: ClientRequest) -> Response:
     upstream = _upstream(request, path_class)
     stream = RequestBodyStream(http)
     body = await _read_body(request, stream)
-    fields = _body_fields(body)
-    plain = _plain_fields(fields)
+    fields = await _body_fields(request, body)
+    plain = await _plain_fields(fields)
     if path_class == "plain only" and plain is None:
         raise NotFoundError(
             f"{http.method} {http.url.path} is not served with a sandbox. Name the model"
@@ -96,18 +104,26 @@ async def _relay(request: ClientRequest) -> Response:
         )
     budget = profile.budgets.daily.for_model_calls if calls_model else DailyBudget()
     await refuse_private_urls(request, plain or fields)
-    sent = body if plain is None else encode_json(plain)
+    sent = body if plain is None else await stepwise.encode(plain)
     return await forward(request, upstream, sent, stream.wait_for_disconnect, budget)
 
 
-def _body_fields(body: bytes | RequestBodyStream | None) -> dict[str, Any]:
+async def _body_fields(
+    request: ClientRequest, body: bytes | RequestBodyStream | None
+) -> dict[str, Any]:
     """Return the fields of a body that is a JSON object. For another body, or for a body that was
     not read, return an empty dict. Raises BadRequestError for invalid JSON, which a backend might
     parse differently."""
     if not body or not isinstance(body, bytes):
         return {}
     try:
-        fields = decode_json(body)
+        if len(body) > SLOW_BYTES:
+            async with request.services.body_memory.decoding:
+                fields = (await stepwise.decode_large(body, decode_json)).value
+        else:
+            fields = decode_json(body)
+    except TooMuchJSONError as error:
+        raise BodyTooLargeError(str(error)) from error
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"The request body is not valid JSON: {error}.") from error
     return fields if isinstance(fields, dict) else {}
@@ -198,12 +214,12 @@ async def _read_body(
     return stream
 
 
-def _plain_fields(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+async def _plain_fields(fields: dict[str, Any]) -> dict[str, Any] | None:
     """Return the fields for the backend if the model is `:plain`, else None."""
     model = fields.get("model")
     if not isinstance(model, str) or not model.endswith(PLAIN_SUFFIX):
         return None
-    return fields_for_backend(fields, backend_model_name(model))
+    return await fields_for_backend(fields, backend_model_name(model))
 
 
 async def forward_response(request: ModelRequest, budget: DailyBudget) -> Response:

@@ -34,6 +34,7 @@ from policies.sessions import (
     trajectory_labels,
 )
 from policies.tool_support import SUPPORTED
+from proxy import stepwise
 from proxy.agent.suspension import SuspendedRun, answered_run_ids
 from proxy.agent.task import (
     AgentInput,
@@ -158,9 +159,10 @@ async def identify(request: RunRequest) -> RequestIdentity:
     body, raw_body = model_request.body, model_request.raw_body
     if options.idempotency_key is not None:
         fields = {key: value for key, value in body.items() if key not in DELIVERY_FIELDS}
-        is_large = len(raw_body) > SLOW_BYTES  # `json` would block the event loop for 0.6 s
-        encode = encode_sorted_json if is_large else _encode_fields
-        raw_body = encode(fields)
+        if len(raw_body) > SLOW_BYTES:
+            raw_body = await stepwise.encode(fields, encode_sorted_json)
+        else:
+            raw_body = _encode_fields(fields)
     headers = "\n".join(model_request.headers.get(name, "") for name in IDENTITY_HEADERS)
     session = named_session(model_request.headers, request.body)
     head = f"{model_request.http.url.path}\n{session}\n{headers}\n"
@@ -179,7 +181,7 @@ def _encode_fields(fields: Mapping[str, Any]) -> bytes:
     return json.dumps(fields, sort_keys=True).encode()
 
 
-async def _fingerprint(head: bytes, raw_body: bytes) -> str:
+async def _fingerprint(head: bytes, raw_body: bytes | bytearray) -> str:
     """Return the digest of a request. A large body is hashed in a thread, which does not hold the
     GIL for it: 100 MB would block the event loop for 0.3 s."""
     digest = hashlib.sha256(head)

@@ -23,13 +23,15 @@ from starlette.types import Receive, Scope, Send
 
 from policies.artifacts import strip_links
 from policies.budgets import BUDGET_LABELS, DailyBudget, Expense, Reservation
-from policies.json_bounds import SMALL_BYTES, JSONBounds, decode_json, encode_json
+from policies.json_bounds import SMALL_BYTES, JSONBounds, decode_json
 from policies.passthrough import URL_FIELDS, remote_urls
 from policies.prices import Tariff, TokenUsage, cost_usd, estimate_prompt_tokens, parse_usage
 from policies.routing import backend_model_name
+from proxy import stepwise
 from proxy.agent.model import Upstream, UpstreamBody, UpstreamRequest, UpstreamResponse
 from proxy.agent.task import BudgetAccount
 from proxy.api.dependencies import (
+    SLOW_BYTES,
     ClientRequest,
     Disconnect,
     ModelRequest,
@@ -87,7 +89,7 @@ async def relay_chat(request: ModelRequest, decision: RoutingDecision) -> Respon
     """
     await refuse_private_urls(request, request.body)
     has_files = await check_files(request, decision, request.body)
-    fields = fields_for_backend(request.body, decision.route.model)
+    fields = await fields_for_backend(request.body, decision.route.model)
     disconnect = partial(wait_for_disconnect, request.http)
     work = _chat_response(request, fields, decision, has_files, disconnect)
     return await cancel_on_disconnect(disconnect, work, watch_after_s=WATCH_AFTER_S)
@@ -157,18 +159,17 @@ async def forward_json(
 ) -> Response:
     """Relay a decoded request to a `:plain` model. Raises BadRequestError for a private URL, and
     the errors of `upstream_of` and `forward`."""
-    fields = fields_for_backend(body, backend_model_name(body["model"]))
+    fields = await fields_for_backend(body, backend_model_name(body["model"]))
     await refuse_private_urls(request, fields)
     disconnect = partial(wait_for_disconnect, request.http)
-    return await forward(
-        request, upstream_of(request), encode_json(fields), disconnect, budget, hook
-    )
+    encoded = await stepwise.encode(fields)
+    return await forward(request, upstream_of(request), encoded, disconnect, budget, hook)
 
 
 async def forward(
     request: ClientRequest,
     upstream: Upstream,
-    body: "bytes | RequestBodyStream | None",
+    body: "bytes | bytearray | RequestBodyStream | None",
     disconnect: Disconnect,
     budget: DailyBudget = DailyBudget(),
     hook: ResponseHook | None = None,
@@ -191,11 +192,11 @@ def upstream_of(request: ClientRequest) -> Upstream:
     return upstream
 
 
-def fields_for_backend(fields: Mapping[str, Any], model: str) -> dict[str, Any]:
+async def fields_for_backend(fields: Mapping[str, Any], model: str) -> dict[str, Any]:
     """Return the request's fields for the backend: with `model` as the model's name, without
     `sandbox`, and without the signatures of links to produced files."""
-    others = {key: strip_links(value) for key, value in fields.items() if key != "sandbox"}
-    return {**others, "model": model}
+    others = {key: value for key, value in fields.items() if key != "sandbox"}
+    return {**await stepwise.call(strip_links, others), "model": model}
 
 
 def raw_path(request: Request) -> str:
@@ -205,7 +206,7 @@ def raw_path(request: Request) -> str:
 
 
 def _upstream_request(
-    request: Request, body: "bytes | RequestBodyStream | None", *, reads_response: bool
+    request: Request, body: "bytes | bytearray | RequestBodyStream | None", *, reads_response: bool
 ) -> UpstreamRequest:
     query = request.scope["query_string"].decode("latin-1")
     headers = request.headers
@@ -231,7 +232,8 @@ async def _forwarded_response(
     budget: DailyBudget,
     hook: ResponseHook | None,
 ) -> Response:
-    body = upstream_request.body if isinstance(upstream_request.body, bytes) else None
+    body = upstream_request.body
+    body = body if isinstance(body, bytes | bytearray) else None
     try:
         response = await metered_relay(
             request, budget, body, partial(upstream.send, upstream_request)
@@ -346,7 +348,9 @@ class RequestBodyStream:
         if counted:
             body_reservation(self._request).take(size)  # for the decoded copy
         self._body_ended.set()
-        body = b"".join(self._buffered_pieces)
+        # A thread joins the pieces of a large body, which `join` copies without the GIL.
+        join = partial(b"".join, self._buffered_pieces)
+        body = await asyncio.to_thread(join) if size > SLOW_BYTES else join()
         self._buffered_pieces.clear()
         return body
 
@@ -425,7 +429,7 @@ def uncheckable_error(predicate: str) -> BadRequestError:
 async def metered_relay(
     request: ClientRequest,
     budget: DailyBudget,
-    body: Mapping[str, Any] | bytes | None,
+    body: Mapping[str, Any] | bytes | bytearray | None,
     send: Callable[[], Awaitable[UpstreamResponse]],
 ) -> UpstreamResponse:
     """Return the response of `send`. If the daily budget is set, the response's tokens are charged
@@ -435,7 +439,7 @@ async def metered_relay(
     """
     if not budget.is_set:
         return await send()
-    fields = _decode_fields(body) if isinstance(body, bytes) else body or {}
+    fields = _decode_fields(body) if isinstance(body, bytes | bytearray) else body or {}
     model = str(fields.get("model", ""))
     tariff = await find_tariff(request.services, model, is_required=budget.cost_usd is not None)
     prompt = TokenUsage(prompt=estimate_prompt_tokens(fields))
@@ -540,9 +544,9 @@ def _expense(tokens: TokenUsage, tariff: Tariff | None) -> Expense:
     return Expense(tokens=tokens.total, cost_usd=cost_usd(tariff, tokens) or 0.0)
 
 
-def _decode_fields(body: bytes) -> Mapping[str, Any]:
+def _decode_fields(body: bytes | bytearray) -> Mapping[str, Any]:
     try:
-        fields = decode_json(body)
+        fields = decode_json(bytes(body))
     except (ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}

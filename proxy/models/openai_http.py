@@ -21,9 +21,9 @@ from policies.json_bounds import (
     SMALL_BYTES,
     JSONBounds,
     TooMuchJSONError,
-    encode_json,
     is_small,
 )
+from proxy import stepwise
 from proxy.agent.events import ModelCallAccepted, OnDelta
 from proxy.agent.history import completion_deltas
 from proxy.agent.model import Completion, Credentials, UpstreamRequest, UpstreamResponse
@@ -200,13 +200,15 @@ class OpenAIHTTPModel:
         base = self._base_url if is_versioned else self._root_url
         path = request.path.removeprefix(_VERSION_PREFIX) if is_versioned else request.path
         headers = end_to_end_headers(request.headers)
-        if isinstance(request.body, bytes):
+        if isinstance(request.body, bytes | bytearray):
             headers["content-length"] = str(len(request.body))
         response = await self._request(
             request.method,
             URL(base + path, encoded=True),
             headers,
-            _split_if_long(request.body) if isinstance(request.body, bytes) else request.body,
+            _split_if_long(request.body)
+            if isinstance(request.body, bytes | bytearray)
+            else request.body,
             auto_decompress=False,
             skip_auto_headers=_SKIPPED_AUTO_HEADERS,
         )
@@ -267,7 +269,7 @@ class OpenAIHTTPModel:
     async def _post_completion(
         self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> "BackendResponse":
-        data = encode_json(body)
+        data = await stepwise.encode(body)
         added = {"content-type": "application/json", "content-length": str(len(data))}
         return await self._send(
             "POST",
@@ -282,7 +284,7 @@ class OpenAIHTTPModel:
         url: str,
         *,
         headers: dict[str, str],
-        data: bytes | AsyncIterator[bytes] | None = None,
+        data: bytes | bytearray | AsyncIterator[bytes | bytearray] | None = None,
     ) -> "BackendResponse":
         response = await self._request(method, url, headers, data)
         if not 200 <= response.status < 300 and not 400 <= response.status < 600:
@@ -318,12 +320,14 @@ class OpenAIHTTPModel:
         return {**headers, **self._account_headers, "authorization": f"Bearer {key}"}
 
 
-def _split_if_long(body: bytes) -> bytes | AsyncIterator[bytes]:
+def _split_if_long(
+    body: bytes | bytearray,
+) -> bytes | bytearray | AsyncIterator[bytes | bytearray]:
     """Return a long body in pieces, a short body unchanged. The caller sets the content-length."""
     return body if len(body) <= _MAX_UNSPLIT_BYTES else _pieces(body)
 
 
-async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+async def _pieces(body: bytes | bytearray) -> AsyncIterator[bytes | bytearray]:
     for start in range(0, len(body), _PIECE_BYTES):
         yield body[start : start + _PIECE_BYTES]
         await asyncio.sleep(0)  # lets other tasks run

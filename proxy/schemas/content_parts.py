@@ -5,12 +5,12 @@ import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
 from policies.file_names import UNKNOWN_TYPE, guess_mime_type, normalize_mime_type
-from policies.workspace import Kind, Message
+from policies.workspace import Kind, Message, text_digest
 from proxy.errors import BadRequestError
 from proxy.schemas.validation import array, missing_error, text
 
@@ -59,7 +59,7 @@ class InlineData:
     def pieces(self) -> Iterator[bytes]:
         """Yield the decoded data in pieces. `measure` must have accepted the data."""
         if not self.is_base64:
-            yield unquote_to_bytes(self.text[self.start :])
+            yield from self._unquoted_pieces()
             return
         rest = b""
         for piece in self._slices():
@@ -69,6 +69,15 @@ class InlineData:
             rest = digits[end:]
         if rest:
             yield binascii.a2b_base64(rest + b"=" * (4 - len(rest)))
+
+    def _unquoted_pieces(self) -> Iterator[bytes]:
+        start = self.start
+        while start < len(self.text):
+            end = start + _PIECE_CHARS
+            if end < len(self.text) and (escape := self.text.rfind("%", end - 2, end)) >= 0:
+                end = escape
+            yield unquote_to_bytes(self.text[start:end])
+            start = end
 
     def _slices(self) -> Iterator[bytes]:
         for start in range(self.start, len(self.text), _PIECE_CHARS):
@@ -138,16 +147,14 @@ class FilePart:
     content_part: Mapping[str, Any] | None = None
     """The content part, or None if no model accepts files of this kind."""
 
-    @property
-    def identity(self) -> str:
-        """A string that is equal for parts with the same file."""
+    identity: str = ""
+    """A digest that is equal for parts with the same file, or "" before `with_identity`."""
+
+    def with_identity(self) -> "FilePart":
+        """Return the part with its identity."""
         match self.source:
-            case InlineData(text=data):
-                return data
-            case RemoteFile(url=url):
-                return url
-            case UploadedFile(file_id=file_id):
-                return file_id
+            case InlineData(text=text) | RemoteFile(url=text) | UploadedFile(file_id=text):
+                return replace(self, identity=text_digest(text))
 
     @property
     def mime_type(self) -> str:

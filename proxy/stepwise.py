@@ -1,0 +1,53 @@
+"""Decode and encode large JSON on the event loop, which runs other tasks between the steps."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from policies.json_bounds import encode_json
+from policies.large_json import Decoded, Steps, count_chars, decode_in_steps, encode_in_steps
+
+LARGE_CHARS = 4 << 20
+"""Number of characters or bytes above which a step with a whole value blocks the event loop for
+milliseconds."""
+_MARK_BYTES = 12
+
+T = TypeVar("T")
+
+
+def is_large(value: Any) -> bool:
+    """Return True if the strings of a JSON value have more than `LARGE_CHARS` characters."""
+    return count_chars(value) > LARGE_CHARS
+
+
+async def decode_large(text: bytes | bytearray, decode: Callable[[bytes], Any]) -> Decoded:
+    """Return the decoded JSON. See `decode_in_steps`."""
+    return await _run(decode_in_steps(text, secrets.token_hex(_MARK_BYTES), decode))
+
+
+async def encode(
+    value: Any, encode_small: Callable[[Any], bytes] = encode_json
+) -> bytes | bytearray:
+    """Return a JSON value as `encode_small` encodes it. Raises TypeError."""
+    if not is_large(value):
+        return encode_small(value)
+    return await _run(encode_in_steps(value, secrets.token_hex(_MARK_BYTES), encode_small))
+
+
+async def call(function: Callable[[Any], T], value: Any) -> T:
+    """Return `function(value)`. For a large value the function runs in a thread, and must not keep
+    the GIL for long."""
+    if is_large(value):
+        return await asyncio.to_thread(function, value)
+    return function(value)
+
+
+async def _run(steps: Steps[T]) -> T:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await asyncio.sleep(0)

@@ -1,0 +1,142 @@
+"""Decoding and encoding of large JSON in steps, with the same results as in one step."""
+
+import json
+from collections.abc import Generator
+from typing import TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.json_bounds import (
+    MAX_STRUCTURE_BYTES,
+    TooMuchJSONError,
+    decode_json,
+    encode_json,
+    encode_sorted_json,
+)
+from policies.large_json import (
+    MIN_CHARS,
+    PIECE_SIZE,
+    count_chars,
+    decode_in_steps,
+    encode_in_steps,
+)
+
+T = TypeVar("T")
+MARK = "c0ffee-"
+MIB = 1 << 20
+LONG_TEXTS = st.builds(
+    lambda piece, times: piece * times,
+    st.text('x"\\/\n\u00e9\u20ac\U0001f600\ud83d\ude00', min_size=1, max_size=5),
+    st.integers(0, 60),
+)
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | LONG_TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(LONG_TEXTS, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def finish(steps: Generator[None, None, T]) -> tuple[T, int]:
+    """Return the result, and the number of steps."""
+    count = 0
+    while True:
+        count += 1
+        try:
+            next(steps)
+        except StopIteration as stop:
+            return stop.value, count
+
+
+@given(TREES, st.booleans(), st.integers(13, 100))
+def test_text_is_decoded_to_the_same_value(tree: object, is_ascii: bool, piece_size: int) -> None:
+    text = json.dumps(tree, ensure_ascii=is_ascii, indent=1).encode(errors="surrogatepass")
+    decoded, _ = finish(decode_in_steps(text, MARK, _decode, piece_size))
+    assert decoded.value == _decode(text)
+
+
+@given(st.text(st.sampled_from('"\\u0dD8e9f[]{},:x'), max_size=300), st.integers(13, 40))
+def test_malformed_text_is_refused_or_decoded_as_in_one_step(text: str, piece_size: int) -> None:
+    written = text.encode()
+    try:
+        expected = json.loads(written)
+    except ValueError:
+        with pytest.raises(ValueError):  # noqa: PT011 - whatever `json` says
+            finish(decode_in_steps(written, MARK, decode_json, piece_size))
+    else:
+        decoded, _ = finish(decode_in_steps(written, MARK, decode_json, piece_size))
+        assert decoded.value == expected
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        b'["' + b"x" * 200,
+        b'["' + b"\\" * 201 + b'"]',
+        b'"' + b"x" * 100 + b"\x00" + b'"',
+        b'"' + b"\x00x" * 100 + b'"',
+        b'"' + b"x" * 100 + b"\xff" + b'"',
+        b'"' + b"\\u00e" * 30 + b'"',
+        b'["' + b"x" * 100 + b'" "' + b"x" * 100 + b'"]',
+    ],
+)
+def test_invalid_long_strings_are_refused(written: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - whatever `json` says
+        finish(decode_in_steps(written, MARK, decode_json, 32))
+
+
+@given(TREES, st.integers(1, 100))
+def test_value_is_encoded_to_the_same_value_and_does_not_change(
+    tree: object, piece_size: int
+) -> None:
+    before = repr(tree)
+    encoded, _ = finish(encode_in_steps(tree, MARK, piece_size=piece_size))
+    assert json.loads(encoded) == json.loads(encode_json(tree))
+    assert repr(tree) == before
+
+
+def test_sorted_encoding_is_that_of_one_step() -> None:
+    tree = {"b": ["\u00e9" * 500, {"d": "x" * 900, "c": "\\" * 70}], "a": "y" * 70}
+    encoded, _ = finish(encode_in_steps(tree, MARK, encode_sorted_json, 100))
+    assert encoded == encode_sorted_json(tree)
+
+
+@pytest.mark.parametrize("unit", [b"x", b"\\u00e9", "\u20ac".encode(), b"\\ud83d\\ude00"])
+def test_steps_are_bounded_by_the_size_of_a_string(unit: bytes) -> None:
+    """The longest step is a piece; a string of 16 MiB was one step, which stalled the server."""
+    written = b'{"text": "' + unit * (16 * MIB // len(unit)) + b'"}'
+    decoded, steps = finish(decode_in_steps(written, MARK, decode_json))
+    assert decoded.value == json.loads(written)
+    assert steps > 2 * len(written) // PIECE_SIZE  # to find its end, and to decode it
+    _, steps = finish(encode_in_steps(decoded.value, MARK))
+    assert steps > len(decoded.value["text"]) // (2 * PIECE_SIZE)
+
+
+def test_memory_of_the_copies_is_counted() -> None:
+    written = b'{"text": "' + b"x" * MIB + b'"}'
+    decoded, _ = finish(decode_in_steps(written, MARK, decode_json))
+    assert 2 * MIB < decoded.copies_bytes < 2 * MIB + 1000
+
+
+def test_long_names_count_as_structure() -> None:
+    fits = b'{"' + b"k" * MIN_CHARS + b'" : 1}'
+    decoded, _ = finish(decode_in_steps(fits, MARK, decode_json))
+    assert decoded.value == {"k" * MIN_CHARS: 1}
+    with pytest.raises(TooMuchJSONError, match="8 MiB of names"):
+        finish(decode_in_steps(b'{"' + b"k" * MAX_STRUCTURE_BYTES + b'":1}', MARK, decode_json))
+
+
+def test_characters_of_all_strings_are_counted() -> None:
+    assert count_chars({"name": ["abc", {"x": "de"}, 1, None], "y": "f"}) == 6
+    assert count_chars("abc") == 3
+
+
+def _decode(text: bytes) -> object:
+    return json.loads(text.decode(errors="surrogatepass"))
+
+
+def test_one_step_encoding_is_the_default() -> None:
+    value = {"text": "x" * 100, "number": float("nan")}
+    encoded, _ = finish(encode_in_steps(value, MARK))
+    assert encoded == encode_json(value)
