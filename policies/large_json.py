@@ -186,13 +186,13 @@ def _bytes_per_character(text: str) -> int:
 def _with_strings(value: Any, strings: Mapping[str, str]) -> Steps[Any]:
     """Return a value with the strings in place of their placeholders."""
     top = [value]
-    pending: list[dict[str, Any] | list[Any]] = [top]
+    pending: list[Any] = [top]
     count = 0
     while pending:
         each = pending.pop()
         for key, item in each.items() if isinstance(each, dict) else enumerate(each):
             if isinstance(item, str):
-                each[key] = strings.get(item, item)  # type: ignore[index]
+                each[key] = strings.get(item, item)
             elif isinstance(item, dict | list):
                 pending.append(item)
             count += 1
@@ -247,18 +247,18 @@ def _without_strings(value: Any, mark: str, strings: list[str]) -> Steps[Any]:
     """Return a copy of a value with placeholders for the long strings, and add these to
     `strings`."""
     top = [value]
-    pending: list[dict[str, Any] | list[Any]] = [top]
+    pending: list[Any] = [top]
     count = 0
     while pending:
         each = pending.pop()
         for key, item in each.items() if isinstance(each, dict) else enumerate(each):
             if isinstance(item, str):
                 if len(item) >= MIN_CHARS:
-                    each[key] = f"{mark}{len(strings)}"  # type: ignore[index]
+                    each[key] = f"{mark}{len(strings)}"
                     strings.append(item)
             elif isinstance(item, dict | list):
                 copy = item.copy()
-                each[key] = copy  # type: ignore[index]
+                each[key] = copy
                 pending.append(copy)
             count += 1
             if count % ITEMS_PER_STEP == 0:

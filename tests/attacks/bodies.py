@@ -45,6 +45,10 @@ class _Body:
 
 _MESSAGES = b'{"model": "attacker", "messages": [{"role": "user", "content": "'
 _END = b'"}]}'
+_FILE = (
+    _MESSAGES[:-1] + b'[{"type": "file", "file": {"filename": "a.txt", "file_data":'
+    b' "data:text/plain,'
+)
 _METADATA = BODY[:-1] + b', "metadata": {'
 _LARGE: Mapping[str, _Body] = {
     **{name: _Body(*parts) for name, parts in BODIES.items()},
@@ -58,6 +62,16 @@ _LARGE: Mapping[str, _Body] = {
     "190,000 numbers of 40 digits": _Body(
         BODY[:-1] + b', "x": [', b"9" * 40 + b",", 190_000, b"1]}"
     ),
+    "100 MB in strings of 4 KB": _Body(
+        BODY[:-1] + b', "x": [', b'"' + b"x" * 4000 + b'",', 25_000, b"1]}"
+    ),
+    "100 MB in a system message": _Body(
+        _MESSAGES.replace(b'"user"', b'"system"'),
+        b"x" * 1000,
+        100_000,
+        _END[:-2] + b', {"role": "user", "content": "Work."}]}',
+    ),
+    "a file of 30 MB, percent-encoded": _Body(_FILE, b"%41" * 1000, 30_000, b'"}}]}]}'),
     "60 MB of unfinished escapes": _Body(_MESSAGES, b"\\u12", 15_000_000),
 }
 

@@ -52,6 +52,8 @@ class HealthWatch:
             for sent_at, latency_ms, delay_ms in self._samples
             if sent_at < end and sent_at + latency_ms / 1000 > start
         ]
+        if not samples:  # the measuring process waited for a processor all the time
+            return HealthSamples(0.0, (end - start) * 1000)
         latencies, delays = zip(*samples, strict=True)
         return HealthSamples(max(latencies), max(delays))
 

@@ -136,7 +136,7 @@ def _decode(text: bytes) -> object:
     return json.loads(text.decode(errors="surrogatepass"))
 
 
-def test_one_step_encoding_is_the_default() -> None:
+def test_non_finite_number_beside_a_long_string_is_encoded_as_null() -> None:
     value = {"text": "x" * 100, "number": float("nan")}
     encoded, _ = finish(encode_in_steps(value, MARK))
     assert encoded == encode_json(value)
