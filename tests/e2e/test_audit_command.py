@@ -16,7 +16,7 @@ AUDIT_CONFIG = {"audit": {"enabled": True, "key_env": "AUDIT_KEY"}}
 KEY = {"AUDIT_KEY": "known to few"}
 
 
-async def test_verify_finds_an_unfinished_log_and_a_flipped_byte(
+async def test_audit_verify_finds_an_unfinished_log_and_a_flipped_byte(
     tmp_path: Path,
 ) -> None:
     bash = tool_reply(call("execute_bash", command="echo a"))

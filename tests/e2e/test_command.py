@@ -146,7 +146,7 @@ async def error_line(home: Path, *arguments: str, **variables: str) -> str:
     return line.removeprefix("sandbox-proxy: ")
 
 
-async def test_missing_engine_is_reported(tmp_path: Path) -> None:
+async def test_missing_docker_engine_is_reported_by_serve(tmp_path: Path) -> None:
     line = await error_line(
         tmp_path, "serve", "--port", "0", "--sandbox", "docker", DOCKER_HOST="tcp://127.0.0.1:1"
     )
@@ -155,7 +155,7 @@ async def test_missing_engine_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("engine")
-async def test_missing_image_is_reported(tmp_path: Path) -> None:
+async def test_missing_sandbox_image_is_reported_by_serve(tmp_path: Path) -> None:
     config = write_config(tmp_path, {"sandbox": {"docker": {"image": "no/such:image"}}})
     line = await error_line(
         tmp_path, "serve", "--port", "0", "--config", config, "--sandbox", "docker"
@@ -171,7 +171,9 @@ async def test_missing_image_is_reported(tmp_path: Path) -> None:
     [{"keys": [{"name": "a", "env": "NO_SUCH_KEY"}]}, {"backend": {"api_key_env": "NO_SUCH_KEY"}}],
     ids=["client", "backend"],
 )
-async def test_missing_key_variable_is_reported(tree: dict[str, Any], tmp_path: Path) -> None:
+async def test_missing_environment_variable_of_a_key_is_reported(
+    tree: dict[str, Any], tmp_path: Path
+) -> None:
     config = write_config(tmp_path, tree)
     line = await error_line(
         tmp_path, "serve", "--port", "0", "--config", config, "--sandbox", "bubblewrap"
@@ -262,7 +264,9 @@ async def test_profile_option_that_cannot_be_served_is_reported(
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["serve", "--sandbox", "chroot"]])
-async def test_unknown_command_prints_the_usage(arguments: list[str], tmp_path: Path) -> None:
+async def test_unknown_command_or_option_value_prints_the_usage(
+    arguments: list[str], tmp_path: Path
+) -> None:
     done = await run(tmp_path, *arguments)
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr.startswith(b"usage: sandbox-proxy")
@@ -286,7 +290,7 @@ async def test_demo_answers_and_writes_its_files(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["demo-output"]
 
 
-async def test_demo_question_needs_a_model(tmp_path: Path) -> None:
+async def test_demo_with_a_question_of_its_own_needs_a_model(tmp_path: Path) -> None:
     line = await error_line(tmp_path, "demo", "What is 6 * 7?")
     assert "--backend-url" in line
     assert "--model" in line
@@ -389,7 +393,7 @@ async def test_forwarded_client_keys_are_verified_at_the_backend(tmp_path: Path)
     assert "Incorrect API key provided" in error.message
 
 
-async def test_server_key_and_forwarded_keys_are_exclusive(tmp_path: Path) -> None:
+async def test_client_keys_together_with_forward_client_key_are_refused(tmp_path: Path) -> None:
     tree = {"backend": {"forward_client_key": True}, "keys": [{"name": "a", "env": "OURS"}]}
     config = write_config(tmp_path, tree)
     line = await error_line(tmp_path, "serve", "--port", "0", "--config", config, OURS="sk-1")
@@ -426,7 +430,7 @@ NAMED_ENGINES: list[tuple[dict[str, str], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("docker", "variables"), NAMED_ENGINES)
-async def test_configured_engine_is_never_replaced(
+async def test_configured_engine_is_never_replaced_by_bubblewrap(
     docker: dict[str, str], variables: dict[str, str], tmp_path: Path
 ) -> None:
     config = write_config(tmp_path, {"sandbox": {"docker": docker}})

@@ -155,7 +155,7 @@ async def until_quiet(kind: Kind, marker: str, state_dir: Path) -> None:
         pytest.param("docker", 30, 8, marks=pytest.mark.docker),
     ],
 )
-async def test_random_disconnects_leave_nothing_behind(
+async def test_random_disconnects_leave_no_tasks_sandboxes_or_open_files(
     kind: Kind, count: int, concurrency: int, tmp_path: Path
 ) -> None:
     marker = f"8{os.getpid()}{count}"

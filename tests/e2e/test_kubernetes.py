@@ -57,7 +57,7 @@ def settings(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.cluster
-async def test_first_answer_comes_out_of_a_pod_and_nothing_is_left(
+async def test_answer_is_computed_in_a_pod_and_no_pod_is_left_when_the_server_ends(
     admin: ClusterAdmin, tmp_path: Path
 ) -> None:
     command = call("execute_bash", command="echo $((6 * 7)) in $(cat /proc/sys/kernel/hostname)")
@@ -115,7 +115,7 @@ async def test_doctor_reports_the_isolation_of_the_cluster(
 
 
 @pytest.mark.cluster
-async def test_gc_reports_what_it_has_removed(admin: ClusterAdmin, tmp_path: Path) -> None:
+async def test_gc_reports_the_number_of_removed_pods(admin: ClusterAdmin, tmp_path: Path) -> None:
     config = write_config(tmp_path, settings(namespace=SWEPT))
     pod = {
         "apiVersion": "v1",
@@ -153,7 +153,7 @@ async def test_kubernetes_client_is_loaded_only_for_its_backend(tmp_path: Path) 
         assert ("kubernetes_asyncio" in loaded) is is_loaded
 
 
-async def test_missing_extra_is_named(tmp_path: Path) -> None:
+async def test_error_without_the_kubernetes_extra_names_the_extra(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(WITHOUT_THE_EXTRA, encoding="utf-8")
     ended = await anyio.run_process(
@@ -162,7 +162,7 @@ async def test_missing_extra_is_named(tmp_path: Path) -> None:
     assert b"llm-sandbox-proxy[kubernetes]" in ended.stdout
 
 
-async def test_inputs_directory_is_refused(tmp_path: Path) -> None:
+async def test_sandbox_inputs_directory_is_refused_for_kubernetes(tmp_path: Path) -> None:
     tree = {"sandbox": {"backend": "kubernetes", "inputs": str(tmp_path)}}
     ended = await run(tmp_path, "gc", "--config", write_config(tmp_path, tree))
     assert ended.returncode == 1

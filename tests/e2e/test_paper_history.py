@@ -101,7 +101,7 @@ def expected_messages() -> list[dict[str, Any]]:
     return messages
 
 
-async def test_backend_gets_the_messages_of_the_reference(tmp_path: Path) -> None:
+async def test_backend_gets_the_messages_that_the_reference_would_send(tmp_path: Path) -> None:
     replies = [reply for reply, _ in STEPS] + [tool_reply(call("submit"))]
     async with (
         scripted_backend(replies) as backend,
@@ -149,7 +149,7 @@ def test_tools_have_the_names_types_and_order_of_the_reference() -> None:
     assert list(tools[0]["function"]["parameters"]["properties"]) == list(editor)
 
 
-def test_paper_limits_equal_those_of_the_reference() -> None:
+def test_limits_of_the_paper_profile_equal_those_of_the_reference() -> None:
     limits = PROFILE.limits
     assert (limits.max_turns, limits.command_timeout_s) == (100, 120)
     assert PROFILE.observation.max_lines == 2 * 40
@@ -161,7 +161,7 @@ def function(name: str, properties: dict[str, Any], required: list[str]) -> dict
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
-async def test_model_without_calls_is_reminded_at_each_turn_and_gets_no_final_question(
+async def test_model_that_makes_no_calls_is_reminded_each_turn_and_gets_no_final_question(
     tmp_path: Path,
 ) -> None:
     replies = [text_reply("It is 42."), {"message": {"role": "assistant", "content": ""}}]

@@ -86,7 +86,7 @@ async def exchange(
         return Exchange(response, model_input)
 
 
-async def test_default_runs_as_root_and_returns_files_without_a_network(
+async def test_default_profile_runs_as_root_and_returns_files_without_a_network(
     tmp_path: Path,
 ) -> None:
     seen = await exchange(tmp_path, "default", "id -u; seq 3 | paste -sd+ | bc > output/a", DIAL)
@@ -108,7 +108,7 @@ async def test_profile_without_network_reaches_nothing(tmp_path: Path) -> None:
     assert anyone.response.status_code == 200  # stricter than the default, so every key may use it
 
 
-async def test_research_reaches_only_package_registries(tmp_path: Path) -> None:
+async def test_research_profile_reaches_only_package_registries(tmp_path: Path) -> None:
     registries = [host for name in ("pypi", "npm") for host in PRESETS[name]]
     tree = {"isolation": {"network": {"allowed_cidrs": addresses_of(registries)}}}
     seen = await exchange(
@@ -127,7 +127,7 @@ async def test_research_reaches_only_package_registries(tmp_path: Path) -> None:
     assert denied.response.status_code == 403
 
 
-async def test_strict_runs_unprivileged_with_small_limits(tmp_path: Path) -> None:
+async def test_strict_profile_runs_unprivileged_with_small_limits(tmp_path: Path) -> None:
     seen = await exchange(
         tmp_path,
         "strict",
@@ -151,7 +151,7 @@ async def test_strict_runs_unprivileged_with_small_limits(tmp_path: Path) -> Non
     assert (many.response.status_code, many.body["error"]["param"]) == (400, "n")
 
 
-async def test_finance_reads_data_denies_orders_and_is_audited(tmp_path: Path) -> None:
+async def test_finance_profile_reads_data_denies_orders_and_is_audited(tmp_path: Path) -> None:
     table = base64.b64encode(b"day,close\n1,10\n2,12\n").decode()
     content = [
         {"type": "text", "text": "How does it do?"},
@@ -185,7 +185,7 @@ async def test_finance_reads_data_denies_orders_and_is_audited(tmp_path: Path) -
     assert (plain.response.status_code, plain.body["error"]["param"]) == (403, "sandbox.enabled")
 
 
-async def test_paper_has_a_stateless_shell_and_one_call_per_turn(tmp_path: Path) -> None:
+async def test_paper_profile_has_a_stateless_shell_and_one_call_per_turn(tmp_path: Path) -> None:
     seen = await exchange(tmp_path, "paper", "cd /tmp; x=1; seq 100", 'pwd; echo "x=$x"')
     _, many, forgotten = seen.model_input
     assert many.startswith("Exit code: 0\nExecution output of \\[execute_bash]:\n\\[STDOUT]\n")

@@ -53,7 +53,7 @@ async def prompt_and_bash(
 
 @in_every_sandbox
 @at_every_level
-async def test_documented_directories_exist_and_are_writable(
+async def test_directories_that_the_prompt_names_exist_and_are_writable(
     kind: Kind, level: Level, tmp_path: Path
 ) -> None:
     profile = Profile(isolation=Isolation(level=level))
@@ -72,7 +72,7 @@ async def test_user_is_root_if_the_prompt_says_so(kind: Kind, tmp_path: Path) ->
 
 
 @in_every_sandbox
-async def test_unprivileged_user_writes_only_the_documented_directories(
+async def test_unprivileged_user_can_write_only_to_the_directories_that_the_prompt_names(
     kind: Kind, tmp_path: Path
 ) -> None:
     profile = Profile(isolation=Isolation(level="strict"))
@@ -85,7 +85,7 @@ async def test_unprivileged_user_writes_only_the_documented_directories(
 
 
 @in_every_sandbox
-async def test_memory_limit_is_as_documented(kind: Kind, tmp_path: Path) -> None:
+async def test_memory_limit_is_as_the_prompt_says(kind: Kind, tmp_path: Path) -> None:
     async with prompt_and_bash(kind, tmp_path, Profile(isolation=SMALL)) as (prompt, bash):
         assert "There are 256 MiB of memory, 0.5 processors and 64 MiB of disk." in prompt
         assert "out of memory" in (await bash(HEAVY)).text
@@ -95,7 +95,7 @@ async def test_memory_limit_is_as_documented(kind: Kind, tmp_path: Path) -> None
 
 
 @in_every_sandbox
-async def test_processor_limit_is_as_documented(kind: Kind, tmp_path: Path) -> None:
+async def test_processor_limit_is_as_the_prompt_says(kind: Kind, tmp_path: Path) -> None:
     async with prompt_and_bash(kind, tmp_path, Profile(isolation=SMALL)) as (_, bash):
         seen = await bash(f"TIMEFORMAT=%R; time {{ {BUSY}; }}")
     took_s = float(re.findall(r"^([0-9.]+)$", seen.text, re.MULTILINE)[-1])
@@ -104,7 +104,7 @@ async def test_processor_limit_is_as_documented(kind: Kind, tmp_path: Path) -> N
 
 
 @in_every_sandbox
-async def test_disk_limit_is_as_documented(kind: Kind, tmp_path: Path) -> None:
+async def test_disk_limit_is_as_the_prompt_says(kind: Kind, tmp_path: Path) -> None:
     async with prompt_and_bash(kind, tmp_path, Profile(isolation=SMALL)) as (prompt, bash):
         assert "64 MiB of disk." in prompt
         assert (await bash("head -c 20M /dev/zero > /testbed/a")).exit_code == 0
@@ -130,7 +130,9 @@ async def test_shell_state_and_background_processes_carry_over(
 
 
 @in_every_sandbox
-async def test_command_timeout_and_job_wait_are_as_documented(kind: Kind, tmp_path: Path) -> None:
+async def test_command_timeout_and_job_wait_are_as_the_prompt_says(
+    kind: Kind, tmp_path: Path
+) -> None:
     limits = Limits(command_timeout_s=1, max_command_timeout_s=60, command_wait_s=30)
     async with prompt_and_bash(kind, tmp_path, Profile(limits=limits)) as (prompt, bash):
         assert (
@@ -157,7 +159,7 @@ async def test_sandbox_without_a_network_reaches_nothing(
 
 
 @in_every_sandbox
-async def test_denied_host_is_reported_to_programs(kind: Kind, tmp_path: Path) -> None:
+async def test_error_for_a_denied_host_names_the_allowlist(kind: Kind, tmp_path: Path) -> None:
     egress = Egress("allowlist", allowed_hosts=("data.example.org",))
     async with prompt_and_bash(kind, tmp_path, Profile(isolation=Isolation(network=egress))) as (
         prompt,
@@ -170,7 +172,9 @@ async def test_denied_host_is_reported_to_programs(kind: Kind, tmp_path: Path) -
 
 
 @in_every_sandbox
-async def test_listed_software_can_be_called_and_imported(kind: Kind, tmp_path: Path) -> None:
+async def test_software_that_the_prompt_lists_can_be_called_and_imported(
+    kind: Kind, tmp_path: Path
+) -> None:
     async with prompt_and_bash(kind, tmp_path, Profile()) as (prompt, bash):
         listed = prompt.split("Installed: ")[1].split(".\n")[0].split(", ")
         for name in listed:

@@ -84,7 +84,7 @@ async def test_symlinked_answer_file_discloses_nothing_of_the_host(
     assert not outcome.files
 
 
-async def test_special_files_are_no_artifacts(kind: Kind, tmp_path: Path) -> None:
+async def test_special_files_do_not_become_artifacts(kind: Kind, tmp_path: Path) -> None:
     make = tool_reply(bash("mkfifo output/fifo output/answer.txt; echo 1 > output/real"))
     outcome = await run(kind, tmp_path, make, DONE)
     assert list(outcome.files) == ["real"]
@@ -139,12 +139,12 @@ async def test_unknown_tool_and_invalid_line_number_do_not_end_the_run(tmp_path:
     assert outcome.answer == "done"
 
 
-async def test_prose_is_accepted_as_the_answer(tmp_path: Path) -> None:
+async def test_prose_without_a_submit_is_accepted_as_the_answer(tmp_path: Path) -> None:
     outcome = await run("bubblewrap", tmp_path, text_reply("It is 42."))
     assert outcome.answer == "It is 42."
 
 
-async def test_edits_are_byte_exact(kind: Kind, tmp_path: Path) -> None:
+async def test_edits_with_the_editor_tool_are_byte_exact(kind: Kind, tmp_path: Path) -> None:
     path = "/testbed/output/a file; touch PWNED"
     steps = [
         call(EDITOR, command="create", path=path, file_text="all:\n\tmake x"),
@@ -169,7 +169,9 @@ async def test_edits_are_byte_exact(kind: Kind, tmp_path: Path) -> None:
     assert outcome.observations[-1].splitlines()[-1] == "0"
 
 
-async def test_files_and_directories_can_be_viewed(kind: Kind, tmp_path: Path) -> None:
+async def test_files_and_directories_can_be_viewed_with_the_editor_tool(
+    kind: Kind, tmp_path: Path
+) -> None:
     steps = [
         bash("echo '{\"a\": 1}' > documents/in.json"),
         call(EDITOR, command="view", path="/testbed/documents/in.json"),
@@ -189,7 +191,7 @@ async def test_long_line_and_large_output_are_truncated(kind: Kind, tmp_path: Pa
     assert "bytes" in outcome.observations[0]
 
 
-async def test_exit_code_124_is_no_timeout_and_a_timeout_keeps_the_output(
+async def test_exit_code_124_is_no_timeout_and_a_timed_out_command_keeps_its_output(
     kind: Kind, tmp_path: Path
 ) -> None:
     steps = tool_reply(
@@ -220,7 +222,7 @@ async def test_backend_failure_is_not_reported_as_success(kind: Kind, tmp_path: 
     assert "on fire" in outcome.body["error"]["message"]
 
 
-async def test_concurrent_runs_share_nothing(kind: Kind, tmp_path: Path) -> None:
+async def test_concurrent_runs_share_no_files(kind: Kind, tmp_path: Path) -> None:
     script = [tool_reply(bash("ls /testbed/output; echo $RANDOM$RANDOM > output/mine")), DONE]
     outcomes: list[Outcome] = []
 

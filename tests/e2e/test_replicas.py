@@ -25,7 +25,7 @@ def server() -> Iterator[PostgresqlServer]:
         yield found
 
 
-async def test_client_of_a_killed_server_gets_its_answer_from_another(
+async def test_client_of_a_killed_server_gets_its_answer_from_another_server(
     server: PostgresqlServer, tmp_path: Path
 ) -> None:
     new_database(server, tmp_path.name)

@@ -23,7 +23,7 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", REAL_KINDS)
-async def test_no_rollout_of_many_at_once_is_lost(kind: Kind, tmp_path: Path) -> None:
+async def test_no_rollout_is_lost_if_many_run_at_once(kind: Kind, tmp_path: Path) -> None:
     rows = [task(f"port-{number}") for number in range(ROLLOUTS)]
     async with (
         scripted_backend(by_history([READ, RIGHT]), has_tokens=True) as backend,
@@ -38,7 +38,7 @@ async def test_no_rollout_of_many_at_once_is_lost(kind: Kind, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", REAL_KINDS)
-async def test_only_unfinished_runs_are_repeated_when_the_proxy_dies(
+async def test_rollout_client_repeats_only_unfinished_runs_when_the_proxy_dies(
     kind: Kind, tmp_path: Path
 ) -> None:
     rows = [task(f"port-{number}") for number in range(ROLLOUTS)]

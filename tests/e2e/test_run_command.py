@@ -59,7 +59,9 @@ def read_trajectory(home: Path) -> dict[str, object]:
     return found
 
 
-async def test_run_answers_and_writes_files_and_trajectory(tmp_path: Path) -> None:
+async def test_run_command_prints_the_answer_and_writes_files_and_trajectory(
+    tmp_path: Path,
+) -> None:
     async with scripted_backend(by_history(SCRIPT)) as backend:
         done = await run(
             tmp_path,
@@ -103,7 +105,7 @@ async def test_demo_script_draws_a_chart_of_the_requests_input_file(tmp_path: Pa
     assert len(chart.findall("{http://www.w3.org/2000/svg}rect")) == 3
 
 
-async def test_run_uses_a_running_proxy_with_its_key(tmp_path: Path) -> None:
+async def test_run_command_uses_a_running_proxy_with_its_key(tmp_path: Path) -> None:
     keys = {"keys": [{"name": "lab", "env": "LAB_KEY", "profiles": ["paper"]}]}
     async with (
         scripted_backend([tool_reply(call("submit", answer="42"))]) as backend,
@@ -149,7 +151,7 @@ async def test_run_that_fails_keeps_its_trajectory(tmp_path: Path) -> None:
         (["--base-url", "http://127.0.0.1:1/v1", "--sandbox", "docker"], "--sandbox"),
     ],
 )
-async def test_mistake_in_the_arguments_is_reported_in_one_line(
+async def test_mistake_in_the_arguments_of_run_is_reported_in_one_line(
     arguments: list[str], words: str, tmp_path: Path
 ) -> None:
     write_inputs(tmp_path)
@@ -157,7 +159,7 @@ async def test_mistake_in_the_arguments_is_reported_in_one_line(
     assert words in await error_of(tmp_path, "How many?", *arguments, *own)
 
 
-async def test_input_that_is_no_file_is_refused(tmp_path: Path) -> None:
+async def test_input_directory_with_an_entry_that_is_no_file_is_refused(tmp_path: Path) -> None:
     directory = tmp_path / "in"
     directory.mkdir()
     os.mkfifo(directory / "pipe")
@@ -231,7 +233,7 @@ async def test_temporary_server_refuses_requests_without_its_key(tmp_path: Path)
     assert 200 not in answers
 
 
-async def test_interrupted_run_ends_at_once(tmp_path: Path) -> None:
+async def test_interrupted_run_command_ends_at_once(tmp_path: Path) -> None:
     held = Held(text_reply("Never said."), asyncio.Event())
     async with scripted_backend([held]) as backend:
         command = [sys.executable, "-m", "proxy", "run", "How many?", "--model", "fake-model"]

@@ -95,7 +95,7 @@ async def test_server_prints_its_url_and_answers(kind: Kind, tmp_path: Path) -> 
     assert completion.choices[0].message.content == f"See [it]({file['url']})."
 
 
-async def test_request_with_an_h2c_offer_keeps_its_body(tmp_path: Path) -> None:
+async def test_request_that_offers_http2_keeps_its_body(tmp_path: Path) -> None:
     """Java's HttpClient offers h2c with its first request to each server."""
     body = {"model": "fake-model", "messages": MESSAGES}
     offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAEA"}
@@ -171,7 +171,7 @@ async def test_stop_signal_ends_runs_and_the_server(
     assert code == {signal.SIGTERM: -signal.SIGTERM, signal.SIGINT: 130}[signal_number]
 
 
-async def test_stop_signal_abandons_a_run_that_does_not_end(tmp_path: Path) -> None:
+async def test_stop_signal_ends_a_run_that_does_not_end_by_itself(tmp_path: Path) -> None:
     marker = f"7{os.getpid()}"
     async with busy_server(tmp_path, "bubblewrap", marker, stream=False) as server:
         pids = descendants(server.process.pid)
@@ -205,7 +205,7 @@ def stray(engine: Engine) -> Iterator[Any]:
 
 
 @pytest.mark.docker
-async def test_start_sweeps_only_containers_of_dead_owners(
+async def test_server_start_removes_only_containers_of_dead_owners(
     engine: Engine, stray: Any, tmp_path: Path
 ) -> None:
     marker = f"4{os.getpid()}"

@@ -44,7 +44,7 @@ async def received(peer: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-async def test_writes_of_one_loop_iteration_are_sent_together_in_order() -> None:
+async def test_writes_of_one_event_loop_iteration_are_sent_together_and_in_order() -> None:
     async with connected() as (transport, _, peer):
         transport.write(b"head, ")
         transport.write(b"body")
@@ -55,7 +55,7 @@ async def test_writes_of_one_loop_iteration_are_sent_together_in_order() -> None
         assert await received(peer, 4) == b"more"
 
 
-async def test_fast_writer_is_paused() -> None:
+async def test_writer_is_paused_if_the_peer_does_not_keep_up() -> None:
     async with connected() as (transport, writer, peer):
         pieces = [b"%d" % n * (MAX_HELD_BYTES // 8) for n in range(PIECES)]
         for piece in pieces:

@@ -53,7 +53,7 @@ def test_setting_that_is_left_out_keeps_its_default(tmp_path: Path) -> None:
     assert config.limits.max_run_seconds == Config().limits.max_run_seconds
 
 
-def test_prices_are_set_by_model() -> None:
+def test_prices_can_be_configured_by_model() -> None:
     prices = {"input_per_mtok": 0.2, "output_per_mtok": 0.8, "cached_per_mtok": 0.02}
     tree = {"backend": {"prices": {"mine": prices}}, "budgets": {"daily": {"cost_usd": 5}}}
     config = parse(tree, "c.yaml")
@@ -140,7 +140,7 @@ def test_unquoted_yaml_off_or_no_is_read_as_the_word_off(tmp_path: Path, word: s
 
 
 @pytest.mark.parametrize("content", [b"server: [", b"\xff\xfe\xfa", b"a: b: c", b"\tx: 1"])
-def test_error_of_a_file_that_is_no_yaml_is_one_line(tmp_path: Path, content: bytes) -> None:
+def test_error_for_a_file_that_is_not_yaml_is_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(content)
     with pytest.raises(ConfigError) as raised:
@@ -203,7 +203,7 @@ def test_data_dir_is_the_configured_or_the_xdg_directory(
         ({"sessions": {"idle_s": -0.5}}, "sessions.idle_s: must not be negative"),
     ],
 )
-def test_setting_that_cannot_work_is_an_error(tree: Any, message: str) -> None:
+def test_setting_with_an_impossible_value_is_an_error(tree: Any, message: str) -> None:
     assert message in complaint(tree)
 
 
@@ -252,7 +252,9 @@ def test_openai_api_key_that_is_blank_is_not_sent(monkeypatch: pytest.MonkeyPatc
         ({"keys": [{"name": "a", "env": "OURS"}]}, "remove keys, clients send"),
     ],
 )
-def test_forward_client_key_excludes_other_keys(tree: dict[str, Any], message: str) -> None:
+def test_forward_client_key_together_with_other_keys_is_an_error(
+    tree: dict[str, Any], message: str
+) -> None:
     backend = {"forward_client_key": True, **tree.get("backend", {})}
     with pytest.raises(ConfigError, match=message):
         check_key_forwarding(parse({**tree, "backend": backend}, "c.yaml"))
@@ -396,7 +398,7 @@ def test_command_line_error_names_the_command_line() -> None:
     assert str(raised.value).startswith("command line: server.port: ")
 
 
-def test_every_setting_has_a_variable() -> None:
+def test_every_setting_has_an_environment_variable() -> None:
     settings = set(leaves(Config().model_dump()))
     assert settings <= {".".join(path) for path in setting_paths(Config)}
 

@@ -123,7 +123,7 @@ async def test_request_above_the_limit_closes_the_longest_idle_connection() -> N
             assert (await each.response())[0] == 200
 
 
-async def test_oldest_connections_beyond_limit_and_headroom_are_closed() -> None:
+async def test_longest_idle_connection_is_closed_if_a_new_one_exceeds_limit_and_headroom() -> None:
     async with running_server(App(), MOST) as server:
         clients = await server.connect_in_order(MOST + HEADROOM)
         for _ in range(2):
@@ -158,7 +158,7 @@ async def test_connection_with_an_unsent_response_is_not_idle() -> None:
         assert await slow.read_to_end() == b""
 
 
-async def test_disconnect_with_pipelined_requests_cancels_the_running_one() -> None:
+async def test_disconnect_with_pipelined_requests_cancels_the_request_being_answered() -> None:
     app = App()
     async with running_server(app) as server:
         client = await server.connect(http_request("/endless") + http_request("/"))
@@ -217,7 +217,7 @@ async def test_connections_of_one_address_do_not_close_those_of_another() -> Non
         assert (await early.response())[0] == 200
 
 
-async def test_pipelined_requests_are_limited() -> None:
+async def test_number_of_pipelined_requests_is_limited() -> None:
     app = App()
     async with running_server(app) as server:
         client = await server.connect(http_request("/stream") + MAX_PIPELINED * http_request("/"))
@@ -236,5 +236,5 @@ async def test_pipelined_requests_are_limited() -> None:
     ("files", "most"),
     [(100_000, 4096), (1024, 512 - HEADROOM), (10, 1), (resource.RLIM_INFINITY, 4096)],
 )
-def test_connection_limit_is_half_of_the_file_limit(files: int, most: int) -> None:
+def test_connection_limit_is_at_most_half_of_the_limit_of_open_files(files: int, most: int) -> None:
     assert connection_limit(4096, files) == most

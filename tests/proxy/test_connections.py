@@ -37,7 +37,9 @@ from tests.proxy.connection_fixture import (
 
 
 @pytest.mark.parametrize("incomplete_head", [b"", b"\r\n", b"GET /", http_request("/")[:-2]])
-async def test_incomplete_head_is_closed_after_its_time_limit(incomplete_head: bytes) -> None:
+async def test_connection_with_an_incomplete_head_is_closed_after_the_time_limit(
+    incomplete_head: bytes,
+) -> None:
     async with running_server(App()) as server:
         slow, late = await server.connect(incomplete_head), await server.connect(incomplete_head)
         await server.advance(HEAD_S - 1)
@@ -99,7 +101,7 @@ async def test_server_checks_for_expired_connections_periodically(tmp_path: Path
 # Bodies
 
 
-async def test_body_with_a_long_pause_is_aborted() -> None:
+async def test_connection_is_aborted_if_the_request_body_pauses_too_long() -> None:
     app = App()
     async with running_server(app) as server:
         client, other = await server.connect(UPLOAD + PIECE), await server.connect(UPLOAD + PIECE)
@@ -112,7 +114,7 @@ async def test_body_with_a_long_pause_is_aborted() -> None:
     assert app.uploads == [4 * MIN_BYTES_PER_S, MIN_BYTES_PER_S]
 
 
-async def test_trickled_body_is_aborted() -> None:
+async def test_connection_is_aborted_if_the_request_body_arrives_too_slowly() -> None:
     app = App()
     async with running_server(app) as server:
         client = await server.connect(UPLOAD)
@@ -186,7 +188,7 @@ async def test_streaming_response_with_an_unsent_request_body_has_no_time_limit(
         assert await client.read_to_end() == b""
 
 
-async def test_pipelined_request_has_its_time_limit_after_the_stream() -> None:
+async def test_time_limit_of_a_pipelined_request_begins_after_the_stream_before_it() -> None:
     app = App()
     async with running_server(app) as server:
         clients = [
@@ -202,7 +204,7 @@ async def test_pipelined_request_has_its_time_limit_after_the_stream() -> None:
             assert await client.read_to_end() == b""
 
 
-async def test_unread_response_is_aborted() -> None:
+async def test_connection_is_aborted_if_the_client_does_not_read_the_response() -> None:
     async with running_server(App()) as server:
         client, other = (
             await server.connect(http_request("/large")),
@@ -219,7 +221,7 @@ async def test_unread_response_is_aborted() -> None:
         assert len(await other.read_to_end()) < LARGE_BYTES
 
 
-async def test_slowly_read_response_is_aborted() -> None:
+async def test_connection_is_aborted_if_the_client_reads_the_response_too_slowly() -> None:
     async with running_server(App()) as server:
         slow, good = await server.connect_in_order(2)
         server.shrink_buffers(16 << 10)
@@ -239,7 +241,7 @@ async def test_slowly_read_response_is_aborted() -> None:
         assert (await good.response())[0] == 200
 
 
-async def test_unread_stream_is_aborted() -> None:
+async def test_connection_is_aborted_if_the_client_does_not_read_a_stream() -> None:
     app = App()
     async with running_server(app) as server:
         client = await server.connect(http_request("/endless"))

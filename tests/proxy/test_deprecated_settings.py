@@ -55,7 +55,7 @@ def values_of(rename: RenamedSetting) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("rename", CONFIG_RENAMES, ids=lambda rename: rename.old)
-def test_old_name_in_config_works_like_the_new_one_with_a_warning(
+def test_old_setting_name_in_config_works_like_the_new_name_with_a_warning(
     rename: RenamedSetting, caplog: pytest.LogCaptureFixture
 ) -> None:
     old, new = values_of(rename)
@@ -76,7 +76,7 @@ def merged(base: Any, over: Any) -> Any:
 
 
 @pytest.mark.parametrize("rename", PROFILE_RENAMES, ids=lambda rename: rename.old)
-def test_old_name_in_a_profile_works_like_the_new_one_with_a_warning(
+def test_old_setting_name_in_a_profile_works_like_the_new_name_with_a_warning(
     rename: RenamedSetting, caplog: pytest.LogCaptureFixture
 ) -> None:
     old, new = values_of(rename)
@@ -96,7 +96,7 @@ def test_old_name_in_a_profile_works_like_the_new_one_with_a_warning(
 
 
 @pytest.mark.parametrize("place", ["models", "keys"])
-def test_old_name_in_a_policy_works_like_the_new_one(place: str) -> None:
+def test_old_setting_name_in_a_policy_works_like_the_new_name(place: str) -> None:
     policy = {"computer": "never"}
     models = {"models": {"m": {"policy": policy}}}
     keys = {"keys": [{"name": "k", "env": "K", "policy": policy}]}
@@ -106,7 +106,7 @@ def test_old_name_in_a_policy_works_like_the_new_one(place: str) -> None:
 
 
 @pytest.mark.parametrize("value", PROFILE_VALUES, ids=lambda value: f"{value.setting}-{value.old}")
-def test_old_value_of_a_setting_becomes_the_new_one_with_a_warning(value: RenamedValue) -> None:
+def test_old_value_of_a_setting_becomes_the_new_value_with_a_warning(value: RenamedValue) -> None:
     warnings: list[str] = []
     tree = tree_with(value.setting, value.old)
     assert upgrade(tree, REQUEST_RULES, warnings.append) == tree_with(value.setting, value.new)
@@ -115,7 +115,7 @@ def test_old_value_of_a_setting_becomes_the_new_one_with_a_warning(value: Rename
     ]
 
 
-def test_old_value_in_a_list_becomes_the_new_one() -> None:
+def test_old_value_in_a_list_setting_becomes_the_new_value() -> None:
     found = parse({"redact": {"secrets": ["keys", "aws"]}}, "c.yaml")
     assert found.redaction.detectors == ("all", "aws")
 
@@ -169,7 +169,7 @@ def test_null_in_server_api_key_env_adds_no_key() -> None:
     assert parse({"server": {"api_key_env": None}}, "c.yaml") == Config()
 
 
-def test_renames_cover_every_setting_of_the_moved_sections() -> None:
+def test_every_setting_of_a_moved_section_has_a_rename() -> None:
     new = {rename.new for rename in (*CONFIG_RENAMES, *PROFILE_RENAMES)}
     isolation = {field.name for field in fields(Isolation)} - {"network"}
     assert {f"isolation.{name}" for name in isolation} <= new

@@ -98,7 +98,9 @@ async def test_tls_certificate_is_verified() -> None:
         "fd00:ec2::254",
     ],
 )
-async def test_private_address_and_name_that_resolves_to_it_are_refused(address: str) -> None:
+async def test_url_with_a_private_address_or_a_name_that_resolves_to_one_is_refused(
+    address: str,
+) -> None:
     internet = Internet({"allowed.example": [address]})
     literal = f"[{address}]" if ":" in address else address
     async with fetcher_for(internet) as fetcher:
@@ -109,7 +111,9 @@ async def test_private_address_and_name_that_resolves_to_it_are_refused(address:
 
 
 @pytest.mark.parametrize("host", ["2130706433", "0x7f.1", "017700000001", "127.1", "a@127.0.0.1"])
-async def test_unusual_spelling_of_an_address_is_malformed(host: str) -> None:
+async def test_url_with_an_unusual_spelling_of_an_address_is_refused_as_malformed(
+    host: str,
+) -> None:
     internet = Internet()
     async with fetcher_for(internet) as fetcher:
         with pytest.raises(FetchError, match="malformed"):
@@ -160,7 +164,7 @@ async def test_bad_redirect_is_refused(location: str, message: str) -> None:
     assert message in await fetch_error(site)
 
 
-async def test_too_large_file_is_refused() -> None:
+async def test_file_above_the_size_limit_is_refused() -> None:
     endless = b"HTTP/1.1 200 OK\r\n\r\n" + bytes(1 << 20)
     assert "larger than 1 MiB" in await fetch_error(Site(endless + b"."), max_bytes=1 << 20)
 
@@ -186,7 +190,7 @@ async def test_byte_budget_limits_all_files_of_a_request() -> None:
         (b"", "connection failed"),
     ],
 )
-async def test_bad_response_is_reported(sent: bytes, message: str) -> None:
+async def test_unusable_response_is_reported_as_an_error(sent: bytes, message: str) -> None:
     assert message in await fetch_error(Site(sent))
 
 

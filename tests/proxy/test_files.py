@@ -116,7 +116,7 @@ async def test_link_is_valid_for_its_own_file_only(files: FileStore) -> None:
         assert not files.is_valid_link(*forged)
 
 
-async def test_link_expires(files: FileStore, clock: ManualClock) -> None:
+async def test_link_is_invalid_after_its_expiry(files: FileStore, clock: ManualClock) -> None:
     link = signed(await save_file(files, "/testbed/output/a", b"a"))
     clock.advance(3599)
     assert files.is_valid_link(*link)
@@ -124,7 +124,7 @@ async def test_link_expires(files: FileStore, clock: ManualClock) -> None:
     assert not files.is_valid_link(*link)
 
 
-async def test_links_outlive_a_restart_and_differ_between_servers(
+async def test_links_stay_valid_after_a_restart_and_are_invalid_on_another_server(
     tmp_path: Path, clock: ManualClock
 ) -> None:
     with open_files(tmp_path / "one", clock) as before:
@@ -207,7 +207,7 @@ class Failing(MemorySandbox):
 @pytest.mark.parametrize(
     "error", [SandboxLostError("gone"), FileSizeLimitError("grew"), KeyboardInterrupt()]
 )
-async def test_incomplete_file_is_not_stored(
+async def test_file_that_arrives_incompletely_is_not_stored(
     files: FileStore, tmp_path: Path, error: BaseException
 ) -> None:
     file = ProducedFile("/testbed/output/a", 9 << 20)
@@ -227,7 +227,7 @@ async def test_missing_or_grown_file_is_not_stored(files: FileStore, tmp_path: P
     assert contents(tmp_path) == []
 
 
-async def test_same_path_of_two_containers_is_two_files(files: FileStore) -> None:
+async def test_files_with_the_same_path_in_two_containers_are_two_files(files: FileStore) -> None:
     first = await save_file(files, "/testbed/output/a", b"1", "r1")
     second = await save_file(files, "/testbed/output/a", b"2", "r2")
     assert first.file_id != second.file_id
@@ -261,7 +261,9 @@ async def test_file_is_found_by_its_owner_only(files: FileStore) -> None:
     assert await files.find("cntr_r1", artifact.file_id, "somebody else") is None
 
 
-async def test_file_saved_again_replaces_the_first(files: FileStore, tmp_path: Path) -> None:
+async def test_file_that_is_saved_again_replaces_the_earlier_file(
+    files: FileStore, tmp_path: Path
+) -> None:
     first = await save_file(files, "/testbed/output/a", b"1")
     second = await save_file(files, "/testbed/output/a", b"2")
     assert first.file_id == second.file_id

@@ -38,7 +38,7 @@ def test_shipped_profile_describes_its_purpose(name: str) -> None:
     assert len(profile.about) > 80
 
 
-def test_example_finance_is_audited_and_denies_hosts_of_brokers() -> None:
+def test_example_profile_finance_is_audited_and_denies_hosts_of_brokers() -> None:
     finance = profiles(**FINANCE).default
     assert finance.name == "finance"
     assert finance.audit.enabled
@@ -81,7 +81,7 @@ def test_rules_and_detectors_of_a_profile_are_added_to_those_of_config_yaml() ->
     assert [each.name for each in found["finance"].redaction.patterns] == ["badge"]
 
 
-def test_policy_with_hosts_opens_no_network_in_a_profile_without_one() -> None:
+def test_policy_with_allowed_hosts_opens_no_network_in_a_profile_without_a_network() -> None:
     key = Key("k", ("strict", "research"), {"isolation": {"network": {"allowed_hosts": ["pypi"]}}})
     found = profiles()
     assert found.select(key, "m", "strict", {}).isolation == found.by_name["strict"].isolation
@@ -89,12 +89,12 @@ def test_policy_with_hosts_opens_no_network_in_a_profile_without_one() -> None:
     assert (egress.mode, egress.allowed_hosts) == ("allowlist", ("pypi",))
 
 
-def test_strict_limits_inputs_and_fetches_no_urls() -> None:
+def test_profile_strict_limits_inputs_and_fetches_no_urls() -> None:
     inputs = profiles().by_name["strict"].inputs
     assert (inputs.fetch_urls, inputs.max_file_mib, inputs.max_total_mib) == (False, 16, 32)
 
 
-def test_settings_of_config_yaml_hold_for_profiles_that_do_not_set_them() -> None:
+def test_settings_of_config_yaml_apply_to_profiles_that_do_not_set_them() -> None:
     found = profiles(limits={"max_turns": 7}).by_name
     assert found["default"].limits.max_turns == 7
     assert found["strict"].limits.max_turns == 30
@@ -120,7 +120,7 @@ def test_operators_profile_inherits_from_the_profile_it_extends() -> None:
         (Key("lab", ("research",)), "qwen3-4b", None, "research"),
     ],
 )
-def test_profile_is_that_of_request_model_key_or_server_in_this_order(
+def test_profile_comes_from_request_model_key_or_server_in_this_order(
     key: Key, model: str, requested: str | None, expected: str
 ) -> None:
     found = profiles(models={"qwen3-4b*": {"profile": "strict"}})
@@ -295,7 +295,7 @@ def test_paper_profile_needs_a_key_that_lists_it() -> None:
         {"models": {"*": {"policy": NO_NETWORK}}},
     ],
 )
-def test_policy_removes_the_network_of_paper_and_keeps_its_limits(
+def test_policy_removes_the_network_of_the_paper_profile_and_keeps_its_limits(
     restriction: dict[str, Any],
 ) -> None:
     key = Key("k", ("paper",))
@@ -306,7 +306,7 @@ def test_policy_removes_the_network_of_paper_and_keeps_its_limits(
     assert (by_key.isolation.network.mode, by_key.limits) == ("none", paper.limits)
 
 
-def test_request_restricts_paper_and_cannot_extend_it() -> None:
+def test_request_can_restrict_the_paper_profile_but_not_extend_it() -> None:
     key = Key("k", ("paper",))
     restrictions = {"limits": {"max_trajectory_tokens": 1000}, **NO_NETWORK}
     found = profiles().select(key, "m", None, restrictions)

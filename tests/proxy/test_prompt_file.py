@@ -31,7 +31,7 @@ def write_file(tmp_path: Path, content: Any) -> Path:
     return path
 
 
-def test_prompts_of_the_file_are_used_with_the_sandbox_directories(tmp_path: Path) -> None:
+def test_prompt_file_replaces_the_prompts_of_the_paper_profile(tmp_path: Path) -> None:
     tree = {"paper": {"prompt_file": str(write_file(tmp_path, FILE))}}
     agent = build_profiles(parse(tree, "c.yaml")).by_name["paper"].agent
     assert agent.style == "reference"
@@ -40,7 +40,7 @@ def test_prompts_of_the_file_are_used_with_the_sandbox_directories(tmp_path: Pat
     assert agent.prompts.no_call == NO_CALL
 
 
-def test_continue_message_and_tools_of_the_file_are_used(tmp_path: Path) -> None:
+def test_continue_message_and_tools_of_a_prompt_file_are_used(tmp_path: Path) -> None:
     with_description = [
         {**tool, "function": {**tool["function"], "description": "D"}} for tool in TOOLS
     ]
@@ -72,7 +72,9 @@ def test_continue_message_and_tools_of_the_file_are_used(tmp_path: Path) -> None
         ),
     ],
 )
-def test_error_is_one_line_that_names_the_file(tmp_path: Path, content: Any, message: str) -> None:
+def test_error_in_a_prompt_file_is_one_line_that_names_the_file(
+    tmp_path: Path, content: Any, message: str
+) -> None:
     path = write_file(tmp_path, content)
     with pytest.raises(ConfigError) as raised:
         read_prompt_file(path)
@@ -81,7 +83,7 @@ def test_error_is_one_line_that_names_the_file(tmp_path: Path, content: Any, mes
     assert "\n" not in str(raised.value)
 
 
-def test_error_for_a_missing_file_names_the_file(tmp_path: Path) -> None:
+def test_error_for_a_missing_prompt_file_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         read_prompt_file(tmp_path / "nowhere.yaml")
 

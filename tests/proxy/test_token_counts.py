@@ -53,7 +53,7 @@ async def test_only_the_first_texts_of_a_request_are_counted() -> None:
         assert await counter.token_counts("m", texts) == dict.fromkeys(texts, 1)
 
 
-async def test_texts_that_are_not_counted_in_time_are_left_out() -> None:
+async def test_token_counts_leave_out_texts_that_are_not_counted_in_time() -> None:
     forever = anyio.Event()
 
     async def tokenize(request: web.Request) -> web.Response:

@@ -17,7 +17,7 @@ def result_with_trouble(*trouble: ToolTrouble, **fields: RunStats) -> Result:
     return replace(SUBMITTED, tool_trouble=trouble, **fields)
 
 
-def test_failed_tool_calls_withdraw_tools_from_the_key_for_an_hour() -> None:
+def test_failed_tool_calls_withdraw_tools_from_the_key_and_model_for_an_hour() -> None:
     clock = ManualClock()
     verdicts = ToolVerdicts(PROBE, now=clock.time)
     verdicts.note_run("ours", result_with_trouble("runaway", "echo"))
@@ -31,7 +31,7 @@ def test_failed_tool_calls_withdraw_tools_from_the_key_for_an_hour() -> None:
     assert verdicts.verdict_for("ours", "m") == SUPPORTED
 
 
-def test_failed_tool_calls_of_a_further_choice_count() -> None:
+def test_failed_tool_calls_of_a_further_choice_withdraw_tools() -> None:
     verdicts = ToolVerdicts(PROBE)
     verdicts.note_run("ours", replace(SUBMITTED, others=[result_with_trouble("echo")]))
     assert verdicts.verdict_for("ours", "m").reason == "tools_failed"
@@ -45,19 +45,19 @@ def test_failed_tool_calls_of_a_further_choice_count() -> None:
     ],
     ids=["no call at all", "one bad call among others"],
 )
-def test_run_with_mostly_valid_tool_calls_is_no_evidence(result: Result) -> None:
+def test_run_with_mostly_valid_tool_calls_does_not_withdraw_tools(result: Result) -> None:
     verdicts = ToolVerdicts(PROBE)
     verdicts.note_run("ours", result)
     assert verdicts.verdict_for("ours", "m") == SUPPORTED
 
 
-def test_failed_tool_calls_do_not_count_if_tool_support_is_set_to_always() -> None:
+def test_failed_tool_calls_do_not_withdraw_tools_if_tool_support_is_always() -> None:
     verdicts = ToolVerdicts(ToolSettings("always"))
     verdicts.note_run("ours", result_with_trouble("runaway"))
     assert verdicts.verdict_for("ours", "m") == SUPPORTED
 
 
-def test_oldest_evidence_is_evicted() -> None:
+def test_oldest_evidence_of_missing_tool_support_is_evicted_first() -> None:
     verdicts = ToolVerdicts(PROBE)
     for number in range(MAX_MODELS + 1):
         verdicts.note_run(f"key-{number}", result_with_trouble("runaway"))

@@ -28,7 +28,7 @@ async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         store.close()
 
 
-async def test_next_request_gets_the_files_and_the_idle_sandbox(
+async def test_next_request_of_a_session_gets_the_files_and_the_idle_sandbox(
     harness: Harness,
 ) -> None:
     assert await harness.run("echo one > file", "1") == ("", "new")
@@ -36,7 +36,7 @@ async def test_next_request_gets_the_files_and_the_idle_sandbox(
     assert harness.sandboxes.opened == 1
 
 
-async def test_late_request_gets_the_files_in_a_new_sandbox(
+async def test_request_after_the_idle_time_gets_the_files_in_a_new_sandbox(
     harness: Harness,
 ) -> None:
     await harness.run("echo one > file", "1")
@@ -82,7 +82,7 @@ async def test_run_without_a_sandbox_leaves_the_files_unchanged(harness: Harness
     assert await harness.run("cat file", "3", "2", "1") == ("one\n", "kept")
 
 
-async def test_failed_run_saves_nothing(harness: Harness) -> None:
+async def test_failed_run_saves_no_workspace_state(harness: Harness) -> None:
     await harness.run("echo one > file", "1")
 
     async def fail() -> None:
@@ -162,7 +162,7 @@ async def test_number_of_idle_sandboxes_is_limited(harness: Harness) -> None:
     assert await harness.run("cat file", "2", "1", session=first) == ("one\n", "restored")
 
 
-async def test_discarded_session_is_deleted(harness: Harness) -> None:
+async def test_discarded_session_loses_its_sandbox_and_its_states(harness: Harness) -> None:
     await harness.run("echo one > file", "1")
     assert await harness.workspaces.discard(CHAT)
     assert not await harness.workspaces.discard(CHAT)
@@ -170,7 +170,7 @@ async def test_discarded_session_is_deleted(harness: Harness) -> None:
     assert await harness.run("ls", "2", "1") == ("documents\noutput\n", "new")
 
 
-async def test_run_without_a_session_saves_nothing(harness: Harness) -> None:
+async def test_run_without_a_session_saves_no_workspace_state(harness: Harness) -> None:
     async with harness.workspaces.use(None, ISOLATION) as lease:
         await (await lease.sandbox()).exec("echo one > file", timeout_s=5)
     await until(lambda: harness.alive == 0)

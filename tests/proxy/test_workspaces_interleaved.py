@@ -136,7 +136,7 @@ class Stage:
 
 
 @pytest.mark.parametrize("disturbance", ["expire", "evict_idle"])
-async def test_runs_from_the_same_state_have_a_copy_each(disturbance: str) -> None:
+async def test_runs_from_the_same_state_have_a_copy_of_the_files_each(disturbance: str) -> None:
     for order in interleavings(a=4, b=4, x=1):
         if order.index("b") < order.index("a"):
             continue  # the same as with the runs exchanged
@@ -169,7 +169,7 @@ async def test_next_run_finds_the_state_of_the_previous_run(disturbance: str) ->
             await stage.end()
 
 
-async def test_newest_state_is_that_of_the_last_run_for_any_saving_time() -> None:
+async def test_newest_state_is_that_of_the_last_run_however_long_saving_takes() -> None:
     for order in interleavings(a=4, b=4, x=1):
         if order.index("b") < order.index("a"):
             continue  # the same as with the runs exchanged
@@ -183,7 +183,7 @@ async def test_newest_state_is_that_of_the_last_run_for_any_saving_time() -> Non
             await stage.end()
 
 
-async def test_concurrent_runs_of_the_same_state_save_one_of_them_completely() -> None:
+async def test_concurrent_runs_that_save_the_same_state_leave_one_complete_state() -> None:
     for order in interleavings(a=4, b=4, x=1):
         if order.index("b") < order.index("a"):
             continue

@@ -9,7 +9,7 @@ MAX_FILE_BYTES = 1 << 20
 OLD = f"{OUTPUT_DIR}/old.txt"
 
 
-async def test_earlier_files_are_not_new_if_listing_them_timed_out() -> None:
+async def test_files_are_not_reported_as_new_if_listing_the_earlier_files_timed_out() -> None:
     sandbox, collector = MemorySandbox(), ArtifactCollector([], MAX_FILE_BYTES)
     await sandbox.exec(f"mkdir -p {OUTPUT_DIR}; echo old > {OLD}", timeout_s=10)
     await collector.record_existing_files(sandbox, timeout_s=0)
@@ -20,7 +20,7 @@ async def test_earlier_files_are_not_new_if_listing_them_timed_out() -> None:
     assert [file.path for file in again.produced_files] == [OLD]
 
 
-async def test_file_is_new_if_the_directory_was_empty() -> None:
+async def test_file_is_reported_as_new_if_the_output_directory_was_empty() -> None:
     sandbox, collector = MemorySandbox(), ArtifactCollector([], MAX_FILE_BYTES)
     await collector.record_existing_files(sandbox, timeout_s=30)
     await sandbox.exec(f"mkdir -p {OUTPUT_DIR}; echo new > {OLD}", timeout_s=10)

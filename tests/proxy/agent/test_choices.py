@@ -61,7 +61,7 @@ class ConcurrentModel(ScriptedModel):
             self.ended += 1
 
 
-async def test_single_choice_is_an_ordinary_run() -> None:
+async def test_result_of_a_single_choice_has_no_further_results() -> None:
     only = task(1)
     assert only.others == ()
     result = await agent(ScriptedModel([SUBMIT]), MemorySandboxes()).answer(only, ignore)
@@ -76,7 +76,7 @@ def test_each_choice_has_its_own_run_and_files() -> None:
     assert all(name.isalnum() for name in names)
 
 
-def test_choices_differ_if_a_seed_is_given() -> None:
+def test_each_further_choice_has_a_seed_of_its_own_and_no_request_id() -> None:
     base = {"seed": 7, "temperature": 1, "request_id": "x"}
     first, *others = (choice.params.base for choice in _all(task(3, base=base)))
     assert first == base
@@ -113,7 +113,7 @@ async def test_failed_choice_ends_the_other_choices(failing: int) -> None:
     assert (model.ended, sandboxes.opened, sandboxes.closed) == (3, 3, 3)
 
 
-async def test_disconnected_client_ends_all_choices() -> None:
+async def test_cancellation_of_the_task_ends_all_choices() -> None:
     model = ConcurrentModel([SUBMIT], 4)  # the fourth call is never made
     sandboxes = MemorySandboxes()
     running = asyncio.create_task(agent(model, sandboxes).answer(task(3, profile=AT_ONCE), ignore))

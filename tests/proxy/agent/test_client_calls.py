@@ -62,7 +62,7 @@ def lookup_events(*pieces: str) -> list[Event]:
     return [ClientCallStarted(0, "call_r1_1", "lookup"), *deltas, ClientCallFinished(0)]
 
 
-async def test_client_call_is_emitted_once_its_name_is_complete() -> None:
+async def test_client_call_is_not_emitted_before_its_name_is_complete() -> None:
     pieces = [
         *(ToolCallDelta(0, "look", ""), ToolCallDelta(0, "lookup", "")),
         *(ToolCallDelta(0, "lookup", '{"key":'), ToolCallDelta(0, "lookup", ' "x"}')),

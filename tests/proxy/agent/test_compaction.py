@@ -82,7 +82,7 @@ async def test_old_observations_are_stubbed_before_unread_ones() -> None:
     assert script.refused == 0
 
 
-async def test_stub_names_the_file_and_shows_both_ends() -> None:
+async def test_stub_names_the_saved_file_and_shows_both_ends_of_the_observation() -> None:
     sandboxes = MemorySandboxes()
     script = SmallWindow(ReplyScript([tool_reply(bash("seq 100001 101900")), SUBMIT]))
     saved: list[str] = []
@@ -169,7 +169,7 @@ async def test_summary_contains_no_reasoning(summary: str) -> None:
     assert {text.partition("\n")[2] for text in summaries} == {"I know 6 x 7."}
 
 
-async def test_failed_summary_is_requested_again() -> None:
+async def test_failed_summary_call_is_repeated_at_the_next_overflow() -> None:
     reply_script = ReplyScript([RAMBLING] * 12 + [SUBMIT])
     failures = iter([Refusal(400, "not now")])
 
@@ -224,7 +224,7 @@ async def test_too_long_conversation_is_summarized_from_a_transcript() -> None:
 @pytest.mark.parametrize(
     "summary", ["", "<think>I think", "x" * 100_000], ids=["none", "thoughts", "an endless one"]
 )
-async def test_best_answer_is_returned_without_a_summary(summary: str) -> None:
+async def test_best_answer_is_returned_if_the_model_writes_no_usable_summary(summary: str) -> None:
     write_answer = tool_reply(bash("echo 42 > output/answer.txt"))
     script = SmallWindow(ReplyScript([write_answer] + [RAMBLING] * 8 + [SUBMIT] * 9, summary))
     async with small_window_model(script) as model:
@@ -235,7 +235,9 @@ async def test_best_answer_is_returned_without_a_summary(summary: str) -> None:
 
 
 @pytest.mark.parametrize("listed_window", [4096, None])
-async def test_too_long_client_request_is_reported_to_the_client(listed_window: int | None) -> None:
+async def test_client_request_that_exceeds_the_window_is_reported_to_the_client(
+    listed_window: int | None,
+) -> None:
     script = SmallWindow(ReplyScript([SUBMIT]))
     async with small_window_model(script, listed_window) as model:
         with pytest.raises(ContextOverflowError, match="maximum context length is 4096"):
@@ -267,7 +269,7 @@ async def test_client_token_limit_that_fits_is_unchanged() -> None:
     assert script.bodies[-1]["max_tokens"] == 100
 
 
-async def test_configured_window_takes_precedence() -> None:
+async def test_configured_context_window_takes_precedence_over_that_of_the_server() -> None:
     script = SmallWindow(ReplyScript([tool_reply(LONG), SUBMIT]), window=1_000_000)
     async with small_window_model(script, 1_000_000) as model:
         run = Run(model, window=2048)
@@ -356,7 +358,7 @@ async def test_daily_budget_is_charged_for_summaries(tmp_path: Path) -> None:
     assert spent.tokens == sum(each["total_tokens"] for each in result.usages)
 
 
-async def test_new_observations_count_although_stubs_shorten_the_prompt() -> None:
+async def test_new_observations_count_as_env_tokens_although_stubs_shorten_the_prompt() -> None:
     script = SmallWindow(
         ReplyScript([tool_reply(bash("seq 100001 100500")), tool_reply(LONG), SUBMIT])
     )

@@ -50,7 +50,9 @@ class ListedModels(ScriptedModel):
         ({"id": "another", "max_model_len": 4096}, None),
     ],
 )
-async def test_window_is_read_from_the_listing(entry: dict[str, Any], window: int | None) -> None:
+async def test_context_window_is_read_from_the_list_of_models(
+    entry: dict[str, Any], window: int | None
+) -> None:
     assert await ContextWindows().get(ListedModels(entry), OWNER, "m") == window
 
 
@@ -61,14 +63,14 @@ async def test_window_applies_only_to_its_own_model_name() -> None:
     assert found == [2048, 2048, None]
 
 
-async def test_default_window_is_unknown_after_a_call_used_more_tokens() -> None:
+async def test_default_window_is_dropped_after_a_call_used_more_tokens() -> None:
     model, windows = ListedModels({"id": "a", "meta": {"n_ctx": 2048}}), ContextWindows()
     assert await windows.get(model, OWNER, "m") == 2048
     windows.record_usage(OWNER, "m", 2049)
     assert await windows.get(model, OWNER, "m") is None
 
 
-async def test_get_without_refresh_lists_models_only_once() -> None:
+async def test_get_without_refresh_lists_models_only_if_they_were_never_listed() -> None:
     model, windows = ListedModels({"id": "another", "max_model_len": 4096}), ContextWindows()
     assert [await windows.get_without_refresh(model, OWNER, "m") for _ in range(2)] == [
         None,
@@ -92,7 +94,7 @@ async def test_concurrent_runs_list_models_once() -> None:
     assert (found, model.list_calls) == ([4096] * 5, 1)
 
 
-async def test_failed_listing_is_not_repeated_for_a_while() -> None:
+async def test_failed_listing_of_models_is_not_repeated_for_a_while() -> None:
     model, windows = ListedModels(error=BackendError("no")), ContextWindows()
     assert [await windows.get(model, OWNER, "m") for _ in range(3)] == [None] * 3
     assert model.list_calls == 1
@@ -107,7 +109,7 @@ async def test_window_in_a_refusal_takes_precedence_over_the_listing() -> None:
     assert await windows.get(model, OWNER, "m") == 2048
 
 
-async def test_window_from_a_refusal_is_unknown_after_a_call_used_more_tokens() -> None:
+async def test_window_in_a_refusal_is_dropped_after_a_call_used_more_tokens() -> None:
     windows = ContextWindows()
     windows.record_refusal(OWNER, "m", ContextSizes(2048))
     windows.record_usage(OWNER, "m", 2048)
@@ -123,7 +125,7 @@ async def test_window_in_a_refusal_applies_to_the_refused_owner_only() -> None:
     assert found == [5000, 32768]
 
 
-async def test_window_in_a_refusal_applies_until_a_call_uses_more_tokens() -> None:
+async def test_window_in_a_refusal_applies_even_if_earlier_calls_used_more_tokens() -> None:
     """A refusal with a smaller window than earlier usage resets that usage."""
     windows = ContextWindows()
     windows.record_usage("a", "m", 30_000)

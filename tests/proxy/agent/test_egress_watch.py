@@ -46,7 +46,7 @@ async def test_egress_rule_applies_without_events_after_the_end_of_the_run() -> 
     assert events == [RuleMatched("orders", "deny", "egress", str(ORDERS), "no orders")]
 
 
-async def test_refused_and_late_connections_are_not_open() -> None:
+async def test_refused_and_late_connections_do_not_count_as_open() -> None:
     events = Events()
     watch = EgressWatch(
         make_task("r", MemoryArtifactStore(), "m", [USER], profile=Profile(watch=RuleSet((RULE,)))),

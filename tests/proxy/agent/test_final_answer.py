@@ -44,7 +44,7 @@ async def answered(run: Run, **fields: Any) -> Result:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_valid_answer_is_requested_once(stream: bool) -> None:
+async def test_valid_answer_is_not_requested_again(stream: bool) -> None:
     model = ScriptedModel([SUBMIT, text_reply('{"n": 42}')])
     result = await answered(Run(model), **OBJECT, stream=stream)
     assert (result.answer, result.finish_reason, result.warnings) == ('{"n": 42}', "stop", ())
@@ -55,7 +55,9 @@ async def test_valid_answer_is_requested_once(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_invalid_answer_is_requested_again_with_its_fault(stream: bool) -> None:
+async def test_invalid_answer_is_requested_again_with_a_message_about_its_fault(
+    stream: bool,
+) -> None:
     model = ScriptedModel([SUBMIT, text_reply("It is 42."), text_reply('{"n": 42}')])
     result = await answered(Run(model), **OBJECT, stream=stream)
     assert (result.answer, result.finish_reason, result.warnings) == ('{"n": 42}', "stop", ())
@@ -97,7 +99,7 @@ async def test_schema_is_sent_to_the_model_and_validated() -> None:
     assert '"n" is a required property' in model.requests[2]["messages"][-1]["content"]
 
 
-async def test_failed_retry_returns_the_first_answer() -> None:
+async def test_first_answer_is_returned_if_the_retry_of_an_invalid_answer_fails() -> None:
     model = ScriptedModel([SUBMIT, text_reply("It is 42.")])
     result = await answered(Run(model), **OBJECT)
     assert (result.answer, result.finish_reason) == ("It is 42.", "length")
@@ -117,7 +119,7 @@ async def test_submitted_answer_is_validated_if_the_final_call_is_disabled(
     assert bool(result.warnings) is has_warning
 
 
-async def test_answer_whose_retry_times_out_is_returned_unchanged() -> None:
+async def test_first_answer_is_returned_if_the_retry_of_an_invalid_answer_times_out() -> None:
     class Slow(ScriptedModel):
         async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
             if len(self.requests) == 1:
@@ -171,7 +173,9 @@ async def test_endless_schema_validation_times_out() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("script", [[REFUSAL], [tool_reply(bash("ls")), REFUSAL]])
-async def test_refusal_ends_the_run(script: list[dict[str, Any]], stream: bool) -> None:
+async def test_refusal_by_the_model_ends_the_run(
+    script: list[dict[str, Any]], stream: bool
+) -> None:
     run = Run(ScriptedModel(script))
     result = await answered(run, **OBJECT, stream=stream)
     assert (result.answer, result.refusal) == ("", "I will not.")

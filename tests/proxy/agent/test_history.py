@@ -42,7 +42,7 @@ def test_history_does_not_modify_the_clients_list() -> None:
     assert history.messages == [*CLIENT, tool_result("a")]
 
 
-def test_shortened_segment_differs_only_in_its_stubs() -> None:
+def test_stubs_replace_only_the_contents_of_the_named_observations() -> None:
     long = {**tool_result("a", "long"), "extra": 1}
     history = make_history(assistant_call("a"), long)
     before = history.messages
@@ -75,7 +75,7 @@ def test_later_summary_replaces_the_earlier_one() -> None:
     assert history.messages == [*CLIENT, BRIDGE, {"role": "user", "content": "second"}]
 
 
-def test_last_request_is_kept_after_a_summary() -> None:
+def test_last_request_of_the_proxy_is_kept_after_a_summary() -> None:
     history = make_history(assistant_call("a"), tool_result("a"))
     history.append_request("Answer now.")
     history.replace_with_summary("so far", [])
@@ -84,7 +84,7 @@ def test_last_request_is_kept_after_a_summary() -> None:
 
 
 @pytest.mark.parametrize("is_latest", [False, True])
-def test_appended_text_is_kept_after_a_summary(is_latest: bool) -> None:
+def test_text_that_was_appended_to_the_last_message_is_kept_by_a_summary(is_latest: bool) -> None:
     history = make_history(assistant_call("a"), tool_result("a"))
     history.append_to_last_message(" 3 steps remain.")
     history.replace_with_summary("so far", history.turns() if is_latest else [])
@@ -134,6 +134,6 @@ def test_message_kinds_that_differ_from_roles_restore_the_history() -> None:
         (7, ""),
     ],
 )
-def test_text_of_a_message_is_that_of_its_text_parts(content: object, text: str) -> None:
+def test_text_of_a_message_consists_of_its_text_parts(content: object, text: str) -> None:
     assert text_of({"content": content}) == text
     assert text_of({}) == ""

@@ -105,7 +105,9 @@ async def test_files_too_large_for_artifacts_are_not_hashed(session: SandboxSess
     ]
 
 
-async def test_files_not_hashed_in_time_are_skipped_files(session: SandboxSession) -> None:
+async def test_files_that_are_not_hashed_in_time_are_reported_as_skipped(
+    session: SandboxSession,
+) -> None:
     await session.turn(ENDLESS)
     with anyio.fail_after(60):
         second = await session.turn("echo x > new.txt", max_run_seconds=20)

@@ -74,7 +74,7 @@ async def test_replacement_sandbox_has_the_input_file() -> None:
     assert (sandboxes.opened, file.begun, file.ended) == (2, 2, 2)
 
 
-async def test_failed_upload_is_in_one_observation() -> None:
+async def test_failed_upload_of_an_input_file_is_reported_in_one_observation() -> None:
     good = InputFile("/testbed/documents/b.txt", "two", CountedFile(b"two").read)
     bad = CountedFile(b"one", failure=SandboxFileError("the upload is gone"))
     show = tool_reply(bash("ls documents; cat documents/b.txt"))

@@ -83,12 +83,12 @@ def test_every_spelling_of_a_produced_path_becomes_a_link(text: str, expected: s
         "",
     ],
 )
-def test_other_paths_are_unchanged(text: str) -> None:
+def test_paths_of_other_files_are_unchanged(text: str) -> None:
     assert linked(text) == text
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_links_do_not_depend_on_how_the_text_is_split(seed: int) -> None:
+def test_links_do_not_depend_on_the_pieces_in_which_the_text_arrives(seed: int) -> None:
     rng = random.Random(seed)
     words = [
         *PATHS,
@@ -123,7 +123,7 @@ def test_links_do_not_depend_on_how_the_text_is_split(seed: int) -> None:
     assert "".join([*written, writer.finish()]) == linked(text)
 
 
-def test_text_that_cannot_become_a_path_is_not_held_back() -> None:
+def test_streamed_text_that_cannot_become_a_path_is_not_held_back() -> None:
     writer = LinkRewriter(PATHS, url)
     assert writer.feed("There are 42 of them, see /") == "There are 42 of them, see "
     assert writer.feed("dev/null") == "/dev/null"
@@ -133,13 +133,13 @@ def test_text_that_cannot_become_a_path_is_not_held_back() -> None:
     assert writer.finish() == ""
 
 
-def test_name_that_only_begins_like_a_path_becomes_no_link() -> None:
+def test_text_that_only_begins_like_a_path_becomes_no_link() -> None:
     writer = LinkRewriter(PATHS, url)
     written = [writer.feed(piece) for piece in (f"{OUT}/plot", "s", "a", "lad")]
     assert "".join([*written, writer.finish()]) == f"{OUT}/plotsalad"
 
 
-def test_text_is_unchanged_without_files() -> None:
+def test_text_is_unchanged_if_there_are_no_produced_files() -> None:
     writer = LinkRewriter([], url)
     assert [writer.feed(piece) for piece in ("a /testbed/outp", "ut/x")] == [
         "a /testbed/outp",
@@ -148,13 +148,13 @@ def test_text_is_unchanged_without_files() -> None:
     assert writer.finish() == ""
 
 
-def test_names_that_are_not_utf_8_or_full_of_symbols_are_linked() -> None:
+def test_file_names_that_are_not_utf_8_or_contain_symbols_become_links() -> None:
     for name in ("caf\udce9.csv", "a+b (1) [2] $x.csv", "100%.csv", "'q'.csv"):
         writer = LinkRewriter([f"{OUT}/{name}"], lambda path: "https://x")
         assert writer.feed(f"{OUT}/{name} ") + writer.finish() == f"[{name}](https://x) "
 
 
-def test_longest_matching_name_wins() -> None:
+def test_link_has_the_longest_file_name_that_matches() -> None:
     paths = [f"{OUT}/a", f"{OUT}/a b", f"{OUT}/a b c"]
     writer = LinkRewriter(paths, lambda path: path[-5:].replace("/", ""))
     text = writer.feed(f"{OUT}/a b c.") + writer.finish()

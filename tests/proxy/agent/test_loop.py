@@ -185,7 +185,7 @@ async def test_final_prose_is_the_answer() -> None:
     ]
 
 
-async def test_announcement_is_the_answer_after_one_request_for_the_announced_call() -> None:
+async def test_announcement_is_the_answer_if_the_model_does_not_make_the_call_on_request() -> None:
     model = ScriptedModel([text_reply("Let me check:"), text_reply("Let me check again:")])
     run = Run(model)
     result = await run.go()
@@ -194,7 +194,7 @@ async def test_announcement_is_the_answer_after_one_request_for_the_announced_ca
     assert len(model.requests) == 2
 
 
-async def test_tool_call_after_a_nudge_allows_another_nudge() -> None:
+async def test_model_may_be_asked_for_an_announced_call_again_after_a_tool_call() -> None:
     model = ScriptedModel(
         [
             text_reply("Let me check:"),
@@ -230,7 +230,7 @@ async def test_empty_answer_has_finish_reason_stop() -> None:
     assert (result.answer, result.finish_reason) == ("", "stop")
 
 
-async def test_program_that_exits_with_124_is_no_timeout() -> None:
+async def test_exit_code_124_of_a_program_is_not_reported_as_a_timeout() -> None:
     run = Run(ScriptedModel([tool_reply(bash("echo partly; exit 124")), SUBMIT]))
     await run.go()
     assert run.events.observations[0] == "Exit code: 124\n[stdout]\npartly"

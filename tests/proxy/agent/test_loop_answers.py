@@ -23,28 +23,30 @@ async def test_submitted_answer_takes_precedence_over_answer_files() -> None:
     assert (await answered([tool_reply(bash(f"{IN_OUTPUT}; {IN_TESTBED}")), SUBMIT])).answer == "42"
 
 
-async def test_answer_file_in_the_output_directory_is_the_second_source() -> None:
+async def test_answer_file_in_the_output_directory_is_used_after_an_empty_submit() -> None:
     steps = tool_reply(bash(f"{IN_OUTPUT}; {IN_TESTBED}"), content="It is done.")
     assert (await answered([steps, EMPTY_SUBMIT])).answer == "from output"
 
 
-async def test_answer_file_in_the_working_directory_is_the_third_source() -> None:
+async def test_answer_file_in_the_working_directory_is_used_if_the_output_directory_has_none() -> (
+    None
+):
     steps = tool_reply(bash(IN_TESTBED), content="It is done.")
     assert (await answered([steps, EMPTY_SUBMIT])).answer == "from testbed"
 
 
-async def test_last_prose_is_the_fourth_source() -> None:
+async def test_last_prose_is_the_answer_if_there_is_no_answer_file() -> None:
     steps = tool_reply(bash("ls"), content="There are 41.")
     last = tool_reply(call("submit"), content="There are 42.")
     assert (await answered([steps, last])).answer == "There are 42."
 
 
-async def test_final_answer_call_is_the_last_source() -> None:
+async def test_final_answer_call_is_made_if_there_is_no_other_answer() -> None:
     result = await answered([tool_reply(bash("ls")), EMPTY_SUBMIT, text_reply("42")])
     assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
 
 
-async def test_announcement_is_no_answer_after_an_empty_submit() -> None:
+async def test_announcement_of_a_call_is_no_answer_after_an_empty_submit() -> None:
     steps = tool_reply(bash("ls"), content="Let me look at the files:")
     assert (await answered([steps, EMPTY_SUBMIT, text_reply("42")])).answer == "42"
 
@@ -72,7 +74,7 @@ async def test_only_a_regular_file_of_limited_size_with_text_is_an_answer(comman
     assert (result.answer, list(result.artifacts)) == ("asked for", [])
 
 
-async def test_unusable_answer_file_does_not_hide_the_other() -> None:
+async def test_unusable_answer_file_does_not_hide_a_valid_answer_file() -> None:
     steps = tool_reply(bash(f"mkfifo output/answer.txt; {IN_TESTBED}"))
     assert (await answered([steps, EMPTY_SUBMIT])).answer == "from testbed"
 
@@ -150,7 +152,7 @@ async def test_files_over_the_limits_are_skipped_and_not_linked() -> None:
     assert result.answer == "[a](https://files.test/a) and /testbed/output/c !"
 
 
-async def test_answer_file_is_not_linked() -> None:
+async def test_path_of_the_answer_file_is_not_rewritten_to_a_link() -> None:
     answer = "It is in /testbed/output/answer.txt."
     result = await answered(
         [tool_reply(bash(IN_OUTPUT)), tool_reply(call("submit", answer=answer))]
@@ -158,7 +160,7 @@ async def test_answer_file_is_not_linked() -> None:
     assert result.answer == answer
 
 
-async def test_paths_in_every_kind_of_answer_become_links() -> None:
+async def test_paths_in_answer_files_prose_and_final_answers_become_links() -> None:
     steps = tool_reply(bash("echo 1 > output/a.csv; echo '(sandbox:/mnt/data/a.csv)' > answer.txt"))
     link = "([a.csv](https://files.test/a.csv))"
     assert (await answered([steps, EMPTY_SUBMIT])).answer == link

@@ -100,7 +100,7 @@ async def test_exhausted_output_budget_skips_the_other_calls_of_the_turn() -> No
     assert observations(model.requests[1])[1] == refusal(StopReason.TOOL_OUTPUT_BUDGET)
 
 
-async def test_submit_beside_a_call_beyond_the_budget_is_accepted() -> None:
+async def test_submit_in_a_turn_with_a_call_beyond_the_budget_is_accepted() -> None:
     calls = tool_reply(bash("echo a"), bash("echo b"), call("submit", answer="42"))
     result = await Run(ScriptedModel([calls]), limits=Limits(max_commands=1)).go()
     assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
@@ -114,7 +114,7 @@ async def test_client_tools_can_be_called_beyond_the_command_budget() -> None:
     assert [each["function"]["name"] for each in result.tool_calls] == ["lookup"]
 
 
-async def test_zero_budget_requests_the_answer_at_once() -> None:
+async def test_command_budget_of_zero_leads_to_an_answer_without_tool_calls() -> None:
     model = ScriptedModel([LAST])
     result = await Run(model, limits=Limits(max_commands=0)).go()
     assert (result.answer, result.stop_reason) == ("About 42.", StopReason.COMMAND_BUDGET)
@@ -160,7 +160,9 @@ async def test_replacement_sandbox_shares_the_egress_budget() -> None:
     assert sandboxes.opened == 2
 
 
-async def test_traffic_counts_if_the_client_disconnects(tmp_path: Path) -> None:
+async def test_traffic_counts_toward_the_daily_budget_if_the_client_disconnects(
+    tmp_path: Path,
+) -> None:
     sandboxes = MemorySandboxes()
     with closing(open_store(tmp_path)) as store:
         account = store.spending.account("mine", DailyBudget(egress_mib=5))
@@ -201,7 +203,7 @@ async def test_idle_sandbox_has_no_traffic_under_a_daily_budget(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_cost_reported_by_the_backend_counts(stream: bool) -> None:
+async def test_cost_that_the_backend_reports_takes_precedence_over_the_price(stream: bool) -> None:
     step = {**tool_reply(bash("echo a")), "usage": {**COUNTED, "cost": 0.001}}
     last = {**SUBMIT, "usage": {**COUNTED, "cost": 0.002}}
     result = await Run(ScriptedModel([step, last])).go(stream=stream, tariff=TARIFF)
@@ -209,7 +211,7 @@ async def test_cost_reported_by_the_backend_counts(stream: bool) -> None:
     assert result.stats.cost_usd == pytest.approx(0.003)
 
 
-async def test_cost_is_reported_if_known_for_all_calls() -> None:
+async def test_cost_of_a_run_is_reported_only_if_the_cost_of_every_call_is_known() -> None:
     known = await Run(ScriptedModel([STEP, {**SUBMIT, "usage": COUNTED}])).go(tariff=TARIFF)
     assert known.stats.cost_usd == pytest.approx(1.4)
     step = {**STEP, "usage": {**COUNTED, "cost": 0.001}}
@@ -217,7 +219,7 @@ async def test_cost_is_reported_if_known_for_all_calls() -> None:
     assert unknown.stats.cost_usd is None
 
 
-async def test_token_budget_applies_without_backend_usage() -> None:
+async def test_token_budget_applies_if_the_backend_reports_no_usage() -> None:
     chatty = tool_reply(bash("echo a"), content="x" * 8000)
     model = ScriptedModel([chatty, chatty, chatty, LAST])
     result = await Run(model, limits=Limits(max_total_tokens=4000)).go()
@@ -234,7 +236,7 @@ def reminders(model: ScriptedModel) -> list[str]:
     return [line for line in lines if line.startswith("[") and "remain" in line]
 
 
-async def test_model_is_reminded_of_budgets_at_few_levels() -> None:
+async def test_model_is_reminded_of_a_budget_once_at_each_of_a_few_levels() -> None:
     model = ScriptedModel([*[tool_reply(bash("true"))] * 19, SUBMIT])
     await Run(model, limits=Limits(max_turns=20)).go()
     assert reminders(model) == [
@@ -243,14 +245,14 @@ async def test_model_is_reminded_of_budgets_at_few_levels() -> None:
     ]
 
 
-async def test_reminders_do_not_change_earlier_messages() -> None:
+async def test_budget_reminders_do_not_change_earlier_messages() -> None:
     model = ScriptedModel([*[tool_reply(bash("true"))] * 9, SUBMIT])
     await Run(model, limits=Limits(max_turns=10)).go()
     for earlier, later in zip(model.requests, model.requests[1:], strict=False):
         assert later["messages"][: len(earlier["messages"])] == earlier["messages"]
 
 
-async def test_reminder_follows_the_newest_observation() -> None:
+async def test_budget_reminder_follows_the_newest_observation() -> None:
     model = ScriptedModel([tool_reply(bash("echo a"), bash("echo b")), SUBMIT])
     await Run(model, limits=Limits(max_commands=3, max_turns=100)).go()
     first, second = observations(model.requests[1])
@@ -263,20 +265,20 @@ async def test_reminder_follows_the_newest_observation() -> None:
     ]
 
 
-async def test_reminders_can_be_disabled() -> None:
+async def test_budget_reminders_can_be_disabled() -> None:
     model = ScriptedModel([tool_reply(bash("true")), SUBMIT])
     await Run(model, limits=Limits(max_turns=2, tell_remaining=False)).go()
     assert reminders(model) == []
 
 
-async def test_short_run_gets_no_reminder() -> None:
+async def test_short_run_gets_no_budget_reminder() -> None:
     model = ScriptedModel([tool_reply(bash("true")), SUBMIT])
     with anyio.fail_after(10):
         await Run(model).go()
     assert reminders(model) == []
 
 
-async def test_suspended_run_gets_no_reminder() -> None:
+async def test_suspended_run_contains_no_budget_reminder() -> None:
     limits = Limits(max_tool_output_chars=25)  # of which 24 are used
     run = Run(ScriptedModel([tool_reply(bash("true"), call("lookup"))]), limits=limits)
     result = await run.go(

@@ -20,7 +20,7 @@ DEADLINE = StopReason.DEADLINE
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_slow_model_gets_a_final_answer_request(stream: bool) -> None:
+async def test_slow_model_gets_a_final_answer_request_before_the_deadline(stream: bool) -> None:
     model = StuckModel([tool_reply(bash("ls")), text_reply("About 42.")], turns=1)
     with anyio.fail_after(20):
         result = await Run(model).go(deadline_s=2, stream=stream)
@@ -28,7 +28,7 @@ async def test_slow_model_gets_a_final_answer_request(stream: bool) -> None:
     assert model.requests[-1]["messages"][-1]["content"] == final_request(DEADLINE)
 
 
-async def test_stop_reason_is_the_earlier_of_deadline_and_limit() -> None:
+async def test_run_whose_time_limit_precedes_the_deadline_stops_for_wall_time() -> None:
     stuck = StuckModel([tool_reply(bash("ls")), text_reply("About 42.")], turns=1)
     run = Run(stuck, limits=Limits(max_run_seconds=0.2))
     with anyio.fail_after(20):
@@ -51,7 +51,7 @@ async def test_final_answer_call_ends_at_the_deadline() -> None:
     assert (caught.value.status, caught.value.headers["x-should-retry"]) == (504, "false")
 
 
-async def test_found_answer_is_returned_if_the_final_call_times_out() -> None:
+async def test_answer_file_is_returned_if_the_final_answer_call_times_out() -> None:
     found = tool_reply(bash("echo 42 > output/answer.txt"))
     stuck = StuckModel([found], turns=1, is_stuck_in_final_call=True)
     with anyio.fail_after(20):

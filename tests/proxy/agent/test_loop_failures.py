@@ -39,7 +39,7 @@ SHORT = bash("echo short")
 # The context is full
 
 
-async def test_overflow_stubs_the_largest_observation_and_the_run_continues() -> None:
+async def test_overflow_replaces_the_largest_observation_by_a_stub_and_the_run_continues() -> None:
     model = ScriptedModel([tool_reply(SHORT), tool_reply(LONG), OVERFLOW, SUBMIT])
     run = Run(model)
     result = await run.go()
@@ -99,7 +99,7 @@ async def test_repeated_overflows_shorten_one_observation_after_the_other() -> N
     ]
 
 
-async def test_too_long_client_request_is_an_error_for_the_client() -> None:
+async def test_client_request_that_overflows_the_window_is_an_error_for_the_client() -> None:
     sandboxes = MemorySandboxes()
     with pytest.raises(ContextOverflowError):
         await Run(ScriptedModel([OVERFLOW, OVERFLOW, SUBMIT]), sandboxes, profile=AT_ONCE).go()
@@ -115,13 +115,13 @@ async def test_overflow_with_nothing_to_shorten_ends_in_a_final_answer() -> None
     assert "tools" not in last
 
 
-async def test_found_answer_is_returned_if_the_context_is_full() -> None:
+async def test_answer_file_is_returned_if_the_context_is_full() -> None:
     steps = tool_reply(bash("echo 42 > output/answer.txt"))
     result = await Run(ScriptedModel([steps, OVERFLOW, OVERFLOW, text_reply("")])).go()
     assert (result.answer, result.stop_reason) == ("42", StopReason.CONTEXT_WINDOW)
 
 
-async def test_context_too_full_for_any_answer_is_an_error() -> None:
+async def test_context_that_is_too_full_for_any_answer_is_an_error() -> None:
     with pytest.raises(ContextOverflowError):
         await Run(ScriptedModel([tool_reply(SHORT), OVERFLOW, OVERFLOW, text_reply("")])).go()
 
@@ -141,7 +141,7 @@ async def test_backend_failure_is_never_an_answer(stream: bool) -> None:
     assert run.events.answer == ""
 
 
-async def test_failed_final_call_without_an_earlier_answer_is_an_error() -> None:
+async def test_failure_of_the_final_answer_call_is_an_error_if_there_is_no_earlier_answer() -> None:
     with pytest.raises(BackendError, match="on fire"):
         await Run(ScriptedModel([tool_reply(call("submit")), FAILURE, SUBMIT])).go()
 
@@ -156,7 +156,7 @@ class BreakingModel(ScriptedModel):
         return reply
 
 
-async def test_failure_within_the_final_answer_is_an_error() -> None:
+async def test_failure_after_a_part_of_the_final_answer_is_an_error() -> None:
     steps = tool_reply(bash("echo 41 > output/answer.txt"))
     prose = "Forty-one, forty-two, forty-three; " * 6
     run = Run(BreakingModel([steps, SUBMIT, text_reply(prose)]))
@@ -220,7 +220,7 @@ async def test_run_without_commands_waits_for_no_sandbox(
 
 
 @pytest.mark.parametrize("reply", [SUBMIT, text_reply("42"), tool_reply(call("nonsense"))])
-async def test_no_sandbox_is_started_before_it_is_used(reply: dict[str, Any]) -> None:
+async def test_no_sandbox_is_started_before_a_tool_needs_it(reply: dict[str, Any]) -> None:
     sandboxes = MemorySandboxes()
     await Run(ScriptedModel([reply, SUBMIT]), sandboxes).go()
     assert sandboxes.opened == 0

@@ -36,7 +36,7 @@ async def test_limit_ends_the_run_with_a_final_answer(
     assert valid(last)
 
 
-async def test_slow_model_gets_a_final_answer_request() -> None:
+async def test_slow_model_gets_a_final_answer_request_at_the_time_limit() -> None:
     model = StuckModel([tool_reply(bash("ls")), text_reply("About 42.")], turns=1)
     run = Run(model, limits=Limits(max_run_seconds=0.2))
     with anyio.fail_after(5):
@@ -53,7 +53,7 @@ async def test_command_gets_no_more_time_than_the_run_has_left() -> None:
     assert "(timed out)" in run.events.observations[0]
 
 
-async def test_every_call_of_the_last_turn_is_still_answered() -> None:
+async def test_every_call_of_the_last_allowed_turn_is_run_and_answered() -> None:
     model = ScriptedModel([tool_reply(bash("echo a"), bash("echo b")), text_reply("42")])
     await Run(model, limits=Limits(max_turns=1)).go()
     assert [m["content"] for m in model.requests[1]["messages"] if m["role"] == "tool"] == [
@@ -62,21 +62,21 @@ async def test_every_call_of_the_last_turn_is_still_answered() -> None:
     ]
 
 
-async def test_found_answer_is_returned_if_the_final_reply_is_empty() -> None:
+async def test_answer_file_is_returned_if_the_final_reply_is_empty() -> None:
     steps = tool_reply(bash("echo 42 > output/answer.txt"))
     result = await Run(ScriptedModel([steps, text_reply("")]), limits=Limits(max_turns=1)).go()
     assert (result.answer, result.stop_reason) == ("42", StopReason.MAX_TURNS)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_found_answer_is_returned_if_the_final_call_fails(stream: bool) -> None:
+async def test_answer_file_is_returned_if_the_final_answer_call_fails(stream: bool) -> None:
     steps = tool_reply(bash("echo 42 > output/answer.txt"))
     model = ScriptedModel([steps, FAILURE, text_reply("too late")])
     result = await Run(model, limits=Limits(max_turns=1)).go(stream=stream)
     assert (result.answer, result.stop_reason) == ("42", StopReason.MAX_TURNS)
 
 
-async def test_unfinished_prose_is_returned_if_there_is_no_other_answer() -> None:
+async def test_prose_beside_a_call_is_returned_if_there_is_no_other_answer() -> None:
     model = ScriptedModel([tool_reply(bash("ls"), content="I will count:"), text_reply("")])
     result = await Run(model, limits=Limits(max_turns=1)).go()
     assert (result.answer, result.stop_reason) == ("I will count:", StopReason.MAX_TURNS)

@@ -37,20 +37,20 @@ async def test_malformed_arguments_are_quoted_and_not_run(arguments: str) -> Non
     assert repr(arguments) in observation
 
 
-async def test_json_too_deep_to_parse_is_malformed() -> None:
+async def test_arguments_nested_too_deeply_to_parse_are_malformed() -> None:
     [observation] = await observations_of(reply_with(malformed_entry("[" * 100_000)))
     assert observation.startswith("The arguments are not valid JSON")
     assert len(observation) < 1000
 
 
 @pytest.mark.parametrize("arguments", ['"ls"', "[1]", "42", "null", "true", [1], 42, True])
-async def test_arguments_that_are_no_object_are_an_error(arguments: object) -> None:
+async def test_arguments_that_are_no_object_get_an_error_observation(arguments: object) -> None:
     [observation] = await observations_of(reply_with(malformed_entry(arguments)))
     assert observation.startswith("The arguments must be a JSON object, got")
 
 
 @pytest.mark.parametrize("arguments", ["", None, "{}", {}])
-async def test_missing_arguments_are_an_empty_object(arguments: object) -> None:
+async def test_missing_arguments_are_treated_as_an_empty_object(arguments: object) -> None:
     [observation] = await observations_of(reply_with(malformed_entry(arguments)))
     assert "'command' is missing" in observation
 
@@ -73,14 +73,14 @@ async def test_arguments_as_an_object_are_accepted() -> None:
         ),
     ],
 )
-async def test_invalid_argument_is_named(
+async def test_observation_for_an_invalid_argument_names_the_argument(
     name: str, arguments: dict[str, Any], complaint: str
 ) -> None:
     [observation] = await observations_of(tool_reply(call(name, **arguments)))
     assert complaint in observation
 
 
-async def test_line_number_as_text_is_accepted() -> None:
+async def test_line_number_in_quotes_is_accepted() -> None:
     path = "/testbed/a.txt"
     model = ScriptedModel(
         [
@@ -131,7 +131,7 @@ async def test_calls_with_the_same_id_get_separate_observations() -> None:
 
 
 @pytest.mark.parametrize("entry", [None, "ls", {}, {"function": None}, {"function": "ls"}])
-async def test_malformed_entry_gets_an_observation(entry: object) -> None:
+async def test_malformed_entry_of_tool_calls_gets_an_observation(entry: object) -> None:
     [observation] = await observations_of(reply_with(entry))
     assert "There is no tool 'unknown'" in observation
 

@@ -34,7 +34,7 @@ async def test_final_parameters_are_sent_with_the_final_call_only() -> None:
     assert await sent_params(final=params) == [{}, {}, params]
 
 
-async def test_logprobs_are_requested_in_every_call() -> None:
+async def test_logprobs_are_requested_in_every_model_call() -> None:
     params = {"logprobs": True, "top_logprobs": 2}
     assert await sent_params(final=params) == [params] * 3
 
@@ -44,7 +44,7 @@ async def test_token_limit_leaves_room_for_reasoning_and_arguments() -> None:
     assert await sent_params(token_limits={"max_tokens": 9000}) == [{"max_tokens": 9000}] * 3
 
 
-async def test_forced_tool_choice_is_sent_once() -> None:
+async def test_forced_tool_choice_is_sent_with_the_first_turn_only() -> None:
     choice = {"type": "function", "function": {"name": "lookup"}}
     assert await sent_params(tool_choice=choice) == [{"tool_choice": choice}, {}, {}]
 
@@ -108,7 +108,7 @@ async def test_client_tool_calls_are_returned_to_the_client() -> None:
     assert run.events.reasoning == "I will look."
 
 
-async def test_turn_with_both_kinds_of_calls_runs_the_proxys_and_returns_the_clients() -> None:
+async def test_turn_with_both_kinds_of_calls_runs_proxy_calls_and_returns_client_calls() -> None:
     client_call = {
         "id": "t1",
         "type": "function",

@@ -66,7 +66,7 @@ async def test_submitted_answer_is_streamed() -> None:
     assert "".join(pieces) == result.answer == "There are forty-two of them."
 
 
-async def test_reasoning_is_streamed_and_prose_before_a_call_is_reasoning() -> None:
+async def test_reasoning_is_streamed_and_prose_before_a_call_is_emitted_as_reasoning() -> None:
     steps = {**tool_reply(bash("ls"), content="I look first."), "reasoning": "Hm, let me see."}
     run = Run(ScriptedModel([steps, SUBMIT]))
     result = await run.go(stream=True)
@@ -104,7 +104,7 @@ async def test_streamed_final_answer_of_a_single_path_is_sent_once() -> None:
     assert run.events.answer == "[plot.png](https://files.test/plot.png)"
 
 
-async def test_submitted_number_becomes_a_string() -> None:
+async def test_number_submitted_as_the_answer_becomes_a_string() -> None:
     run = Run(ScriptedModel([tool_reply(call("submit", answer=42))]))
     assert (await run.go(stream=True)).answer == "42"
     assert run.events.answer == "42"
@@ -148,7 +148,7 @@ class HaltingProseModel(ScriptedModel):
         return await super().complete(body, pass_on)
 
 
-async def test_long_prose_is_streamed() -> None:
+async def test_long_prose_is_streamed_before_the_reply_is_complete() -> None:
     model = HaltingProseModel([text_reply(ESSAY)])
 
     async def allow(event: Event) -> None:
@@ -206,7 +206,7 @@ async def test_answer_interrupted_by_the_time_limit_is_followed_by_the_final_ans
     assert run.events.answer.endswith("\n\nSo: 42.")
 
 
-async def test_streamed_run_emits_the_same_events_in_pieces() -> None:
+async def test_streamed_run_emits_the_events_of_an_unstreamed_run_in_pieces() -> None:
     script = [
         {**tool_reply(bash("echo 1 > output/a"), content="Counting."), "reasoning": "Hm."},
         text_reply("Let me check:"),

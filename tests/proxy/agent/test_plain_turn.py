@@ -32,7 +32,7 @@ UNKNOWN = tool_reply(call("search", query="how many"))
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("tools", [[], [LOOKUP]])
-async def test_plain_turn_ends_the_run_for_any_call(
+async def test_plain_turn_ends_the_run_even_if_it_contains_an_unknown_call(
     tools: list[dict[str, Any]], stream: bool
 ) -> None:
     with_text = {**UNKNOWN, "content": "There are 42."}
@@ -85,7 +85,7 @@ async def test_prose_is_truncated_at_the_clients_token_limit(stream: bool) -> No
     assert run.events.answer == result.answer
 
 
-async def test_tool_call_may_exceed_the_clients_token_limit() -> None:
+async def test_tool_call_may_take_more_tokens_than_the_clients_limit() -> None:
     answer = "There are forty-two of them, and here is why: " + "because it is so. " * 20
     model = SequentialModel([tool_reply(call("submit", answer=answer))])
     result = await Run(model).go(token_limits={"max_tokens": 12})
@@ -98,7 +98,7 @@ async def test_min_turn_tokens_is_configurable() -> None:
     assert model.requests[0]["max_tokens"] == 100
 
 
-async def test_overflow_lowers_max_tokens_to_the_clients_limit() -> None:
+async def test_overflow_lowers_a_raised_max_tokens_to_the_clients_limit() -> None:
     model = SequentialModel([OVERFLOW, text_reply("42")])
     result = await Run(model).go(token_limits={"max_tokens": 12})
     assert (result.answer, model.requests[-1]["max_tokens"]) == ("42", 12)
@@ -152,7 +152,9 @@ async def test_partly_streamed_submit_is_not_retried() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("echo", [system_prompt(), final_request(StopReason.WALL_TIME)])
-async def test_echo_is_stopped_and_followed_by_the_plain_turn(echo: str, stream: bool) -> None:
+async def test_echo_of_the_system_prompt_is_stopped_and_followed_by_the_plain_turn(
+    echo: str, stream: bool
+) -> None:
     model = SequentialModel([text_reply(echo), text_reply("There are 42.")])
     run = Run(model)
     result = await run.go(stream=stream)
@@ -162,21 +164,23 @@ async def test_echo_is_stopped_and_followed_by_the_plain_turn(echo: str, stream:
     assert result.usages[0]["completion_tokens"] < len(echo) / 16
 
 
-async def test_echo_as_final_answer_is_replaced_by_the_best_earlier_answer() -> None:
+async def test_final_answer_that_echoes_a_prompt_is_replaced_by_the_best_earlier_answer() -> None:
     steps = {**tool_reply(bash("ls")), "content": "There are 42."}
     echo = text_reply(final_request(StopReason.MAX_TURNS))
     result = await Run(SequentialModel([steps, echo]), limits=Limits(max_turns=1)).go()
     assert (result.answer, result.stop_reason) == ("There are 42.", StopReason.MAX_TURNS)
 
 
-async def test_echo_after_a_tool_call_is_no_answer() -> None:
+async def test_reply_that_echoes_a_prompt_after_a_tool_call_is_no_answer() -> None:
     found = tool_reply(bash("echo 42 > output/answer.txt"))
     result = await Run(SequentialModel([found, text_reply(NUDGE)])).go()
     assert (result.answer, result.tool_trouble) == ("42", ("echo",))
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_echo_beside_a_call_is_dropped_and_the_call_is_run(stream: bool) -> None:
+async def test_prose_that_echoes_a_prompt_beside_a_call_is_dropped_and_the_call_is_run(
+    stream: bool,
+) -> None:
     quoting = {**SUBMIT, "content": f"{system_prompt()} So I hand it in."}
     run = Run(SequentialModel([tool_reply(bash("ls")), quoting]))
     result = await run.go(stream=stream)
@@ -186,7 +190,7 @@ async def test_echo_beside_a_call_is_dropped_and_the_call_is_run(stream: bool) -
     assert run.events.answer == "42"
 
 
-async def test_texts_of_the_client_may_be_repeated() -> None:
+async def test_reply_may_repeat_a_text_of_the_client() -> None:
     prompt = system_prompt()
     client = {"role": "user", "content": f"Repeat this: {prompt}"}
     model = SequentialModel([text_reply(prompt)])
@@ -213,7 +217,7 @@ async def test_runaway_reasoning_is_truncated_with_finish_reason_length() -> Non
 # Missing and malformed calls
 
 
-async def test_request_for_an_announced_call_has_a_small_token_limit() -> None:
+async def test_prose_after_the_request_for_an_announced_call_is_cut_after_a_few_tokens() -> None:
     long = "I would begin by looking at the directory, and then go on from there. " * 50
     model = SequentialModel([text_reply("Let me check:"), text_reply(long)])
     result = await Run(model).go()
@@ -228,7 +232,7 @@ async def test_announced_call_is_not_requested_beyond_the_clients_token_limit() 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_run_continues_after_a_nudged_call(stream: bool) -> None:
+async def test_run_continues_if_the_model_makes_the_announced_call_on_request(stream: bool) -> None:
     model = SequentialModel([text_reply("Let me check:"), tool_reply(bash("ls")), SUBMIT])
     run = Run(model)
     result = await run.go(stream=stream)
@@ -244,7 +248,7 @@ async def test_plain_turn_follows_repeated_malformed_calls(invalid_call: dict[st
     assert model.requests[2] == PLAIN
 
 
-async def test_malformed_call_can_be_corrected() -> None:
+async def test_model_can_correct_a_malformed_call_in_the_next_turn() -> None:
     result = await Run(SequentialModel([MALFORMED, tool_reply(bash("ls")), SUBMIT])).go()
     assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
 
@@ -308,7 +312,7 @@ class TooLong(Refusing):
 
 
 @pytest.mark.parametrize("kind", [Refusing, TooLong])
-async def test_plain_turn_follows_a_refusal_of_tools(kind: type[Refusing]) -> None:
+async def test_plain_turn_follows_if_the_backend_refuses_tools(kind: type[Refusing]) -> None:
     model = kind([text_reply("There are 42.")])
     assert (await Run(model).go()).answer == "There are 42."
     assert model.requests == [PLAIN]
@@ -349,12 +353,12 @@ async def test_partial_text_at_the_deadline_is_returned_and_counted(stream: bool
     assert run.events.answer == result.answer
 
 
-async def test_deadline_without_any_text_is_an_error() -> None:
+async def test_run_without_any_text_at_the_deadline_is_an_error() -> None:
     with anyio.fail_after(20), pytest.raises(OutOfTimeError):
         await Run(Pausing([text_reply("")])).go(deadline_s=0.2)
 
 
-async def test_usage_of_an_unfinished_turn_is_estimated() -> None:
+async def test_usage_of_a_turn_that_a_time_limit_cuts_off_is_estimated() -> None:
     class PausingOnce(SequentialModel):
         async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
             reply = await super().complete(body, on_delta)

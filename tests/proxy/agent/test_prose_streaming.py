@@ -73,7 +73,7 @@ async def test_prose_is_streamed_while_the_model_writes(
     assert len([event for event in run.events if isinstance(event, AnswerDelta)]) > 2
 
 
-async def test_failure_of_a_delayed_emission_fails_the_run() -> None:
+async def test_exception_in_the_delayed_emission_of_prose_fails_the_run() -> None:
     model = HaltingModel([text_reply(ESSAY)], 24)
 
     async def fail_at_the_first_piece(event: Event) -> None:
@@ -101,7 +101,7 @@ async def test_long_prose_before_a_call_is_separated_from_the_answer() -> None:
     assert isinstance(run.events[at + 1], ToolCallStarted)
 
 
-async def test_narration_as_reasoning_keeps_prose_before_calls_out_of_the_answer() -> None:
+async def test_narration_set_to_reasoning_keeps_prose_before_calls_out_of_the_answer() -> None:
     run = Run(
         SequentialModel([{**STEPS, "content": ESSAY}, {**STEPS, "content": ESSAY * 3}, SUBMIT])
     )
@@ -142,7 +142,7 @@ CALL_AS_TEXT = json.dumps({"name": "execute_bash", "arguments": {"command": "ech
         f"{ESSAY}\n```json\n{CALL_AS_TEXT}\n```",
     ],
 )
-async def test_call_written_as_text_is_not_shown_as_the_answer(text: str) -> None:
+async def test_tool_call_written_as_text_is_not_streamed_as_the_answer(text: str) -> None:
     run = Run(SequentialModel([text_reply(text), SUBMIT]))
     result = await run.go(stream=True)
     assert result.answer == "42"
@@ -192,7 +192,7 @@ async def test_submitted_answer_ends_at_a_stop_string() -> None:
     assert (result.answer, len(model.requests)) == ("42. ", 1)
 
 
-async def test_logprobs_of_prose_need_no_further_call() -> None:
+async def test_logprobs_of_the_prose_answer_need_no_further_model_call() -> None:
     class WithLogprobs(SequentialModel):
         async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
             reply = await super().complete(body, on_delta)
@@ -214,7 +214,7 @@ async def test_logprobs_refused_with_tools_are_requested_in_the_final_call() -> 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("reply", [text_reply('{"n": 42}'), text_reply('```json\n{"n": 42}\n```')])
-async def test_prose_in_the_required_form_needs_no_further_call(
+async def test_prose_in_the_required_form_needs_no_further_model_call(
     reply: dict[str, Any], stream: bool
 ) -> None:
     model = SequentialModel([reply])

@@ -29,7 +29,7 @@ def redacted(*events: Event) -> list[Event]:
     return [shown for event in events for shown in redactor.redact_event(event)]
 
 
-def test_reasoning_and_narration_keep_their_kind_and_precede_the_call() -> None:
+def test_redacted_reasoning_and_narration_keep_their_kind_and_precede_the_call() -> None:
     call = ToolCallStarted(1, "c", "execute_bash", {"command": f"echo {SECRET}", "n": [SECRET, 1]})
     events = (ReasoningDelta("I "), ReasoningDelta("think."), Narration("I do."), call)
     assert redacted(*events) == [
@@ -39,7 +39,7 @@ def test_reasoning_and_narration_keep_their_kind_and_precede_the_call() -> None:
     ]
 
 
-def test_secret_split_across_output_pieces_is_redacted_despite_events_between() -> None:
+def test_secret_split_across_output_pieces_is_redacted_despite_events_between_them() -> None:
     ended = ToolCallFinished(1, "c", "execute_bash", f"Exit code: 0\n{SECRET}", 0, 1, 0.0)
     events = (
         ToolOutput(1, "stdout", SECRET[:9]),

@@ -109,13 +109,13 @@ async def test_run_without_tool_calls_counts_one_turn_and_no_capability() -> Non
     assert (result.stats.turns, set(result.stats.capability_turns.values())) == (1, {0})
 
 
-def test_own_time_of_a_run_excludes_model_and_sandbox_time() -> None:
+def test_proxys_own_time_excludes_model_and_sandbox_time() -> None:
     stats = RunStats(**run_times(wall_s=2.0, model_s=1.25, sandbox_s=0.5))
     assert stats == RunStats(wall_ms=2000, model_ms=1250, sandbox_ms=500, own_ms=250)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_model_sandbox_and_own_times_add_up_to_the_wall_time(stream: bool) -> None:
+async def test_times_of_model_sandbox_and_proxy_add_up_to_the_wall_time(stream: bool) -> None:
     result = await answered([tool_reply(SUM), SUBMIT], stream=stream)
     stats = result.stats
     assert stats.wall_ms == stats.model_ms + stats.sandbox_ms + stats.own_ms

@@ -35,7 +35,7 @@ def run_with_loss(replies: list[dict[str, Any]], at: type[Event], **fields: Any)
         ([tool_reply(call("lookup"))], Limits(), "", StopReason.CLIENT_TOOL_CALLS),
     ],
 )
-async def test_answer_is_returned_with_a_warning_of_the_lost_sandbox(
+async def test_answer_of_a_run_with_a_lost_sandbox_is_returned_with_a_warning(
     replies: list[dict[str, Any]], limits: Limits, answer: str, stop: StopReason, stream: bool
 ) -> None:
     run = run_with_loss([MAKE_FILES, *replies], ToolCallFinished, limits=limits)

@@ -17,5 +17,5 @@ from proxy.agent.context import strip_reasoning
         ("<think>a<think>b</think>c</think>said", "said"),
     ],
 )
-def test_reasoning_is_stripped(text: str, expected: str) -> None:
+def test_strip_reasoning_removes_text_in_think_tags(text: str, expected: str) -> None:
     assert strip_reasoning(text) == expected

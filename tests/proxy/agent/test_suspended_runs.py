@@ -59,7 +59,7 @@ async def test_client_tool_results_are_appended_to_the_history() -> None:
     assert second.artifacts == []  # the client has it
 
 
-async def test_client_may_drop_and_edit_earlier_messages() -> None:
+async def test_resumed_run_uses_its_own_messages_if_the_client_has_edited_or_dropped_them() -> None:
     model = ScriptedModel([MIXED, SUBMIT])
     run = Run(model)
     _, suspended = await suspended_run(run)
@@ -148,7 +148,7 @@ async def test_tool_result_without_content_is_empty() -> None:
     assert model.requests[1]["messages"][-1]["content"] == ""
 
 
-async def test_only_a_suspended_run_saves_its_files() -> None:
+async def test_run_without_a_session_saves_its_files_only_if_it_is_suspended() -> None:
     run = Run(ScriptedModel([MIXED, SUBMIT, SUBMIT]))
     await suspended_run(run)
     assert run.snapshots.kept.keys() == {SUSPENDED_STATE.session}
@@ -203,7 +203,7 @@ async def test_proxy_tool_is_renamed_if_the_client_uses_its_name(name: str) -> N
         assert run.events.observations == ["Exit code: 0\n[stdout]\n1"]
 
 
-async def test_call_of_a_client_tool_named_submit_is_no_answer() -> None:
+async def test_call_of_a_client_tool_named_submit_does_not_submit_an_answer() -> None:
     client_tool = {**LOOKUP, "function": {"name": "submit", "parameters": {"type": "object"}}}
     run = Run(ScriptedModel([tool_reply(call("submit", answer="theirs"))]))
     result = await run.go(client_tools=[client_tool], stream=True)
@@ -211,7 +211,7 @@ async def test_call_of_a_client_tool_named_submit_is_no_answer() -> None:
     assert [tool_call["function"]["name"] for tool_call in result.tool_calls] == ["submit"]
 
 
-async def test_required_client_call_forces_tools_and_removes_submit() -> None:
+async def test_request_that_requires_a_client_call_forces_tools_and_has_no_submit() -> None:
     model = ScriptedModel([tool_reply(bash("echo 1")), tool_reply(call("lookup", key="x"))])
     result = await Run(model).go(client_tools=[LOOKUP], must_call=True)
     assert result.finish_reason == "tool_calls"
@@ -219,7 +219,7 @@ async def test_required_client_call_forces_tools_and_removes_submit() -> None:
     assert "submit" not in [tool["function"]["name"] for tool in model.requests[0]["tools"]]
 
 
-async def test_unknown_calls_in_a_required_final_call_are_answered() -> None:
+async def test_unknown_calls_in_reply_to_the_request_for_a_client_call_are_answered() -> None:
     unknown_calls = tool_reply(call("nonsense"), call("nonsense"))
     model = ScriptedModel([tool_reply(bash("echo 1")), unknown_calls, text_reply("It is 42.")])
     run = Run(model, limits=Limits(max_turns=1))
@@ -228,7 +228,7 @@ async def test_unknown_calls_in_a_required_final_call_are_answered() -> None:
     assert all(valid(body) for body in model.requests)
 
 
-async def test_required_client_call_is_requested_at_a_limit() -> None:
+async def test_required_client_call_is_requested_when_a_limit_ends_the_run() -> None:
     model = ScriptedModel([tool_reply(bash("echo 1")), tool_reply(call("lookup", key="x"))])
     run = Run(model, limits=Limits(max_turns=1))
     result = await run.go(client_tools=[LOOKUP], must_call=True)
@@ -256,7 +256,7 @@ def test_suspended_runs_are_found_by_the_ids_of_answered_calls(
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
-async def test_earlier_file_is_saved_again_if_the_answer_names_it_and_its_artifact_is_gone(
+async def test_file_of_an_earlier_run_is_saved_again_if_the_answer_links_to_its_expired_artifact(
     is_stored: bool,
 ) -> None:
     sandboxes, snapshots, artifact_store = (

@@ -63,7 +63,7 @@ def test_text_read_so_far_is_a_prefix_of_the_answer(seed: int) -> None:
 @pytest.mark.parametrize(
     "head", ['{"answer":"', '{ "answer" : "', ' \n{\n  "answer":\n "', '{"answer": "']
 )
-def test_blanks_around_the_names_do_not_matter(head: str) -> None:
+def test_blanks_around_argument_names_are_ignored(head: str) -> None:
     for seed in range(10):
         stream = TextArgument("answer")
         for piece in random_pieces(head + 'yes"}', seed, max_chars=4):
@@ -97,7 +97,7 @@ def test_arguments_without_a_text_answer_have_no_text(arguments: str) -> None:
         )
 
 
-def test_nothing_after_the_answer_is_read() -> None:
+def test_arguments_after_the_answer_are_not_read() -> None:
     stream = TextArgument("answer")
     assert stream.feed('{"answer": "a"') == "a"
     assert stream.feed(', "answer": "b"}') == ""

@@ -14,7 +14,7 @@ def emitted_lines(throttle: Throttle, now: float, count: int) -> list[object]:
     return lines
 
 
-def test_throttle_allows_a_few_in_a_period_and_counts_the_others() -> None:
+def test_throttle_allows_a_few_events_in_each_period_and_counts_the_others() -> None:
     throttle = Throttle(2, 10.0)
     assert emitted_lines(throttle, 0, 5) == [0, 0]
     assert emitted_lines(throttle, 9.9, 1) == []
@@ -25,7 +25,7 @@ def test_throttle_allows_a_few_in_a_period_and_counts_the_others() -> None:
     assert throttle.take_suppressed() == 2
 
 
-def test_rare_lines_are_all_allowed() -> None:
+def test_throttle_allows_all_events_that_are_a_period_apart() -> None:
     throttle = Throttle(1, 10.0)
     assert [emitted_lines(throttle, now, 1) for now in (0, 10, 100)] == [[0], [10], [100]]
     assert throttle.take_suppressed() == 0

@@ -26,7 +26,7 @@ def message(*entries: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": list(entries)}
 
 
-def test_well_formed_message_is_returned_as_the_same_object() -> None:
+def test_well_formed_message_is_not_copied() -> None:
     sent = message(entry('{"command" : "ls"}', index=0, extra={"x": 1}))
     turn = parse(sent)
     assert turn.message is sent
@@ -42,7 +42,7 @@ def test_message_without_tool_calls_is_parsed_as_a_turn_without_calls(calls: obj
     assert parse(sent) == Turn(sent, (), calls_are_text=False)
 
 
-def test_repair_copies_the_message_and_keeps_all_other_fields() -> None:
+def test_repair_of_tool_calls_does_not_modify_the_message_and_keeps_its_other_fields() -> None:
     sent = {**message(entry("{broken", extra={"x": 1}), entry("{}", id="c2")), "reasoning": "Hm."}
     before = json.dumps(sent)
     turn = parse(sent)
@@ -56,18 +56,18 @@ def test_repair_copies_the_message_and_keeps_all_other_fields() -> None:
     }
 
 
-def test_call_keeps_the_arguments_that_the_model_wrote() -> None:
+def test_parsed_call_keeps_the_arguments_as_the_model_wrote_them() -> None:
     [call] = parse(message(entry("{broken"))).calls
     assert (call.raw, call.invalid_arguments) == (entry("{broken"), "{broken")
 
 
-def test_missing_and_repeated_ids_are_replaced_by_new_ones() -> None:
+def test_missing_and_repeated_call_ids_are_replaced_by_new_ids() -> None:
     turn = parse(message(entry(), entry(), entry(id=""), entry(id=None), entry(id="c2")))
     assert [call.id for call in turn.calls] == ["c1", "call_1", "call_2", "call_3", "c2"]
     assert [call["id"] for call in turn.message["tool_calls"]] == [c.id for c in turn.calls]
 
 
-def test_missing_type_is_added() -> None:
+def test_missing_type_of_a_tool_call_is_added() -> None:
     bare = {"id": "c1", "function": {"name": "execute_bash", "arguments": "{}"}}
     assert parse(message(bare)).message["tool_calls"] == [entry()]
 
@@ -100,7 +100,7 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_tool_calls_can_be_parsed_and_sent_back(seed: int) -> None:
+def test_random_tool_calls_are_parsed_and_can_be_sent_back(seed: int) -> None:
     rng = random.Random(seed)
 
     def random_value() -> Any:
@@ -179,7 +179,7 @@ def test_parameter_named_command_of_a_call_in_text_is_kept() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_prose_can_be_parsed(seed: int) -> None:
+def test_random_prose_is_parsed_without_an_error(seed: int) -> None:
     rng = random.Random(seed)
     parts = [
         "<tool_call>",
@@ -229,7 +229,7 @@ def test_repetitive_calls_in_a_text_are_bounded_in_number_and_length(piece: str)
         ('<create_user>{"name": "Bob", "arguments": {}}', None),
     ],
 )
-def test_name_field_in_a_tools_tag_is_an_argument_if_no_arguments_follow(
+def test_key_called_name_in_the_tag_of_a_tool_is_an_argument_if_no_arguments_follow(
     text: str, arguments: dict[str, Any] | None
 ) -> None:
     turn = parse_turn({"role": "assistant", "content": text}, ["create_user"], iter(["c1"]))

@@ -24,7 +24,9 @@ async def log_run(logs: AuditLogs, task: AgentTask) -> None:
 
 
 @pytest.mark.parametrize("keep_days", [1_000_000, math.inf])
-async def test_logs_can_be_kept_forever(keep_days: float, tmp_path: Path) -> None:
+async def test_logs_are_not_removed_if_the_retention_time_is_endless(
+    keep_days: float, tmp_path: Path
+) -> None:
     write(tmp_path, "first", now=0.0)
     audit_logs = AuditLogs(tmp_path, keep_days=keep_days, now=lambda: NOW)
     task = make_task("last", MemoryArtifactStore(), "m", [USER])
@@ -32,7 +34,7 @@ async def test_logs_can_be_kept_forever(keep_days: float, tmp_path: Path) -> Non
     assert [each.state for each in found(tmp_path, keep_days=keep_days)] == ["ok"] * 4
 
 
-async def test_expired_days_are_removed_when_a_new_day_begins(tmp_path: Path) -> None:
+async def test_expired_logs_are_removed_when_a_new_day_begins(tmp_path: Path) -> None:
     for ago in (3, 2, 1):
         write(tmp_path, f"r{ago}", now=NOW - ago * A_DAY_S)
     audit_logs = AuditLogs(tmp_path, keep_days=1, now=lambda: NOW)

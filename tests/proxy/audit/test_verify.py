@@ -20,7 +20,7 @@ def index_of(root: Path, day: str = DAY) -> Path:
     return log_path(root / day, "index")
 
 
-def test_untouched_logs_verify(tmp_path: Path) -> None:
+def test_untouched_logs_are_verified_as_ok(tmp_path: Path) -> None:
     write(tmp_path, "a", "b")
     assert [str(each) for each in found(tmp_path)][1:] == [
         f"ok          {DAY}/a  3 lines, failed: none",
@@ -72,7 +72,7 @@ def test_flipped_last_byte_is_found_while_another_run_continues(
 
 
 @pytest.mark.parametrize("damage", [b"\n", b"\r", b" ", b"}", b"\x8a", b"\xff", b"{"])
-def test_damaged_index_is_not_continued(tmp_path: Path, damage: bytes) -> None:
+def test_damaged_index_is_not_continued_by_a_new_log(tmp_path: Path, damage: bytes) -> None:
     write(tmp_path, "a")
     index = index_of(tmp_path)
     written = index.read_bytes()
@@ -102,7 +102,7 @@ def lines_of(log: Path) -> list[bytes]:
         ([], "it is not as it was when it ended, with 4 lines"),
     ],
 )
-def test_lines_that_are_missing_moved_or_added_are_found(
+def test_missing_moved_or_added_lines_of_a_log_are_found(
     tmp_path: Path, order: list[int], message: str
 ) -> None:
     (log,) = write(tmp_path, "a", lines=4)
@@ -155,7 +155,7 @@ def test_removed_index_or_day_is_found(tmp_path: Path) -> None:
     assert errors(tmp_path)[0] == f"{first.name}/index: it is missing, or empty"
 
 
-def test_log_of_a_day_may_end_on_the_next_day(tmp_path: Path) -> None:
+def test_log_that_ends_on_the_next_day_is_verified_as_ok(tmp_path: Path) -> None:
     late = AuditLogWriter(tmp_path / DAY, "late", None, lambda: NOW)
     late.begin()
     write(tmp_path, "next", now=NOW + A_DAY_S)
@@ -165,7 +165,7 @@ def test_log_of_a_day_may_end_on_the_next_day(tmp_path: Path) -> None:
     assert states(tmp_path) == ["ok"] * 4
 
 
-def test_rewrite_without_the_key_is_found(tmp_path: Path) -> None:
+def test_log_that_is_rewritten_without_the_key_is_found(tmp_path: Path) -> None:
     key = b"known to few"
     write(tmp_path, "a", key=key)
     assert states(tmp_path, key=key) == ["ok", "ok"]
@@ -177,7 +177,7 @@ def test_rewrite_without_the_key_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 1, 30, None])
-def test_interrupted_log_is_unfinished_and_not_wrong(
+def test_interrupted_log_is_reported_as_unfinished_and_not_as_wrong(
     tmp_path: Path, kept_bytes: int | None
 ) -> None:
     writer = AuditLogWriter(tmp_path / DAY, "a", None, lambda: NOW)

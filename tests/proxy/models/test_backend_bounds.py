@@ -94,13 +94,13 @@ async def test_event_with_too_many_values_is_rejected() -> None:
     assert "200,000 values" in await rejection(Frames([event]))
 
 
-async def test_tool_call_arguments_are_limited() -> None:
+async def test_size_of_tool_call_arguments_is_limited() -> None:
     piece = frames(chunk({"tool_calls": [called(0, "x" * MIB)]}))[0]
     endless = Endless(b"", piece, 1 << 10)
     assert str(MAX_ARGUMENTS_CHARS) in await rejection(Frames(endless))
 
 
-def test_unknown_field_is_limited() -> None:
+def test_total_size_of_an_unknown_field_is_limited() -> None:
     builder = CompletionBuilder()
     builder.add(chunk({}, unknown="x" * MAX_FIELD_CHARS))
     with pytest.raises(BackendError):
@@ -114,7 +114,7 @@ def test_builder_stores_at_most_one_call_beyond_the_limit() -> None:
     assert len(builder.build().message["tool_calls"]) == MAX_CALLS + 1
 
 
-def test_event_of_many_lines_is_limited() -> None:
+def test_total_size_of_an_event_of_many_lines_is_limited() -> None:
     decoder, line = SSEDecoder(), b"data: " + b"x" * MIB + b"\n"
     for _ in range(MAX_EVENT_BYTES // MIB - 1):
         decoder.feed(line)
@@ -147,7 +147,7 @@ LONG = "x" * MIB
         {"thinking_blocks": [{"type": "redacted_thinking"}] * 1000},
     ],
 )
-def test_each_part_of_a_completion_is_limited(delta: dict[str, Any]) -> None:
+def test_size_of_each_part_of_a_completion_is_limited(delta: dict[str, Any]) -> None:
     builder = CompletionBuilder()
     with pytest.raises(BackendError):
         deque((builder.add(chunk(delta)) for _ in range(100)), maxlen=0)

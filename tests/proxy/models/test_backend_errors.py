@@ -106,7 +106,7 @@ def test_overflow_is_recognized_by_its_message(message: str) -> None:
         (400, "max_tokens: 99999 > 8192, the maximum allowed number of output tokens"),
     ],
 )
-def test_other_refusals_are_not_overflows(status: int, message: str) -> None:
+def test_other_refusals_are_not_taken_for_context_overflows(status: int, message: str) -> None:
     error = backend_error({"error": {"message": message}}, status=status)
     assert not isinstance(error, ContextOverflowError)
 
@@ -168,11 +168,11 @@ def test_overflow_is_recognized_by_its_code() -> None:
 
 
 @pytest.mark.parametrize(("code", "status"), [(503, 503), ("429", 429), ("c", 502), (None, 502)])
-def test_code_of_an_error_in_a_stream_becomes_its_status(code: Any, status: int) -> None:
+def test_numeric_code_of_an_error_in_a_stream_becomes_its_status(code: Any, status: int) -> None:
     assert backend_error({"error": {"message": "no", "code": code}}, status=None).status == status
 
 
-def test_secret_is_removed_from_the_message() -> None:
+def test_secret_is_removed_from_the_message_of_an_error() -> None:
     payload = {"error": {"message": "wrong key sk-12345678."}}
     error = backend_error(payload, status=401, secret="sk-12345678")
     assert error.message == "wrong key [key]."
@@ -336,7 +336,7 @@ LLAMA_CPP_ERROR = {
         ("Maximum context length is 131,072 tokens; input (140,000 tokens)", 131072, 140000, None),
     ],
 )
-def test_sizes_are_parsed_from_the_message(
+def test_context_sizes_are_parsed_from_the_message_of_an_overflow(
     message: str, window: int, prompt: int | None, answer: int | None
 ) -> None:
     error = backend_error({"error": {"message": message, "code": 400}}, status=400)
@@ -358,21 +358,21 @@ def test_sizes_are_parsed_from_the_message(
     ],
     ids=["none", "none either", "a word", "too small", "too large", "prompt fits", "other digits"],
 )
-def test_message_without_plausible_sizes_yields_none(message: str) -> None:
+def test_overflow_message_without_plausible_sizes_yields_no_sizes(message: str) -> None:
     error = backend_error({"error": {"message": message}}, status=400)
     assert isinstance(error, ContextOverflowError)
     assert error.sizes == ContextSizes()
 
 
 @pytest.mark.parametrize("payload", [{"error": LLAMA_CPP_ERROR}, LLAMA_CPP_ERROR])
-def test_sizes_are_parsed_from_the_fields_of_llama_cpp(payload: Any) -> None:
+def test_context_sizes_are_parsed_from_the_error_fields_of_llama_cpp(payload: Any) -> None:
     error = backend_error(payload, status=500)
     assert isinstance(error, ContextOverflowError)
     assert error.sizes == ContextSizes(256, 1407)
 
 
 @pytest.mark.parametrize("value", [True, -1, "4096", None, 1.5, []])
-def test_size_fields_of_another_type_are_ignored(value: object) -> None:
+def test_context_size_fields_of_a_wrong_type_are_ignored(value: object) -> None:
     assert (
         parse_context_sizes("too long", {"n_ctx": value, "n_prompt_tokens": value})
         == ContextSizes()

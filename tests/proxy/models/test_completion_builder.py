@@ -81,7 +81,7 @@ def test_complete_calls_without_index_and_id_are_separated_by_name() -> None:
     assert calls_in([first, second]) == [(None, "f", "0"), (None, "f", "1")]
 
 
-def test_parallel_calls_with_index_0_are_separated() -> None:
+def test_parallel_calls_that_all_have_index_0_are_separated_by_id() -> None:
     first = piece(index=0, id="a", name="f", arguments="0")
     second = piece(index=0, id="b", name="f", arguments="1")
     assert calls_in([first], [second]) == [("a", "f", "0"), ("b", "f", "1")]
@@ -94,7 +94,7 @@ def test_repeated_name_is_ignored_and_split_name_is_joined() -> None:
     assert calls_in(*([part] for part in pieces)) == [("a", "bash", "{}")]
 
 
-def test_new_id_in_every_piece_is_ignored() -> None:
+def test_new_id_in_every_piece_of_a_call_is_ignored() -> None:
     opened = piece(index=0, id="a", name="f", arguments="0")
     assert calls_in([opened], [piece(index=0, id="b", arguments="1")]) == [("a", "f", "01")]
 
@@ -140,7 +140,7 @@ def test_thinking_parts_of_the_content_yield_reasoning_deltas() -> None:
     assert completion.message["content"] == [thought("Six "), thought("sevens."), *parts]
 
 
-def test_unknown_fields_are_merged_by_type() -> None:
+def test_unknown_message_fields_are_merged_by_type() -> None:
     _, completion = assembled(
         {"refusal": "I ", "annotations": [1], "audio": {"id": "a", "data": "AA"}, "score": 1},
         {"refusal": "won't", "annotations": [2], "audio": {"id": "a", "data": "BB"}, "score": 2},
@@ -191,7 +191,7 @@ def test_later_chunk_does_not_modify_earlier_delta() -> None:
     assert builder.build().choice == {"logprobs": {"content": [1, 2]}}
 
 
-def test_last_usage_and_response_fields_are_used() -> None:
+def test_usage_and_response_fields_come_from_the_last_chunk_that_has_them() -> None:
     builder = CompletionBuilder()
     builder.add({"id": "x", "object": "chat.completion.chunk", "choices": [], "usage": None})
     builder.add({"id": "x", "choices": [], "usage": {"total_tokens": 1}})
@@ -201,7 +201,7 @@ def test_last_usage_and_response_fields_are_used() -> None:
     assert completion.response == {"id": "x", "object": "chat.completion", "model": "m"}
 
 
-def test_other_choices_are_ignored() -> None:
+def test_choices_other_than_the_first_are_ignored() -> None:
     builder = CompletionBuilder()
     first = {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}
     other = {"index": 1, "delta": {"content": "b"}, "finish_reason": "length"}

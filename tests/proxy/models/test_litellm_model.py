@@ -69,7 +69,7 @@ async def fails_with(item: Item, deltas: DeltaRecorder | None = None) -> Backend
 
 
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
-async def test_tools_work_without_mcp(provider: str) -> None:
+async def test_tools_are_sent_if_the_package_mcp_is_not_installed(provider: str) -> None:
     """For a call with tools, litellm 1.106 imports `mcp`, which is not a dependency."""
     assert importlib.util.find_spec("mcp") is None, "this test needs an environment without mcp"
     name, reply = f"{provider}/fake-model", tool_reply(call("bash", command="ls"))
@@ -192,7 +192,7 @@ async def test_api_key_is_removed_from_errors() -> None:
     assert raised.message == "Incorrect API key provided: [key]."
 
 
-async def test_stopped_backend_is_unreachable() -> None:
+async def test_stopped_backend_is_reported_as_unreachable() -> None:
     async with scripted_backend([]) as backend:
         pass
     model = LiteLLMModel([NAME], api_key=KEY, api_base=backend.base_url, timeout_s=5)
@@ -209,7 +209,7 @@ async def test_stopped_backend_is_unreachable() -> None:
                 assert (raised.value.status, raised.value.code) == (502, "backend_unreachable")
 
 
-async def test_silent_backend_is_a_timeout() -> None:
+async def test_call_to_a_silent_backend_times_out() -> None:
     held = Held(text_reply("too late"), until=asyncio.Event())
     async with opened([held], timeout_s=0.05) as (_, model):
         with pytest.raises(BackendError) as raised:
@@ -264,7 +264,7 @@ async def test_closed_relayed_body_ends_the_backends_work() -> None:
         await backend.requests[0].gone.wait()
 
 
-async def test_model_can_be_used_after_another_was_closed() -> None:
+async def test_model_can_be_used_after_another_model_was_closed() -> None:
     async with scripted_backend([text_reply("1"), text_reply("2")]) as backend:
         for expected in ("1", "2"):
             model = LiteLLMModel([NAME], api_key=KEY, api_base=backend.base_url, timeout_s=5)

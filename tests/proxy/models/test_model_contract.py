@@ -229,7 +229,9 @@ async def test_all_fields_of_the_request_reach_the_model(open_model: OpenModel) 
     assert body == before
 
 
-async def test_received_message_can_be_sent_back(open_model: OpenModel) -> None:
+async def test_message_of_the_model_can_be_sent_back_in_the_next_request(
+    open_model: OpenModel,
+) -> None:
     async with open_model([TWO_CALLS, text_reply("It is 42.")]) as opened:
         body: dict[str, Any] = {"model": opened.name, "messages": MESSAGES, "tools": TOOLS}
         first = await opened.model.complete(body, DeltaRecorder())

@@ -52,7 +52,7 @@ async def opened(
 # Requests
 
 
-async def test_request_without_listener_has_no_stream_field() -> None:
+async def test_unstreamed_request_has_no_stream_field() -> None:
     async with opened([text_reply("42")]) as (backend, model):
         await model.complete(BODY, None)
     assert backend.requests[0].body == BODY
@@ -129,7 +129,7 @@ async def test_cookies_of_the_backend_are_ignored() -> None:
 # Responses
 
 
-async def test_message_is_returned_unchanged() -> None:
+async def test_message_of_the_backend_is_returned_unchanged() -> None:
     message = {
         "role": "assistant",
         "content": None,
@@ -338,12 +338,12 @@ async def test_error_with_status_200_is_an_error() -> None:
     assert (raised.status, raised.message) == (502, "upstream is down")
 
 
-async def test_redirect_is_not_followed() -> None:
+async def test_redirect_of_the_backend_is_not_followed() -> None:
     raised = await fails_with(Raw(307, b"", {"Location": "http://127.0.0.1:1/elsewhere"}))
     assert raised.status == 502
 
 
-async def test_silent_backend_is_a_timeout() -> None:
+async def test_call_to_a_silent_backend_times_out() -> None:
     held = Held(text_reply("too late"), until=asyncio.Event())
     async with opened([held], timeout_s=0.05) as (_, model):
         with pytest.raises(BackendError) as raised:
@@ -362,7 +362,7 @@ async def test_model_copy_with_a_timeout_shares_the_connections() -> None:
     assert first == second
 
 
-async def test_stopped_backend_is_unreachable() -> None:
+async def test_stopped_backend_is_reported_as_unreachable() -> None:
     async with scripted_backend([]) as backend:
         pass
     model = OpenAIHTTPModel(backend.base_url, api_key=KEY, timeout_s=5)

@@ -55,7 +55,7 @@ VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
         ("socks5://backend.example/v1", {**BOTH, "no": "*"}, None),
     ],
 )
-def test_proxy_is_chosen_by_scheme_and_exceptions(
+def test_forward_proxy_is_chosen_by_scheme_and_exceptions(
     url: str, proxies: dict[str, str], expected: str | None
 ) -> None:
     assert proxy_for(url, proxies) == expected
@@ -82,7 +82,7 @@ def test_backend_on_loopback_or_in_a_private_network_is_exempt(host: str) -> Non
         ("http://p.example:port", "has no host and port"),
     ],
 )
-def test_invalid_proxy_is_a_configuration_error(
+def test_invalid_forward_proxy_is_a_configuration_error(
     proxy: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("https_proxy", proxy)
@@ -91,7 +91,9 @@ def test_invalid_proxy_is_a_configuration_error(
         build_model(config)
 
 
-def test_upstream_must_have_the_proxy_of_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upstream_with_another_forward_proxy_than_the_backend_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("https_proxy", "http://p.example:3128")
     monkeypatch.setenv("no_proxy", "backend.example")
     tree = {"base_url": "https://backend.example/v1"}
@@ -133,7 +135,9 @@ async def complete(base_url: str) -> str:
             return str((await model.complete(BODY, None)).message["content"])
 
 
-async def test_backend_is_reached_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_backend_is_reached_through_the_forward_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with behind_proxy(monkeypatch, user="me:secret@") as (backend, proxy):
         assert await complete("http://backend.example/v1") == "42"
     assert proxy.asked == ["POST http://backend.example/v1/chat/completions"]
@@ -141,7 +145,9 @@ async def test_backend_is_reached_through_the_proxy(monkeypatch: pytest.MonkeyPa
     assert backend.requests[0].headers["host"] == "backend.example"
 
 
-async def test_exempt_backend_is_reached_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_backend_that_is_exempt_from_the_forward_proxy_is_reached_directly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with behind_proxy(monkeypatch) as (backend, proxy):
         assert await complete(backend.base_url) == "42"
     assert proxy.asked == []
@@ -158,7 +164,7 @@ async def test_no_credentials_come_from_a_netrc_file(
     assert proxy.authorizations == []
 
 
-async def test_refusal_of_the_proxy_is_reported_without_its_password(
+async def test_refusal_by_the_forward_proxy_is_reported_without_its_password(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     refusal = b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n"
@@ -170,7 +176,7 @@ async def test_refusal_of_the_proxy_is_reported_without_its_password(
     assert "secret" not in str(raised.value)
 
 
-async def test_server_tunnels_tls_to_its_backend(tmp_path: Path) -> None:
+async def test_server_tunnels_tls_through_the_forward_proxy_to_its_backend(tmp_path: Path) -> None:
     """The server is a separate process, because Python reads SSL_CERT_FILE once."""
     completion = (
         b'{"choices": [{"message": {"role": "assistant", "content": "42"}, '
@@ -230,7 +236,7 @@ async def test_litellm_uses_the_proxy_except_for_exempt_backends_and_no_netrc(
 # Connections without a proxy
 
 
-async def test_fetcher_and_egress_use_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fetcher_and_egress_use_no_forward_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     internet, origin = Internet(), Origin()
     async with behind_proxy(monkeypatch) as (_, proxy), internet.server(origin):
         with anyio.fail_after(10):
@@ -245,7 +251,7 @@ async def test_fetcher_and_egress_use_no_proxy(monkeypatch: pytest.MonkeyPatch) 
     assert proxy.asked == []
 
 
-def test_sandboxes_cannot_reach_the_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandboxes_cannot_reach_the_forward_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)

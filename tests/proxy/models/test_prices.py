@@ -23,14 +23,14 @@ def litellm() -> Any:
     return load_litellm()
 
 
-async def test_configured_prices_precede_the_table() -> None:
+async def test_configured_prices_take_precedence_over_the_price_table() -> None:
     prices = Prices({"gpt-4o": OWN})
     assert prices.configured_tariff("gpt-4o") == await prices.find("gpt-4o") == ((0, OWN),)
     assert prices.configured_tariff("gpt-4o-mini") is None
     assert await prices.find("gpt-4o-mini") is not None
 
 
-async def test_model_is_found_with_and_without_its_provider() -> None:
+async def test_price_of_a_model_is_found_with_and_without_its_provider() -> None:
     prices = Prices()
     assert await prices.find("openai/gpt-4o") == await prices.find("gpt-4o") is not None
     assert await prices.find("anthropic/gpt-4o") is None
@@ -38,7 +38,7 @@ async def test_model_is_found_with_and_without_its_provider() -> None:
     assert await prices.find("my-own-model") is None
 
 
-def test_table_is_read_without_importing_litellm() -> None:
+def test_price_table_is_read_without_importing_litellm() -> None:
     program = (
         "import sys; from proxy.models.prices import read_tariffs;"
         "assert len(read_tariffs()) > 1000; assert 'litellm' not in sys.modules"

@@ -84,14 +84,14 @@ async def test_last_error_is_raised_after_the_last_attempt() -> None:
     assert (len(model.requests), len(delays)) == (3, 2)
 
 
-async def test_delay_is_at_least_retry_after() -> None:
+async def test_delay_before_a_retry_is_at_least_retry_after() -> None:
     error = {"status": 429, "message": "slow down", "retry_after_s": 20}
     model, delays = failing_model(error), Delays()
     await RetryingModel(model, base_delay_s=0.5, max_delay_s=30, sleep=delays).complete(BODY, None)
     assert delays == [20]
 
 
-async def test_retry_after_beyond_the_maximum_is_not_retried() -> None:
+async def test_failure_with_a_retry_after_beyond_the_maximum_is_not_retried() -> None:
     error = {"status": 429, "message": "come back tomorrow", "retry_after_s": 86400}
     model, delays = failing_model(error), Delays()
     with pytest.raises(BackendError, match="come back tomorrow") as raised:
@@ -125,7 +125,7 @@ async def test_truncated_completion_is_retried() -> None:
     assert (len(model.requests), len(delays)) == (5, 4)
 
 
-async def test_failure_without_listener_is_retried() -> None:
+async def test_failure_of_an_unstreamed_call_is_retried() -> None:
     model, delays = TruncatedModel([text_reply("42")]), Delays()
     with pytest.raises(BackendError, match="lost"):
         await RetryingModel(model, attempts=3, sleep=delays).complete(BODY, None)
@@ -175,12 +175,12 @@ async def test_error_after_several_attempts_tells_clients_not_to_retry() -> None
     assert raised.value.headers == {"x-should-retry": "false"}
 
 
-async def test_relayed_failure_is_not_retried() -> None:
+async def test_failure_of_a_relayed_request_is_not_retried() -> None:
     model, delays = failing_model({"status": 503, "message": "busy"}), Delays()
     relayed: UpstreamResponse = await RetryingModel(model, sleep=delays).relay(BODY, {})
     assert (relayed.status, len(model.requests), delays) == (503, 1, [])
 
 
-async def test_models_are_those_of_the_wrapped_model() -> None:
+async def test_retrying_model_lists_the_models_of_the_wrapped_model() -> None:
     model = failing_model()
     assert await RetryingModel(model).models() == await model.models()

@@ -23,7 +23,7 @@ async def content(model: ScriptedModel, body: dict[str, Any]) -> Any:
     return (await model.complete(body, None)).message["content"]
 
 
-async def test_history_determines_the_next_reply() -> None:
+async def test_scripted_reply_depends_on_the_history_of_the_request() -> None:
     model = ScriptedModel([text_reply("one"), text_reply("two")])
     assert await content(model, after("one")) == "two"
     assert await content(model, after()) == "one"
@@ -57,7 +57,7 @@ async def test_cycling_script_without_replies_is_an_error() -> None:
         await content(ScriptedModel([], cycle=True), after())
 
 
-async def test_scripted_error_is_raised_once() -> None:
+async def test_scripted_error_is_raised_only_once() -> None:
     error = {"error": {"status": 429, "message": "slow down", "retry_after_s": 2}}
     model = ScriptedModel([text_reply("one"), error, text_reply("two")])
     assert await content(model, after()) == "one"
@@ -67,13 +67,13 @@ async def test_scripted_error_is_raised_once() -> None:
     assert await content(model, after("one")) == "two"
 
 
-async def test_overflow_can_be_scripted() -> None:
+async def test_scripted_overflow_is_raised_as_a_context_overflow() -> None:
     error = {"status": 400, "message": "too long", "code": "context_length_exceeded"}
     with pytest.raises(ContextOverflowError):
         await content(ScriptedModel([{"error": error}]), after())
 
 
-async def test_streamed_pieces_are_small() -> None:
+async def test_scripted_tool_arguments_are_streamed_in_small_pieces() -> None:
     deltas = DeltaRecorder()
     reply = {
         **tool_reply(call("bash", command="ls -l"), content="Looking."),
@@ -90,7 +90,7 @@ async def test_streamed_pieces_are_small() -> None:
     ]
 
 
-async def test_requests_are_copied() -> None:
+async def test_recorded_requests_are_copies() -> None:
     model, body = ScriptedModel([text_reply("one")]), after()
     await model.complete(body, None)
     body["messages"].append({"role": "user", "content": "changed later"})
@@ -102,7 +102,7 @@ async def test_listed_model_is_owned_by_script() -> None:
     assert models == [{"id": "demo", "object": "model", "created": 0, "owned_by": "script"}]
 
 
-async def test_raw_arguments_and_messages_are_unchanged() -> None:
+async def test_raw_arguments_and_messages_of_a_script_are_unchanged() -> None:
     raw_call = {"name": "bash", "arguments": '{"broken', "id": "mine"}
     message = {"role": "assistant", "content": None, "odd": [1]}
     model = ScriptedModel([tool_reply(raw_call), {"message": message, "finish_reason": "length"}])
@@ -139,7 +139,7 @@ replies:
     assert (await model.models())[0]["id"] == "demo"
 
 
-async def test_file_with_several_scripts_plays_the_one_of_the_requested_model(
+async def test_file_with_several_scripts_plays_the_script_of_the_requested_model(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "script.yaml"

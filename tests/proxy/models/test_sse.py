@@ -38,11 +38,11 @@ def test_stream_can_be_split_at_any_byte(place: int) -> None:
     assert decoded(STREAM[:place], STREAM[place:]) == EVENTS
 
 
-def test_single_bytes_are_decoded() -> None:
+def test_stream_that_arrives_byte_by_byte_is_decoded() -> None:
     assert decoded(*(bytes([byte]) for byte in STREAM)) == EVENTS
 
 
-def test_last_event_needs_no_empty_line() -> None:
+def test_last_event_of_a_stream_needs_no_empty_line() -> None:
     assert decoded(b"data: one\n\ndata: [DONE]\n") == [b"one", b"[DONE]"]
 
 
@@ -79,7 +79,7 @@ def test_split_stream_has_the_events_of_the_unsplit_stream(
     assert decoded(*pieces) == decode_by_lines(stream)
 
 
-def test_events_are_limited_but_streams_are_not() -> None:
+def test_size_of_an_event_is_limited_and_size_of_a_stream_is_not() -> None:
     """Each piece ends an event and contains the next event except its end."""
     decoder = SSEDecoder()
     value = b"x" * (MAX_EVENT_BYTES // 8)

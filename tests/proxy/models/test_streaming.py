@@ -48,7 +48,7 @@ async def test_refusal_of_a_parameter_combination_is_not_remembered() -> None:
     assert ["stream" in seen.body for seen in backend.requests] == [True, False, True]
 
 
-def test_refusal_to_stream_holds_for_ten_minutes() -> None:
+def test_refusal_to_stream_is_remembered_for_ten_minutes() -> None:
     now = 0.0
     streaming = StreamSupport(lambda: now)
     streaming.note_refusal("m", BackendError("cannot stream", status=400))
@@ -96,7 +96,7 @@ TIMINGS = {"prompt_n": 5, "cache_n": 2, "predicted_n": 21}
 
 
 @pytest.mark.parametrize("counted", [{"usage": USAGE}, {"timings": TIMINGS}])
-def test_running_count_is_emitted_every_few_chunks(counted: dict[str, object]) -> None:
+def test_running_token_count_is_emitted_every_few_chunks(counted: dict[str, object]) -> None:
     builder = CompletionBuilder()
     deltas: list[ModelDelta] = []
     for _ in range(COUNT_EVERY * 2):

@@ -32,7 +32,7 @@ def call_finished(observation: str) -> ToolCallFinished:
     return ToolCallFinished(1, "c1", "execute_bash", observation, 0, 1, 0.1)
 
 
-def test_pieces_of_one_text_are_joined() -> None:
+def test_event_log_joins_the_pieces_of_one_text() -> None:
     pieces = [ReasoningDelta("a"), ReasoningDelta("b"), AnswerDelta("c"), AnswerDelta("d")]
     end = RunFinished(StopReason.ANSWERED)
     assert replayed(*pieces, end) == [ReasoningDelta("ab"), AnswerDelta("cd"), end]
@@ -77,7 +77,7 @@ def test_output_is_not_joined_across_streams_and_commands() -> None:
     assert replayed(*events) == events
 
 
-def test_oldest_turns_are_dropped_and_the_answer_is_kept() -> None:
+def test_event_log_drops_the_oldest_turns_and_keeps_the_answer() -> None:
     events: list[Event] = [RunStarted("r1"), AnswerDelta("First words.")]
     for turn in range(1, 101):
         events += [TurnStarted(turn), call_finished("x" * 1000)]
@@ -103,12 +103,12 @@ def test_narration_of_dropped_turns_is_kept_separate_from_the_answer() -> None:
     assert replayed_events[-1] == AnswerDelta("42")
 
 
-def test_single_turn_beyond_the_limit_of_the_log_is_kept() -> None:
+def test_event_log_keeps_a_single_turn_beyond_its_limit() -> None:
     events = [TurnStarted(1), *(call_finished("x" * 1000) for _ in range(50))]
     assert replayed(*events, max_chars=10_000) == events
 
 
-def test_events_of_further_choices_are_kept_like_those_of_the_first() -> None:
+def test_event_log_joins_and_truncates_events_of_further_choices_too() -> None:
     pieces = [ChoiceEvent(1, ToolOutput(1, "stdout", "x" * 1000)) for _ in range(300)]
     event_log = EventLog()
     for event in (AnswerDelta("a"), *pieces, ChoiceEvent(1, AnswerDelta("b"))):
@@ -120,7 +120,7 @@ def test_events_of_further_choices_are_kept_like_those_of_the_first() -> None:
     ]
 
 
-def test_number_of_dropped_steps_is_reported() -> None:
+def test_event_log_reports_the_number_of_dropped_steps() -> None:
     events: list[Event] = [AnswerDelta("First words.")]
     for step in range(1, 101):
         started = ToolCallStarted(step, f"c{step}", "execute_bash", {"command": "ls"})

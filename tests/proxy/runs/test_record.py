@@ -82,7 +82,7 @@ def round_trip(record: Record) -> Record:
     return Record.from_json(record.status, record.to_json())
 
 
-def test_results_and_events_survive_serialization() -> None:
+def test_results_and_events_are_equal_after_serialization() -> None:
     record = Record("completed", EVENTS, replace(RESULT, others=[RESULT]))
     assert round_trip(record) == record
     assert round_trip(record).outcome().stop_reason is StopReason.SUBMITTED
@@ -99,7 +99,7 @@ def test_events_that_the_last_release_stored_are_read() -> None:
     assert record.events == [rule, ChoiceEvent(1, rule)]
 
 
-def test_error_survives_serialization() -> None:
+def test_error_of_a_run_is_equal_after_serialization() -> None:
     error = BackendError("full", status=429, code="full", param="p", retry_after_s=2)
     with pytest.raises(ProxyError) as caught:
         round_trip(Record("failed", error=error)).outcome()
@@ -114,7 +114,7 @@ def test_error_survives_serialization() -> None:
 @pytest.mark.parametrize(
     ("status", "expected"), [("cancelled", RunCancelledError), ("lost", RunLostError)]
 )
-def test_record_of_a_failed_run_has_the_reason(
+def test_outcome_of_a_cancelled_or_lost_run_raises_the_matching_error(
     status: RunStatus, expected: type[ProxyError]
 ) -> None:
     with pytest.raises(expected):
@@ -123,7 +123,7 @@ def test_record_of_a_failed_run_has_the_reason(
         Record.from_json(status, "").outcome()
 
 
-def test_internal_error_is_recorded_as_internal() -> None:
+def test_outcome_of_a_failed_run_without_a_stored_error_is_an_internal_error() -> None:
     with pytest.raises(ProxyError) as caught:
         round_trip(Record("failed")).outcome()
     assert caught.value.code == "internal_error"

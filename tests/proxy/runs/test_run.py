@@ -42,7 +42,7 @@ async def read_all(subscriber: Subscriber) -> list[Event]:
     return events
 
 
-async def test_each_subscriber_gets_all_events() -> None:
+async def test_each_subscriber_gets_all_events_even_if_it_subscribes_late() -> None:
     run = started(CountingWork(3))
     with anyio.fail_after(5), run.subscribe() as first:
         await run.wait_until_ended()
@@ -73,7 +73,7 @@ async def test_run_waits_for_the_fastest_subscriber() -> None:
         assert len(await read_all(slow)) == 10 * MAX_BEHIND
 
 
-async def test_run_continues_when_the_awaited_subscriber_leaves() -> None:
+async def test_run_continues_when_the_subscriber_that_it_waits_for_leaves() -> None:
     work = CountingWork(10 * MAX_BEHIND)
     unsubscribed: list[Run] = []
     run = started(work, unsubscribed.append)

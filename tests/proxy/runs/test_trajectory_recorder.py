@@ -90,7 +90,7 @@ async def test_writes_of_concurrent_choices_follow_one_another() -> None:
     assert repository.most_at_once == 1
 
 
-async def test_run_is_written_once_if_it_ends_within_the_interval() -> None:
+async def test_trajectory_is_written_once_if_the_run_ends_within_the_interval() -> None:
     often, once = SlowRepository(), SlowRepository()
     await play_all(TrajectoryRecorder(often, "somebody", task(CHOICES), interval_s=0))
     await play_all(TrajectoryRecorder(once, "somebody", task(CHOICES), interval_s=60))

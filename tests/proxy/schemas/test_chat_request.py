@@ -86,7 +86,7 @@ def test_request_without_parameters_has_only_messages() -> None:
     assert parsed() == (ChatRequest(MESSAGES, client_tools=[]), Params())
 
 
-def test_each_parameter_is_sent_with_the_calls_of_its_scope() -> None:
+def test_each_parameter_is_assigned_to_the_model_calls_that_send_it() -> None:
     token_limits = {"max_tokens": 5, "max_completion_tokens": 6}
     tools = [tool("lookup")]
     request, params = parsed(
@@ -181,7 +181,7 @@ def test_answer_form_is_read_from_the_format_parameters(
     assert request_of(**fields).answer_form == form
 
 
-def test_functions_become_tools() -> None:
+def test_legacy_functions_become_tools() -> None:
     function = {"name": "lookup", "parameters": {"type": "object"}}
     request, params = parsed(functions=[function], function_call={"name": "lookup"})
     assert (request.client_tools, request.tool_choice, request.parallel_tool_calls) == (
@@ -192,7 +192,7 @@ def test_functions_become_tools() -> None:
     assert (request.legacy_state is None, params.base) == (False, {})
 
 
-def test_function_calls_and_results_become_tool_calls_and_results() -> None:
+def test_legacy_function_calls_and_results_become_tool_calls_and_results() -> None:
     call = {"name": "lookup", "arguments": '{"a": 1}'}
     unmatched = {"role": "function", "name": "other", "content": "?"}
     messages = [
@@ -284,7 +284,9 @@ def test_links_are_rewritten_only_in_answers_without_a_format(
         ({"model": "m", "messages": ["Hi"]}, "messages[0]", "invalid_type"),
     ],
 )
-def test_invalid_body_is_refused(body: object, param: str | None, code: str | None) -> None:
+def test_invalid_chat_request_body_is_refused(
+    body: object, param: str | None, code: str | None
+) -> None:
     with pytest.raises(BadRequestError) as raised:
         check_messages(request_body(body, model=text))
     error = raised.value
@@ -330,7 +332,7 @@ def test_invalid_body_is_refused(body: object, param: str | None, code: str | No
         ),
     ],
 )
-def test_invalid_value_is_refused_with_param_and_code(
+def test_invalid_chat_parameter_is_refused_with_param_and_code(
     fields: dict[str, Any], param: str, code: str | None
 ) -> None:
     with pytest.raises(BadRequestError) as raised:
@@ -338,7 +340,7 @@ def test_invalid_value_is_refused_with_param_and_code(
     assert (raised.value.status, raised.value.param, raised.value.code) == (400, param, code)
 
 
-def test_type_error_names_expected_and_actual_type() -> None:
+def test_error_for_a_wrong_type_names_the_expected_and_the_actual_type() -> None:
     with pytest.raises(BadRequestError) as raised:
         request_of(stream="yes")
     assert raised.value.body() == {
@@ -365,7 +367,7 @@ def test_include_usage_is_read_from_stream_options(options: dict[str, Any], want
     assert includes_usage(options) is wanted
 
 
-def test_required_tool_choice_means_a_client_tool() -> None:
+def test_tool_choice_required_demands_a_client_tool_if_the_client_has_tools() -> None:
     request = request_of(tools=[tool("a")], tool_choice="required")
     assert (request.must_call, request.tool_choice) == (True, None)
     request = request_of(tool_choice="required")

@@ -135,7 +135,7 @@ def completion_of(result: Result, reasoning: str = "") -> dict[str, Any]:
     return completion
 
 
-def test_completion_with_all_fields() -> None:
+def test_completion_of_a_full_result_has_all_fields() -> None:
     assert completion_of(RESULT, "$ ls\n") == {
         "id": "chatcmpl-r1",
         "object": "chat.completion",
@@ -210,7 +210,7 @@ def test_completion_has_logprobs() -> None:
         ("", ""),
     ],
 )
-def test_annotation_spans_the_link_text(answer: str, expected: str) -> None:
+def test_annotation_covers_the_text_of_a_link_in_the_answer(answer: str, expected: str) -> None:
     result = replace(NOTHING, answer=answer, artifacts=[PICTURE])
     [annotation] = completion_of(result)["choices"][0]["message"]["annotations"]
     at = annotation["url_citation"]
@@ -343,7 +343,7 @@ def test_stream_without_files_ends_with_one_empty_delta() -> None:
     assert last["choices"] == [{"index": 0, "delta": {}, "finish_reason": "stop"}]
 
 
-def test_client_calls_are_numbered_from_zero() -> None:
+def test_streamed_client_calls_are_numbered_from_zero() -> None:
     second = {**CALL, "id": "c2", "index": 5}
     result = replace(NOTHING, answer="", tool_calls=[CALL, second], finish_reason="tool_calls")
     calls, last = data(stream().finish(result))
@@ -363,7 +363,7 @@ def test_usage_chunk_has_no_choices() -> None:
     }
 
 
-def test_chunks_are_single_ascii_lines() -> None:
+def test_each_streamed_chunk_is_a_single_ascii_line() -> None:
     encoder = stream(include_usage=True)
     texts = [encoder.begin()]
     texts += [encoder.event(event) for event in (AnswerDelta("数\n\u2028"), STARTED, FINISHED)]

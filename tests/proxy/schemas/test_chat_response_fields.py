@@ -23,7 +23,7 @@ from tests.proxy.schemas.test_chat_response import (
 )
 
 
-def test_completion_keeps_the_backends_own_fields() -> None:
+def test_completion_keeps_fields_that_only_the_backend_defines() -> None:
     choice = {"index": 3, "logprobs": None, "stop_reason": 7, "token_ids": [1], "other": None}
     response = {"id": "x", "model": "y", "prompt_token_ids": [2], "kv_transfer_params": None}
     completion = completion_of(replace(NOTHING, choice=choice, response=response))
@@ -44,7 +44,7 @@ def test_completion_with_refusal_has_null_content() -> None:
     assert (message["content"], message["refusal"]) == (None, "No.")
 
 
-def test_function_call_is_returned_as_function_call() -> None:
+def test_legacy_function_call_is_returned_in_the_field_function_call() -> None:
     result = replace(NOTHING, answer="", tool_calls=[CALL], finish_reason="function_call")
     choice = completion_of(result)["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "function_call")
@@ -73,14 +73,14 @@ def test_usage_is_summed_over_choices() -> None:
     assert (stats["llm_calls"], stats["wall_ms"], stats["context_tokens"]) == (4, 1200, 18)
 
 
-def test_function_call_is_streamed_as_function_call() -> None:
+def test_legacy_function_call_is_streamed_in_the_field_function_call() -> None:
     result = replace(NOTHING, answer="", tool_calls=[CALL], finish_reason="function_call")
     first, last = data(stream().finish(result))
     assert first == chunk({"function_call": {"name": "lookup", "arguments": "{}"}})
     assert last["choices"][0]["finish_reason"] == "function_call"
 
 
-def test_refusal_is_streamed_as_refusal() -> None:
+def test_refusal_is_streamed_in_the_field_refusal() -> None:
     assert frames(Refused("No.")) == [[chunk({"refusal": "No."})]]
 
 
@@ -112,7 +112,7 @@ def test_each_choice_has_its_own_reasoning() -> None:
 
 
 @pytest.mark.parametrize("steps", STEPS_MODES)
-def test_completion_has_the_reasoning_of_the_stream(steps: StepsMode) -> None:
+def test_completion_has_the_same_reasoning_as_the_stream(steps: StepsMode) -> None:
     output = ToolOutput(1, "stdout", "a\n")
     events = [ReasoningDelta("Hm."), STARTED, output, FINISHED, ReasoningDelta("So.")]
     builder = ChatCompletionBuilder(completion_head("r1", 7, "m"), "r1", steps)

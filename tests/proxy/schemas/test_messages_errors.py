@@ -73,7 +73,7 @@ def error_message(**body: Any) -> str:
         ),
     ],
 )
-def test_invalid_request_error_names_the_path(body: Any, beginning: str) -> None:
+def test_error_for_an_invalid_messages_request_names_the_path(body: Any, beginning: str) -> None:
     assert error_message(**body).startswith(beginning)
 
 

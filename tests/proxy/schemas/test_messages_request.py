@@ -41,7 +41,7 @@ def test_request_without_parameters_becomes_a_chat_completion() -> None:
     }
 
 
-def test_parameters_are_renamed_and_unknown_parameters_kept() -> None:
+def test_known_parameters_are_renamed_and_unknown_parameters_are_kept() -> None:
     schema = {"type": "object"}
     found = chat(
         stop_sequences=["Two"],
@@ -63,7 +63,7 @@ def test_parameters_are_renamed_and_unknown_parameters_kept() -> None:
     }
 
 
-def test_fields_for_anthropics_servers_are_dropped() -> None:
+def test_fields_that_only_anthropics_servers_use_are_dropped() -> None:
     found = chat(
         cache_control={"type": "ephemeral"},
         context_management={"edits": []},
@@ -130,7 +130,7 @@ def test_billing_header_of_claude_code_is_dropped() -> None:
         ),
     ],
 )
-def test_file_blocks_become_parts(block: Any, part: Any) -> None:
+def test_file_blocks_become_content_parts_of_a_chat_message(block: Any, part: Any) -> None:
     text = {"type": "text", "text": "Look."}
     assert translated(block, text) == [{"role": "user", "content": [part, text]}]
 
@@ -165,7 +165,7 @@ def test_file_blocks_become_parts(block: Any, part: Any) -> None:
         ),
     ],
 )
-def test_documents_and_search_results_become_a_string(block: Any, text: str) -> None:
+def test_document_and_search_result_blocks_become_text(block: Any, text: str) -> None:
     assert translated(block) == [{"role": "user", "content": text}]
 
 
@@ -234,7 +234,7 @@ def test_compaction_block_becomes_text() -> None:
     ]
 
 
-def test_later_system_messages_become_user_text() -> None:
+def test_system_message_after_the_first_user_message_becomes_user_text() -> None:
     turns: list[Any] = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "A"},
@@ -251,7 +251,7 @@ def test_later_system_messages_become_user_text() -> None:
     assert later == {"role": "user", "content": "[From the system:]\nIt is later."}
 
 
-def test_last_assistant_message_is_continued() -> None:
+def test_assistant_message_at_the_end_of_a_request_is_continued() -> None:
     turns = [{"role": "user", "content": "As JSON."}, {"role": "assistant", "content": "{"}]
     found = chat(messages=turns)
     assert found["messages"] == turns
@@ -284,14 +284,14 @@ def test_tool_choice_is_translated(choice: Any, chosen: Any) -> None:
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "code_execution"}])
-def test_choice_of_code_execution_starts_with_a_tool(choice: Any) -> None:
+def test_tool_choice_of_code_execution_makes_the_run_start_with_a_tool(choice: Any) -> None:
     computer = {"type": "code_execution_20250825", "name": "code_execution"}
     request = {**BASE, "messages": [{"role": "user", "content": "Hello."}]}
     found = as_chat({**request, "tools": [computer], "tool_choice": choice})
     assert (found.starts_with_tool, found.chat["tool_choice"]) == (True, None)
 
 
-def test_client_tool_keeps_schema_and_examples() -> None:
+def test_client_tool_keeps_its_schema_and_examples() -> None:
     tool = {**WARMTH, "description": "D", "strict": True, "input_examples": [{"city": "Bonn"}]}
     (found,) = chat(tools=[tool])["tools"]
     parameters = {"type": "object", "examples": [{"city": "Bonn"}]}
@@ -320,18 +320,20 @@ def test_client_tool_keeps_schema_and_examples() -> None:
         ),
     ],
 )
-def test_anthropics_client_tools_get_a_schema(tool: Any, expected_texts: list[str]) -> None:
+def test_client_tools_that_anthropic_defines_get_a_schema(
+    tool: Any, expected_texts: list[str]
+) -> None:
     (found,) = chat(tools=[tool])["tools"]
     assert found["function"]["name"] == tool["name"]
     assert all(word in json.dumps(found) for word in expected_texts)
 
 
-def test_container_becomes_sandbox_container_id() -> None:
+def test_field_container_becomes_sandbox_container_id() -> None:
     assert chat(container="cntr_1")["sandbox"] == {"container_id": "cntr_1"}
     assert chat(container={"id": "cntr_1"})["sandbox"] == {"container_id": "cntr_1"}
 
 
-def test_token_count_body_has_tools_with_schemas() -> None:
+def test_token_count_request_contains_only_client_tools_with_schemas() -> None:
     computer = {"type": "code_execution_20250825", "name": "code_execution"}
     bash = {"type": "bash_20250124", "name": "bash"}
     body = {

@@ -24,7 +24,7 @@ def called(**fields: Any) -> dict[str, Any]:
 
 
 @described
-def test_every_field_of_openais_description_is_known() -> None:
+def test_every_chat_field_of_openais_description_is_known() -> None:
     assert set(OPENAI) == field_names("CreateChatCompletionRequest")
 
 
@@ -193,7 +193,7 @@ def test_every_field_of_openais_description_is_known() -> None:
         ({"sandbox": []}, "sandbox", "invalid_type"),
     ],
 )
-def test_invalid_value_is_refused_with_param_and_code(
+def test_invalid_parameter_value_is_refused_with_param_and_code(
     body: dict[str, Any], param: str, code: str | None
 ) -> None:
     with pytest.raises(BadRequestError) as raised:
@@ -266,7 +266,7 @@ def test_parameter_error_messages_equal_those_of_openai(body: dict[str, Any], me
         {"structured_outputs": {"regex": "["}},
     ],
 )
-def test_parameter_values_that_a_backend_accepts_are_not_refused(body: dict[str, Any]) -> None:
+def test_parameter_value_that_some_backend_accepts_is_not_refused(body: dict[str, Any]) -> None:
     check_parameters(body)
 
 
@@ -285,5 +285,7 @@ def test_non_finite_number_is_refused(value: float) -> None:
         ("prompt_logprobs", 0),
     ],
 )
-def test_false_and_zero_have_an_effect_unless_they_are_defaults(name: str, value: int) -> None:
+def test_parameter_of_false_or_zero_has_an_effect_if_the_default_is_another_value(
+    name: str, value: int
+) -> None:
     assert has_effect(name, value)

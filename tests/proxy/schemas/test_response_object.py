@@ -9,7 +9,7 @@ from tests.fakes.results import SUBMITTED
 RESULT = replace(SUBMITTED, stats=RunStats(wall_ms=2500))
 
 
-def test_completed_at_does_not_depend_on_the_clock() -> None:
+def test_completed_at_is_created_at_plus_the_duration_of_the_run() -> None:
     response = finished_response(
         response_in_progress({"model": "m"}, "r1", created=1000), RESULT, []
     )

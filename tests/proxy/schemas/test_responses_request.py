@@ -30,11 +30,11 @@ def tool(**fields: Any) -> dict[str, Any]:
 
 
 @described
-def test_every_field_of_openais_description_is_known() -> None:
+def test_every_responses_field_of_openais_description_is_known() -> None:
     assert field_names("CreateResponse") - set(FIELDS) == set()
 
 
-def test_fields_for_openais_servers_are_dropped() -> None:
+def test_fields_that_only_openais_servers_use_are_dropped() -> None:
     input_: dict[str, Any] = {"background_options": {}, "access_programs": {}, "image": {}}
     assert set(chat(**input_)) == set(chat())
 
@@ -152,7 +152,7 @@ def test_fields_for_openais_servers_are_dropped() -> None:
         ({"n": 2}, "n", "unsupported_parameter"),
     ],
 )
-def test_invalid_value_is_refused_with_openais_param_and_code(
+def test_invalid_responses_parameter_is_refused_with_openais_param_and_code(
     body: dict[str, Any], param: str, code: str | None
 ) -> None:
     with pytest.raises(BadRequestError) as caught:
@@ -162,7 +162,7 @@ def test_invalid_value_is_refused_with_openais_param_and_code(
 
 
 @pytest.mark.parametrize(("body", "param"), [([], None), ({"input": "x"}, "model")])
-def test_body_must_be_an_object_with_a_model(body: Any, param: str | None) -> None:
+def test_body_that_is_not_an_object_with_a_model_is_refused(body: Any, param: str | None) -> None:
     with pytest.raises(BadRequestError) as caught:
         request_body(body, model=text)
     assert caught.value.param == param
@@ -246,7 +246,7 @@ def test_instructions_and_system_messages_are_joined() -> None:
     ]
 
 
-def test_parameters_are_renamed_and_others_kept() -> None:
+def test_known_parameters_are_renamed_and_unknown_parameters_are_kept() -> None:
     schema = {"type": "object"}
     body = chat(
         text={"format": {"type": "json_schema", "name": "a", "schema": schema, "strict": True}},
@@ -304,7 +304,7 @@ def test_tool_choice_becomes_that_of_chat_completions(
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "shell"}])
-def test_choice_of_a_hosted_tool_starts_with_a_tool(choice: Any) -> None:
+def test_tool_choice_of_a_hosted_tool_makes_the_run_start_with_a_tool(choice: Any) -> None:
     tools = [{"type": "shell"}, {"type": "function", "name": "shell"}]
     translation = as_chat({"model": "m", "input": "Hello.", "tools": tools, "tool_choice": choice})
     assert translation.starts_with_tool
@@ -325,7 +325,7 @@ def test_container_of_a_hosted_tool_becomes_sandbox_container_id(hosted: dict[st
     assert chat(tools=[hosted])["sandbox"] == {"container_id": "cntr_1"}
 
 
-def test_errors_name_the_paths_of_the_request() -> None:
+def test_error_in_a_translated_request_names_the_path_in_the_clients_request() -> None:
     container = {"type": "auto", "file_ids": ["file-1", "file-2"]}
     translation = as_chat(
         {

@@ -24,7 +24,7 @@ def suspended_in(resume_from: ResumePoint | None) -> SuspendedRun:
     )
 
 
-def test_request_without_a_session_can_only_suspend_its_run() -> None:
+def test_run_without_a_session_saves_its_state_only_if_it_is_suspended() -> None:
     session = Session("me", container_id("me", "r1"))
     assert session_plan({}) == SessionPlan(session, suspend_as=SessionState(session, "r1"))
 
@@ -47,7 +47,7 @@ def test_session_resumes_by_name_or_by_container_id() -> None:
     assert by_name.save_as == SessionState(Session("me", by_name.container_id), "r1")
 
 
-def test_owners_do_not_share_sessions_of_one_name() -> None:
+def test_sessions_of_the_same_name_are_separate_for_each_owner() -> None:
     assert session_container_id("me", "chat 1") != session_container_id("you", "chat 1")
 
 

@@ -49,7 +49,7 @@ def test_step_event_has_an_empty_delta() -> None:
     }
 
 
-def test_reasoning_and_answer_are_ordinary_chunks() -> None:
+def test_reasoning_and_answer_are_streamed_as_ordinary_chunks() -> None:
     found = frames_of(ReasoningDelta("Hm."), STARTED, AnswerDelta("42"), TurnStarted(1))
     deltas = [
         "" if frame.startswith("event: ") else json.loads(frame)["choices"][0]["delta"]
@@ -68,7 +68,7 @@ def test_step_events_are_ascii_lines_without_lone_surrogates() -> None:
     assert all(frame.count("\n") == 1 for frame in frames_of(ToolOutput(1, "stdout", text)))
 
 
-def test_output_limit_applies_to_each_command() -> None:
+def test_output_limit_of_step_events_applies_to_each_command() -> None:
     piece = "x" * (MAX_OUTPUT_CHARS // 2 + 1)
     output = [ToolOutput(1, "stdout", piece)] * 3
     found = step_objects(STARTED, *output, STARTED, output[0])

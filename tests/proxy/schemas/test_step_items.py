@@ -87,7 +87,7 @@ def status(description: str, *, done: bool = False) -> dict[str, Any]:
     return {"event": {"type": "status", "data": data}}
 
 
-def test_finished_step_is_sent_as_the_frames_of_a_card() -> None:
+def test_finished_step_is_streamed_as_a_call_item_and_an_output_item() -> None:
     stream = Stream(ReasoningDelta("Hm."), started(1), finished(1, "Exit code: 0\n[stdout]\na"))
     item = {
         "type": "function_call",
@@ -118,7 +118,7 @@ def test_finished_step_is_sent_as_the_frames_of_a_card() -> None:
     )
 
 
-def test_cards_and_reasoning_keep_their_order() -> None:
+def test_call_items_and_reasoning_items_keep_their_order() -> None:
     stream = Stream(
         ReasoningDelta("First"),
         ReasoningDelta(" this."),
@@ -147,7 +147,7 @@ def test_cards_and_reasoning_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_each_card_is_followed_by_its_result(seed: int) -> None:
+def test_each_call_item_is_followed_by_its_output_item(seed: int) -> None:
     rng = random.Random(seed)
     events: list[Event] = []
     for step in range(1, rng.randint(2, 12)):
@@ -163,7 +163,7 @@ def test_each_card_is_followed_by_its_result(seed: int) -> None:
     assert [items[n]["call_id"] for n in cards] == [items[n]["call_id"] for n in results]
 
 
-def test_cards_after_narration_follow_the_narration() -> None:
+def test_call_items_after_narration_follow_the_narration() -> None:
     stream = Stream(
         AnswerDelta("I think so."),
         ReasoningDelta("not shown"),
@@ -179,7 +179,7 @@ def test_cards_after_narration_follow_the_narration() -> None:
     ]
 
 
-def test_submit_has_no_card() -> None:
+def test_submit_has_no_call_item() -> None:
     submit = replace(finished(1), name="submit")
     stream = Stream(started(1, "submit", answer="42"), submit, AnswerDelta("42"))
     stream.add(stream.encoder.finish(RESULT))
@@ -197,7 +197,7 @@ def test_status_line_shows_the_last_line_of_output() -> None:
     ]
 
 
-def test_blank_and_late_output_do_not_change_the_status() -> None:
+def test_blank_or_late_output_does_not_change_the_status_line() -> None:
     blank, late = ToolOutput(1, "stdout", " \n\n"), ToolOutput(1, "stdout", "late\n")
     stream = Stream(started(1), blank, finished(1), late)
     assert stream.reader.statuses == [("Running: ls -la", False), ("Ran: ls -la", False)]
@@ -218,19 +218,19 @@ def test_end_of_a_run_lists_its_files_and_closes_the_status_line() -> None:
     assert "annotations" not in stream.frames[-1]["choices"][0]["delta"]
 
 
-def test_single_step_and_file_are_counted_in_the_singular() -> None:
+def test_status_line_counts_a_single_step_and_file_in_the_singular() -> None:
     stream = Stream(started(1), finished(1))
     stream.add(stream.encoder.finish(replace(RESULT, artifacts=[PICTURE])))
     assert (stream.reader.statuses[-1], stream.reader.files) == (("1 step, 1 file", True), [])
 
 
-def test_answer_without_steps_has_no_status_line() -> None:
+def test_stream_without_steps_has_no_status_line() -> None:
     stream = Stream(AnswerDelta("Hello."))
     stream.add(stream.encoder.finish(RESULT))
     assert stream.extra_fields == []
 
 
-def test_failed_run_leaves_no_card_open() -> None:
+def test_failed_run_leaves_no_call_item_in_progress() -> None:
     """Open WebUI would run a call without a result itself and repeat the request."""
     stream = Stream(ReasoningDelta("Hm."), started(1))
     assert stream.reader.to_run == ["execute_bash"]
@@ -244,7 +244,7 @@ def test_failed_run_leaves_no_card_open() -> None:
     assert stream.reader.error == BackendError("gone").body()["error"]
 
 
-def test_long_result_is_cut_in_the_middle() -> None:
+def test_long_tool_output_is_cut_in_the_middle() -> None:
     stream = Stream(started(1), finished(1, "a" * 30_000 + "z" * 30_000))
     text = stream.reader.items[-1]["output"][0]["text"]
     assert len(text) < 10_100

@@ -80,7 +80,7 @@ def test_tool_call_is_shown_as_one_line(name: str, arguments: dict[str, Any], sh
     assert StepText("reasoning").render(started(name, arguments)) == f"````console\n{shown}"
 
 
-def test_long_command_is_cut() -> None:
+def test_long_command_is_cut_when_it_is_shown() -> None:
     shown = StepText("reasoning").render(started("execute_bash", {"command": "x" * 100_000}))
     assert shown == "````console\n$ " + "x" * MAX_COMMAND_CHARS + " ...\n"
 
@@ -94,7 +94,7 @@ def test_long_command_is_cut() -> None:
         (finished(None, None), "[0.0 s]\n"),
     ],
 )
-def test_outcome_is_shown_as_one_line(event: ToolCallFinished, shown: str) -> None:
+def test_outcome_of_a_command_is_shown_as_one_line(event: ToolCallFinished, shown: str) -> None:
     text = StepText("reasoning")
     text.render(started("t", {}))
     assert text.render(event) == f"{shown}````\n"
@@ -109,7 +109,7 @@ def shown_of(output: list[str], observation: str = "") -> str:
     return "".join([*pieces, end.removesuffix("[exit 0, 0.0 s, 1 line]\n````\n")])
 
 
-def test_output_lines_are_shown_when_complete() -> None:
+def test_output_line_is_shown_once_it_is_complete() -> None:
     text = StepText("reasoning")
     text.render(started("execute_bash", {"command": "c"}))
     events = [
@@ -191,7 +191,7 @@ def test_fences_in_output_do_not_split_the_markdown_block(fence: str, before: st
     assert step.endswith("\n[exit 0, 0.0 s, 3 lines]\n")
 
 
-def test_fences_in_output_are_indented() -> None:
+def test_fences_of_four_backticks_in_output_are_indented() -> None:
     assert shown_of(["a\n````\n", "  `````\nb````\n```\n````"]) == (
         "a\n    ````\n      `````\nb````\n```\n    ````\n"
     )
@@ -220,13 +220,13 @@ def test_with_steps_off_only_reasoning_is_shown() -> None:
     assert [text.render(event) for event in events] == ["", "", "Hm."]
 
 
-def test_lone_surrogates_are_replaced() -> None:
+def test_lone_surrogates_in_shown_steps_are_replaced() -> None:
     text = StepText("reasoning")
     assert text.render(ReasoningDelta("a \ud83d")) == "a ?"
     assert text.render(started("execute_bash", {"command": "\ud83d"})) == "\n````console\n$ ?\n"
 
 
-def test_step_extension_describes_the_step() -> None:
+def test_step_extension_describes_the_start_and_the_end_of_a_step() -> None:
     assert step_extension(started("execute_bash", {}), "r1") == {
         "v": 1,
         "run_id": "r1",
@@ -246,6 +246,6 @@ def test_step_extension_describes_the_step() -> None:
     assert step_extension(ReasoningDelta("Hm."), "r1") is None
 
 
-def test_omitted_steps_are_counted() -> None:
+def test_line_for_omitted_steps_has_their_number() -> None:
     assert StepText("reasoning").render(StepsOmitted(12)) == "[the first 12 steps are not kept]\n"
     assert StepText("off").render(StepsOmitted(12)) == ""

@@ -90,7 +90,7 @@ def test_compaction_begins_a_segment_and_repeated_messages_are_kept_once() -> No
     ]
 
 
-def test_segment_continues_after_a_call_with_another_prompt() -> None:
+def test_segment_continues_after_an_out_of_band_call_with_another_prompt() -> None:
     trajectory = read(
         [
             model_call(0, SYSTEM, QUESTION, reply=FIRST),
@@ -118,7 +118,7 @@ def test_equal_settings_of_calls_are_kept_once_in_a_trajectory() -> None:
     assert to_openai(trajectory)["tools"] == tools
 
 
-def test_contents_beyond_the_size_limit_are_left_out() -> None:
+def test_message_contents_beyond_the_size_limit_are_left_out() -> None:
     started = ToolCallStarted(1, "call_1", "execute_bash", {"command": "x" * 500})
     finished = ToolCallFinished(1, "call_1", "execute_bash", "y" * 500, 0, 1, 0.5)
     events = [model_call(0, QUESTION, reply=FIRST), started, finished, model_call(1, LONG)]
@@ -139,26 +139,26 @@ def test_settings_rules_and_connections_beyond_the_size_limit_are_left_out() -> 
     assert (cut["rules"], cut["settings"]) == ([], [{"note": TRUNCATION_MARKER}])
 
 
-def test_message_that_quotes_the_truncation_note_is_not_truncated() -> None:
+def test_message_that_quotes_the_truncation_note_does_not_count_as_truncated() -> None:
     quoting = {"role": "assistant", "content": TRUNCATION_MARKER}
     assert read([model_call(0, QUESTION, reply=quoting)])["is_truncated"] is False
 
 
-def test_call_that_has_not_ended_has_no_observation() -> None:
+def test_tool_call_that_has_not_ended_has_no_observation() -> None:
     started = ToolCallStarted(1, "call_1", "execute_bash", {"command": "sleep 1"})
     trajectory = read([model_call(0, QUESTION, reply=FIRST), started], asyncio.CancelledError())
     assert "observation" not in trajectory["tool_calls"][0]
     assert (trajectory["status"], trajectory["result"]) == ("cancelled", None)
 
 
-def test_end_of_a_failed_run_is_its_error() -> None:
+def test_trajectory_of_a_failed_run_has_the_error() -> None:
     failed = read([], BusyError("The server is busy."))
     unknown = read([], ValueError("internal"))
     assert (failed["status"], failed["error"]["message"]) == ("failed", "The server is busy.")
     assert unknown["error"]["message"] == "The run failed."
 
 
-def test_trajectory_without_an_end_is_running_or_lost() -> None:
+def test_trajectory_without_an_end_has_the_status_running_or_lost() -> None:
     writer = TrajectoryWriter(TASK, 0)
     lines = [line.decode() for line in writer.write(1.0, TurnStarted(1))]
     running = read_trajectory("r1", 5, lines)

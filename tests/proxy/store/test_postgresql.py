@@ -75,14 +75,14 @@ def test_process_is_alive_until_it_gives_up_its_lease(store: Store, url: URL) ->
     assert store.worker.is_dead("unknown")
 
 
-def test_process_whose_lease_has_expired_is_dead(store: Store, url: URL) -> None:
+def test_process_whose_lease_has_expired_counts_as_dead(store: Store, url: URL) -> None:
     observer = ProcessLease(url, lease_s=0, renew_s=SLOWLY)
     with released_at_end(observer), released_at_end(ProcessLease(url, renew_s=SLOWLY)) as cut_off:
         execute(url, EXPIRE_ALL)
         assert observer.is_dead(cut_off.id)
 
 
-def test_process_that_could_not_renew_because_the_server_was_down_is_alive(
+def test_process_that_could_not_renew_its_lease_because_the_server_was_down_is_alive(
     store: Store, url: URL
 ) -> None:
     observer = ProcessLease(url, lease_s=SLOWLY, renew_s=SLOWLY)
@@ -145,7 +145,9 @@ async def test_several_processes_never_exceed_a_budget(url: URL, tmp_path: Path)
         assert (await one.spending.spent(OWNER)).runs == taken == 10
 
 
-async def test_run_is_begun_by_one_of_many_concurrent_requests(url: URL, tmp_path: Path) -> None:
+async def test_run_of_one_key_is_begun_by_one_of_two_processes_with_concurrent_requests(
+    url: URL, tmp_path: Path
+) -> None:
     with (
         closing(Store(tmp_path, database_url=url)) as one,
         closing(Store(tmp_path, database_url=url)) as two,
@@ -164,7 +166,7 @@ async def test_run_is_begun_by_one_of_many_concurrent_requests(url: URL, tmp_pat
 # The server
 
 
-async def test_server_that_ends_is_reported_and_used_again_after_its_restart(
+async def test_stopped_database_server_is_reported_and_used_again_after_its_restart(
     server: PostgresqlServer, store: Store
 ) -> None:
     assert await store.runs.begin(RUN) is None
@@ -180,7 +182,9 @@ async def test_server_that_ends_is_reported_and_used_again_after_its_restart(
     assert await store.runs.find(OWNER, "r1") == RUN
 
 
-def test_unreachable_server_is_reported_in_one_line_without_its_password(tmp_path: Path) -> None:
+def test_unreachable_database_server_is_reported_in_one_line_without_its_password(
+    tmp_path: Path,
+) -> None:
     setting = {"database_url": "postgresql://proxy:secret@127.0.0.1:1/proxy"}
     config = parse({"server": {"data_dir": str(tmp_path)}, "store": setting}, "test")
     with pytest.raises(ConfigError) as raised:
@@ -197,7 +201,9 @@ def test_newer_schema_is_rejected(store: Store, url: URL, tmp_path: Path) -> Non
         Store(tmp_path, database_url=url)
 
 
-async def test_text_with_characters_that_the_database_cannot_store(store: Store) -> None:
+async def test_characters_that_the_database_cannot_store_become_question_marks(
+    store: Store,
+) -> None:
     upload = replace(RUN, key="a\0b\ud800", model="\0")
     assert await store.runs.begin(upload) is None
     found = await store.runs.find(OWNER, "r1")

@@ -145,7 +145,7 @@ async def test_any_number_of_items_can_be_looked_up(store: Store) -> None:
     assert list(await store.responses.items(MINE, names)) == ["in_resp_1"]
 
 
-async def test_chain_contains_only_its_own_branch(store: Store) -> None:
+async def test_chain_of_a_response_contains_only_its_own_branch(store: Store) -> None:
     await create(store, "resp_1")
     await create(store, "resp_2", previous="resp_1")
     await create(store, "resp_3", previous="resp_1")
@@ -226,7 +226,7 @@ async def test_conversation_deleted_while_a_response_runs_stays_deleted(
     assert await store.responses.items(MINE, ["item_1"]) == {}
 
 
-async def test_long_chain_is_truncated_at_the_oldest_response(
+async def test_chain_beyond_the_maximum_length_loses_the_oldest_responses(
     tmp_path: Path, clock: ManualClock
 ) -> None:
     with opened(tmp_path, clock) as store:
@@ -240,7 +240,7 @@ async def test_long_chain_is_truncated_at_the_oldest_response(
     assert found == [f"in_{n}" for n in range(2, MAX_CHAIN_LENGTH + 3)]
 
 
-async def test_item_is_added_once_to_a_conversation(store: Store) -> None:
+async def test_item_that_a_conversation_already_has_is_not_added_again(store: Store) -> None:
     conversation = await store.conversations.create(MINE, {}, [message_item("item_1")])
     assert await store.conversations.add(
         MINE, conversation.id, [message_item("item_1"), message_item("item_2")]

@@ -62,7 +62,7 @@ async def test_idempotency_key_has_one_run_in_all_processes(tmp_path: Path, stor
         assert await other.runs.begin(replace(RUN, id="r3")) is None
 
 
-async def test_run_of_a_dead_process_is_lost(
+async def test_running_run_of_a_dead_process_is_found_as_lost(
     tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
     other = open_store(tmp_path, now=clock.time)
@@ -79,7 +79,9 @@ async def test_run_of_a_dead_process_is_lost(
     assert await store.runs.find(OWNER, "r1") is None
 
 
-async def test_result_kept_for_a_retry_is_taken_once_unless_returned(store: Store) -> None:
+async def test_result_kept_for_a_retry_is_taken_only_once_unless_it_is_returned(
+    store: Store,
+) -> None:
     result = replace(ENDED, key=None)
     await end(store, result, for_retry=True)
     assert await store.runs.take_for_retry(OWNER, "f1", excluded_ids=["r1"]) is None
@@ -102,7 +104,7 @@ async def test_oldest_results_beyond_the_limits_are_deleted(
     assert await store.runs.find("somebody else", "theirs")
 
 
-async def test_newest_result_is_kept_whatever_its_size(store: Store) -> None:
+async def test_newest_result_is_kept_even_if_it_exceeds_the_size_limit(store: Store) -> None:
     for name in ("1", "2"):
         await end(store, replace(ENDED, id=name, record="x" * (MAX_BYTES + 1)))
     assert await store.runs.find(OWNER, "1") is None
@@ -147,7 +149,9 @@ async def test_latest_summary_of_a_run_replaces_earlier_ones(store: Store) -> No
     assert await store.runs.summary("somebody else", "r1") is None
 
 
-async def test_summary_of_a_dead_process_is_lost(tmp_path: Path, store: Store) -> None:
+async def test_running_summary_of_a_dead_process_is_found_as_lost(
+    tmp_path: Path, store: Store
+) -> None:
     with closing(open_store(tmp_path)) as other:
         await summarize(other, RUN)
         found = await store.runs.summary(OWNER, "r1")

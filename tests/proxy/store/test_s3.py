@@ -81,7 +81,7 @@ async def test_blob_is_read_on_another_machine(
     assert await content(blobs, copy.name) == data
 
 
-async def test_removed_blob_is_missing_everywhere(
+async def test_removed_blob_is_missing_on_all_machines(
     blobs: S3BlobStore, elsewhere: S3BlobStore, bucket: S3Store
 ) -> None:
     blob = await store_blob(blobs, b"x")
@@ -136,7 +136,7 @@ async def test_sweep_removes_what_a_killed_process_was_uploading(url: str, tmp_p
     assert [path.suffix for path in cache.iterdir()] == [""]
 
 
-async def test_cache_is_bounded(url: str, tmp_path: Path) -> None:
+async def test_size_of_the_local_cache_is_bounded(url: str, tmp_path: Path) -> None:
     blobs = S3BlobStore(url, tmp_path / "one", cache_bytes=100_000, in_use_s=0)
     stored = [await store_blob(blobs, bytes([number]) * 20_000) for number in range(12)]
     assert sum(path.stat().st_size for path in (tmp_path / "one").iterdir()) <= 120_000

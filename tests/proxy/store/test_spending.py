@@ -133,7 +133,7 @@ async def test_expense_counts_on_the_day_of_its_reservation(
     assert await store.spending.spent(OWNER) == Expense(tokens=80)
 
 
-async def test_past_days_are_deleted(store: Store, clock: ManualClock) -> None:
+async def test_spending_of_past_days_is_deleted(store: Store, clock: ManualClock) -> None:
     await store.spending.account(OWNER, FIVE).overdraw(ONE)
     clock.advance(2 * DAY_S)
     await store.sweep()

@@ -65,7 +65,7 @@ async def reasons(store: Store, *run_ids: str, owner: str = MINE) -> list[str | 
     return [each.deletion_reason for each in found if each]
 
 
-async def test_parts_are_returned_in_the_order_in_which_they_were_appended(store: Store) -> None:
+async def test_parts_of_a_trajectory_are_returned_in_the_order_of_appending(store: Store) -> None:
     await keep(store, "one", b"a", b"b", b"c")
     found = await find(store, "one")
     assert found is not None
@@ -102,7 +102,9 @@ async def test_expired_trajectory_leaves_a_tombstone_that_expires_too(
     assert [await find(store, run_id) for run_id in ("run-0", "run-119")] == [None, None]
 
 
-async def test_expiry_counts_from_the_end_of_the_run(store: Store, clock: ManualClock) -> None:
+async def test_expiry_of_a_trajectory_counts_from_the_end_of_the_run(
+    store: Store, clock: ManualClock
+) -> None:
     await store.trajectories.append(MINE, {"one": b""}, is_last=False)
     clock.advance(HOUR_S - 1)
     await store.trajectories.append(MINE, {"one": b"a"}, is_last=True)
@@ -125,7 +127,7 @@ async def test_deleted_trajectory_takes_no_further_parts(store: Store, tmp_path:
         assert database.exec_driver_sql("SELECT count(*) FROM trajectory_parts").scalar_one() == 0
 
 
-async def test_trajectory_of_a_dead_process_is_lost(tmp_path: Path) -> None:
+async def test_running_trajectory_of_a_dead_process_is_found_as_lost(tmp_path: Path) -> None:
     first, second = open_store(tmp_path), open_store(tmp_path)
     await first.trajectories.append(MINE, {"one": b"a"}, is_last=False)
     running = await find(second, "one")
@@ -164,7 +166,7 @@ async def test_trajectory_that_ended_first_is_evicted_first(
     assert await reasons(store, "long", "short") == [None, "quota"]
 
 
-async def test_eviction_continues_over_several_transactions(store: Store) -> None:
+async def test_eviction_of_trajectories_continues_over_several_transactions(store: Store) -> None:
     small = b"x" * (10 << 10)
     names = [f"run-{number}" for number in range(SWEEP_TRAJECTORIES + 20)]
     for run_id in names:
@@ -217,7 +219,9 @@ async def test_transaction_deletes_a_bounded_number_of_trajectories(
     process.release()
 
 
-async def test_lost_trajectory_expires(tmp_path: Path, clock: ManualClock) -> None:
+async def test_lost_trajectory_is_deleted_after_its_expiry(
+    tmp_path: Path, clock: ManualClock
+) -> None:
     settings = TrajectorySettings(retention_hours=1)
     first, second = (open_store(tmp_path, trajectories=settings, now=clock.time) for _ in range(2))
     await first.trajectories.append(MINE, {"one": b""}, is_last=False)
