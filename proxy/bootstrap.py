@@ -180,9 +180,9 @@ def engine_setting(config: Config) -> str:
 
 
 def build_docker(config: Config, *, needs_image: bool = False) -> Backend:
-    """Return the Docker backend. Raises ConfigError; EngineMissingError if the engine does not
-    answer, or, with `needs_image`, if the image is missing. Several engines are not connected
-    yet."""
+    """Return the Docker backend. A backend of several engines is returned before it connects to
+    them. Raises ConfigError; EngineMissingError if the engine does not answer, or, with
+    `needs_image`, if the image is missing."""
     from sandbox_runtime.backends.docker import DockerBackend
 
     sandbox, docker = config.sandbox, config.sandbox.docker

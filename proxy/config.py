@@ -190,7 +190,7 @@ class DockerHostConfig(_Section):
     DOCKER_CERT_PATH and DOCKER_TLS_VERIFY."""
     max_sandboxes: int | None = Field(default=None, ge=1)
     """Maximum number of sandboxes on the engine; null: sandbox.pool.max_sandboxes. A new sandbox
-    starts on the engine that has the smallest share of its maximum."""
+    starts on the engine that uses the smallest share of its maximum."""
 
 
 class DockerConfig(_Section):
@@ -204,7 +204,7 @@ class DockerConfig(_Section):
     """URL of the engine; null: DOCKER_HOST or the local socket."""
     hosts: tuple[DockerHostConfig, ...] = ()
     """Several engines in place of `host`. The server starts if at least one of them passes all
-    checks; the others get sandboxes once they do."""
+    checks. An engine that fails a check gets sandboxes once it passes."""
 
     @model_validator(mode="after")
     def _check_hosts(self) -> Self:

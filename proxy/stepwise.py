@@ -29,7 +29,8 @@ async def decode_large(text: bytes | bytearray, decode: Callable[[bytes], Any]) 
 async def encode(
     value: Any, encode_small: Callable[[Any], bytes] = encode_json
 ) -> bytes | bytearray:
-    """Return a JSON value as `encode_small` encodes it. Raises TypeError."""
+    """Return a JSON value encoded as by `encode_small`, in steps if the value is large. Raises
+    TypeError."""
     if not is_large(value):
         return encode_small(value)
     return await _run(encode_in_steps(value, secrets.token_hex(_MARK_BYTES), encode_small))

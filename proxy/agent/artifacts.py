@@ -31,7 +31,7 @@ LINK_LISTING_S = 10.0
 MAX_HASH_S, HASH_SHARE = 15.0, 0.25
 """Maximum duration of hashing files: in seconds, and as a share of the time left."""
 _MANIFEST = f"{INPUT_DIR}/.given"
-"""The manifest of the input files that earlier runs put into this workspace."""
+"""Path of the manifest: the input files that earlier runs put into this workspace."""
 _OUTPUT_PREFIX = f"{OUTPUT_DIR}/"
 _MAX_MANIFEST_BYTES = 1 << 20
 _TIMED_OUT_LISTING = Listing((), truncated=True)

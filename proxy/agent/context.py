@@ -447,7 +447,7 @@ def _message_size(message: Message) -> int:
 
 
 def _json_size(fields: Mapping[str, Any]) -> int:
-    """Return the length of the JSON of a message's fields, about if they are long."""
+    """Return the length of a message's fields as JSON; an estimate if the fields are long."""
     chars = count_chars(fields)
     return chars if chars > _LONG_CHARS else len(json.dumps(fields))
 

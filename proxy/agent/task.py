@@ -281,8 +281,7 @@ class AgentTask:
     limits: TaskLimits = TaskLimits()
     delivery: Delivery = Delivery()
     credentials: Credentials | None = None
-    """The client's own credentials for the backend; None: the backend's key of the
-    configuration."""
+    """The client's own credentials for the backend; None: the key that the configuration names."""
     upstream: str | None = None
     """The base URL to which the model calls are sent; None: the backend's."""
     body_memory: BodyReservation | None = None

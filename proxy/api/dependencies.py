@@ -335,8 +335,8 @@ def release_body_memory(scope: Scope) -> None:
 
 
 async def read_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes | bytearray:
-    """Return the raw body, a large one as a bytearray: to copy 100 MB takes 0.1 s. While the body
-    arrives, its JSON is checked against limits but not decoded.
+    """Return the raw body: a large body as a bytearray, because a copy of 100 MB takes 0.1 s. While
+    the body arrives, its JSON is checked against limits but not decoded.
 
     Raises BodyTooLargeError, BusyError.
     """
@@ -360,7 +360,8 @@ async def read_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes 
 
 
 async def pause_after(raw_body: bytes | bytearray) -> None:
-    """Let the event loop run after a step that takes milliseconds if the body is large."""
+    """Pause after a step that takes milliseconds if the body is large, so that the event loop can
+    run other tasks."""
     if len(raw_body) > SLOW_BYTES:
         await asyncio.sleep(YIELD_S)
 

@@ -44,7 +44,7 @@ router = APIRouter()
 
 COUNT_PATH = "/v1/messages/count_tokens"
 _BODY_HEADERS = ("accept-encoding", "content-encoding", "content-length")
-"""Headers of the client's request that are not sent to the backend with a new body."""
+"""Headers that describe the client's body. They are not sent to the backend with another body."""
 _PROMPT_PART_TYPES = ("text", "image_url")
 """Types of content parts that are in the model's prompt."""
 PING = ServerSentEvent('{"type": "ping"}', event="ping", sep="\n")

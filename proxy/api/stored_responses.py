@@ -250,7 +250,7 @@ async def _frames_from(log: FrameLog, first: int) -> AsyncIterator[bytes]:
 async def _frames_elsewhere(
     request: Request, stored_response: StoredResponse, first: int
 ) -> AsyncIterator[bytes]:
-    """Return the frames from number `first` on of a response whose run is in another process.
+    """For a response whose run is in another process, return the frames from number `first` on.
 
     Raises BadRequestError, and RunElsewhereError if that process does not answer."""
     batches = get_services(request).runs.follow_frames(

@@ -55,10 +55,11 @@ class RunExchange:
         self._find_local = find_local
         self._tasks = set[asyncio.Task[None]]()
         self._publications: dict[str, _Publication] = {}
-        """The publications for processes that follow runs of this one, by publication id."""
+        """The publications of runs of this process that other processes follow, by publication
+        id."""
         self._published: dict[str, set[asyncio.Event]] = {}
-        """The asyncio events that are set when another process has published something, by
-        publication id."""
+        """The asyncio events of the followers in this process, by publication id. They are set when
+        another process has published a part."""
 
     def listen(self) -> None:
         """Process the messages of other processes in the running event loop from now on."""
@@ -80,8 +81,9 @@ class RunExchange:
 
     async def follow(self, stored: StoredRun, emit: Emit) -> bool:
         """Emit the events of another process's run as they come. Return True once all events were
-        emitted, False if none was and the run may have ended. Raises RunLostError if the rest will
-        not come."""
+        emitted. Return False if the run is no longer running in a living process and none of its
+        events was published. Raises RunLostError if some events were emitted and the others do not
+        come."""
         find_process = partial(self._repository.process_of, stored.owner, stored.id)
         has_events = False
         async for events in self._batches(Message("follow", stored.id), find_process):
@@ -93,10 +95,11 @@ class RunExchange:
     async def follow_frames(
         self, run_id: str, find_process: Callable[[], Awaitable[str | None]]
     ) -> AsyncIterator[tuple[int, Sequence[str]]]:
-        """Yield the frames of a stored response whose run is in another process, as they come, each
-        time with the number of the first one. Yield nothing if the run may have ended.
-        `find_process` returns the id of the process while the run is running, then None. Raises
-        RunLostError if the rest will not come."""
+        """Yield the frames of a stored response whose run is in another process, as they come:
+        batches of frames, each with the number of its first frame. Yield nothing if the run is no
+        longer running there and no frame was published. `find_process` returns the id of the
+        process while the run is running, then None. Raises RunLostError if some frames were yielded
+        and the others do not come."""
         async for frames in self._batches(Message("follow_frames", run_id), find_process):
             yield frames_from_json(frames)
 
@@ -111,16 +114,16 @@ class RunExchange:
     async def _batches(
         self, message: Message, find_process: Callable[[], Awaitable[str | None]]
     ) -> AsyncIterator[str]:
-        """Ask the process of a run to publish what the message names. Yield what it publishes until
-        its end, or nothing if the run may have ended. Raises RunLostError if the rest will not
-        come."""
+        """Ask the process of a run to publish the events or the frames that `message` names. Yield
+        each published part, as JSON. Yield nothing if the run is no longer running and no part was
+        published. Raises RunLostError if some parts were yielded and the others do not come."""
         publication_id, seq, timing = _publication_id(message), 0, _FollowTiming()
         with self._news_of(publication_id) as has_news:
             while True:
                 process_id = await find_process()
                 for batch in await self._repository.published(publication_id, seq):
                     if batch.is_first and seq:
-                        raise RunLostError  # it is published anew: some of it was yielded already
+                        raise RunLostError  # the new publication repeats parts that were yielded
                     seq = batch.seq
                     yield batch.events
                     if batch.is_last:
@@ -135,7 +138,7 @@ class RunExchange:
 
     @contextmanager
     def _news_of(self, publication_id: str) -> Iterator[asyncio.Event]:
-        """Yield an asyncio event that is set when another process has published something."""
+        """Yield an asyncio event that is set whenever another process has published a part."""
         has_news = asyncio.Event()
         self._published.setdefault(publication_id, set()).add(has_news)
         try:
@@ -155,7 +158,7 @@ class RunExchange:
                 run.cancel("a request to another server cancelled it")
             elif publication := self._publications.get(_publication_id(message)):
                 publication.add_follower(message.sender)
-            elif not run.has_ended:  # its outcome is about to be stored
+            elif not run.has_ended:  # else its outcome is about to be stored
                 publication = _Publication(_publication_id(message), message.sender)
                 self._publications[publication.id] = publication
                 self._run_in_background(self._publish(run, publication, message.kind))
@@ -216,7 +219,8 @@ class _FollowTiming:
         self._ended_at: float | None = None
 
     def is_time_to_ask(self) -> bool:
-        """Return True if the other process is to be told, again, that somebody follows."""
+        """Return True if the other process is to be told that this process follows the run: at the
+        first call, and then every FOLLOW_AGAIN_S seconds."""
         now_s = time.monotonic()
         if now_s < self._asked_at + FOLLOW_AGAIN_S:
             return False
@@ -224,8 +228,9 @@ class _FollowTiming:
         return True
 
     def is_over(self, *, is_begun: bool) -> bool:
-        """Return True if the run has ended and nothing was read, False while the last events may
-        still come. Raises RunLostError if they have not come in time."""
+        """Decide about a run that is no longer running. Return True if no part was read, False
+        while the last parts may still come. Raises RunLostError LAST_EVENTS_S seconds after the
+        first call."""
         now_s = time.monotonic()
         self._ended_at = self._ended_at or now_s
         if is_begun and now_s > self._ended_at + LAST_EVENTS_S:
@@ -240,13 +245,14 @@ class _Publication:
     def __init__(self, publication_id: str, follower: str) -> None:
         self.id = publication_id
         self.followers = set[str]()
-        """The ids of the processes that follow."""
+        """The ids of the processes that follow the publication."""
         self.is_begun = False
-        """True once a part is published."""
+        """True once the first part is published."""
         self.is_complete = False
         """True once the last part is published."""
         self._followed_until = 0.0
-        """By the event loop's clock."""
+        """End of the publication by the event loop's clock, unless a follower repeats its
+        message."""
         self.add_follower(follower)
 
     def add_follower(self, process_id: str) -> None:
@@ -254,8 +260,8 @@ class _Publication:
         self._followed_until = asyncio.get_running_loop().time() + FOLLOWED_S
 
     async def wait_for(self, read: Callable[[], Awaitable[Sequence[T]]]) -> Sequence[T] | None:
-        """Return what `read` returns, or None if all is published or nobody follows any more.
-        `read` may be cancelled and called again."""
+        """Return the result of `read`. Return None if the last part is published, or if no follower
+        has repeated its message in time. `read` may be cancelled and called again."""
         while not self.is_complete and asyncio.get_running_loop().time() < self._followed_until:
             with anyio.move_on_at(self._followed_until):
                 return await read()
@@ -263,7 +269,7 @@ class _Publication:
 
 
 class _LiveOutput:
-    """Cuts the output of running commands to what the event log of a run keeps of it."""
+    """Cuts the output of running commands to the length that a run's event log keeps."""
 
     def __init__(self) -> None:
         self._chars = 0
