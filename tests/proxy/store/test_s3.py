@@ -122,7 +122,9 @@ async def test_sweep_removes_old_unknown_blobs_and_nothing_else(
     assert object_names(bucket) == {known.name, "notes.txt"}
 
 
-async def test_sweep_removes_unfinished_uploads_of_a_killed_process(url: str, tmp_path: Path) -> None:
+async def test_sweep_removes_unfinished_uploads_of_a_killed_process(
+    url: str, tmp_path: Path
+) -> None:
     cache = tmp_path / "cache-of-a-killed-process"
     cache.mkdir()
     (cache / f"{'0' * 32}.part").write_bytes(b"half of ")
