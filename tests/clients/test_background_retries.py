@@ -34,7 +34,9 @@ KEY = {"Idempotency-Key": "order-1"}
 NEVER = "Never said."
 
 
-async def test_retry_with_the_same_key_returns_the_first_response(tmp_path: Path) -> None:
+async def test_retry_with_the_same_idempotency_key_returns_the_first_response(
+    tmp_path: Path,
+) -> None:
     release = asyncio.Event()
     script = [Held(text_reply("42."), release)]
     async with scripted_backend(script) as backend:
@@ -103,7 +105,7 @@ async def test_other_process_cannot_stream_a_response_in_progress(tmp_path: Path
         await wait_until_finished(there, made.id)
 
 
-async def test_key_of_a_failed_or_cancelled_response_starts_a_new_response(
+async def test_idempotency_key_of_a_failed_or_cancelled_response_starts_a_new_response(
     tmp_path: Path,
 ) -> None:
     script = [Refusal(400, "no"), Held(text_reply(NEVER), asyncio.Event()), text_reply("42.")]
@@ -118,7 +120,7 @@ async def test_key_of_a_failed_or_cancelled_response_starts_a_new_response(
     assert len({failed.id, cancelled.id, events[-1]["response"]["id"]}) == 3
 
 
-async def test_key_of_a_deleted_response_starts_a_new_response(tmp_path: Path) -> None:
+async def test_idempotency_key_of_a_deleted_response_starts_a_new_response(tmp_path: Path) -> None:
     script = [text_reply("42."), text_reply("43.")]
     async with scripted_backend(script) as backend, responses_client(backend, tmp_path) as mine:
         made = await create_response(mine, "How many?", background=True, extra_headers=KEY)

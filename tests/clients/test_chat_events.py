@@ -98,7 +98,9 @@ def outcome(run_id: str, url: str) -> Frame:
     return {"v": 1, "run_id": run_id, **ended, "files": [file]}
 
 
-async def test_run_sends_the_documented_events(backend: ScriptedBackend, tmp_path: Path) -> None:
+async def test_streamed_run_sends_the_documented_events(
+    backend: ScriptedBackend, tmp_path: Path
+) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:
         answer = await stream_chat(url)
         found = parse_events(answer.text)
@@ -148,7 +150,7 @@ async def test_no_reasoning_follows_the_first_content(
     assert [delta for delta in found[begun:] if "reasoning" in delta] == []
 
 
-async def test_headers_disable_buffering_and_name_the_run(
+async def test_stream_headers_disable_buffering_and_name_the_run(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:
@@ -200,7 +202,7 @@ async def test_usage_is_the_last_chunk_only_if_requested(
         {"sandbox": {"steps": "off"}, "headers": {"X-Sandbox-Steps": "reasoning"}},
     ],
 )
-async def test_with_steps_off_the_stream_has_only_the_models_reasoning(
+async def test_stream_with_steps_off_has_only_the_models_reasoning(
     request_options: dict[str, Any], backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:

@@ -142,7 +142,7 @@ async def test_client_tool_call_arrives_while_the_model_writes_it(
     assert "".join(pieces) == ARGUMENTS_JSON
 
 
-async def test_streamed_call_has_the_id_name_and_arguments_of_the_unstreamed_one(
+async def test_streamed_call_has_the_id_name_and_arguments_of_an_unstreamed_call(
     tmp_path: Path,
 ) -> None:
     async with serve_script([tool_reply(WRITE)] * 2, tmp_path) as (http, _):
@@ -287,7 +287,7 @@ async def test_client_calls_after_an_unknown_tool_in_a_plain_turn_are_sent_once(
 
 
 @every_api
-async def test_interleaved_calls_arrive_complete(
+async def test_client_tool_calls_with_interleaved_pieces_arrive_complete(
     path: str, body: dict[str, Any], arguments_delta: Callable[[Frame], str], tmp_path: Path
 ) -> None:
     mixed = call_chunks(
@@ -346,7 +346,7 @@ async def test_client_call_after_submit_is_not_sent(tmp_path: Path) -> None:
     assert finish_reasons(found) == ("stop", "submitted")
 
 
-async def test_extra_fields_of_a_call_are_kept(tmp_path: Path) -> None:
+async def test_extra_fields_of_a_client_tool_call_are_kept(tmp_path: Path) -> None:
     signed = {**opening(0, "write_file", ARGUMENTS_JSON), "extra_content": {"signature": "abc"}}
     async with serve_script([Frames([*call_chunks(signed), *END])], tmp_path) as (http, _):
         found = await stream_chat(http)
@@ -354,7 +354,7 @@ async def test_extra_fields_of_a_call_are_kept(tmp_path: Path) -> None:
     assert sent_calls(found)[0]["function"]["arguments"] == ARGUMENTS_JSON
 
 
-async def test_calls_of_each_choice_are_streamed(tmp_path: Path) -> None:
+async def test_client_tool_calls_of_each_choice_are_streamed(tmp_path: Path) -> None:
     async with serve_script([tool_reply(WRITE)] * 2, tmp_path) as (http, _):
         found = await stream_chat(http, n=2)
     for choice in (0, 1):
@@ -362,7 +362,7 @@ async def test_calls_of_each_choice_are_streamed(tmp_path: Path) -> None:
         assert made["function"]["arguments"] == ARGUMENTS_JSON
 
 
-async def test_call_is_sent_in_one_piece_when_redaction_is_on(tmp_path: Path) -> None:
+async def test_client_tool_call_is_sent_in_one_piece_when_redaction_is_on(tmp_path: Path) -> None:
     profiles = Profiles.only(Profile(redaction=Redaction(detectors=frozenset({"all"}))))
     async with serve_script([tool_reply(WRITE)], tmp_path, profiles=profiles) as (http, _):
         found = await stream_chat(http)
@@ -384,7 +384,7 @@ async def test_reply_truncated_inside_a_call_fails_without_a_retry(
     assert any("error" in frame for frame in found[-2:])
 
 
-async def test_deadline_during_a_call_ends_it_as_truncated(tmp_path: Path) -> None:
+async def test_deadline_during_a_streamed_call_ends_the_call_as_truncated(tmp_path: Path) -> None:
     begun = Frames([*call_chunks(opening(0, "write_file"), continuation(0, '{"path": "no')), *END])
     script = [Held(begun, asyncio.Event(), after_pieces=2)] * 3
 

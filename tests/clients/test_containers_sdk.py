@@ -124,7 +124,7 @@ async def test_container_file_is_created_listed_read_and_deleted(tmp_path: Path)
     assert content.content == b"n\n1\n"
 
 
-async def test_upload_copied_into_a_container_outlives_its_deletion(tmp_path: Path) -> None:
+async def test_copy_of_an_upload_in_a_container_outlives_the_upload(tmp_path: Path) -> None:
     async with files_server(tmp_path) as url, sdk_client(url) as client:
         upload = await client.files.create(file=("a.txt", b"a"), purpose="user_data")
         box = await client.containers.create(name="mine", file_ids=[upload.id])

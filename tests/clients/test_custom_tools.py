@@ -101,7 +101,9 @@ async def test_custom_tool_call_arrives_while_the_model_writes_it(tmp_path: Path
     assert "".join(pieces) == patch
 
 
-async def test_arguments_without_json_are_the_custom_input(tmp_path: Path) -> None:
+async def test_call_arguments_that_are_no_json_are_the_input_of_a_custom_tool(
+    tmp_path: Path,
+) -> None:
     bare = tool_reply(call("sql") | {"arguments": "select 1"})
     async with sdk_client([bare], tmp_path) as (client, _):
         first = await client.chat.completions.create(
@@ -125,7 +127,7 @@ async def test_custom_calls_from_another_server_are_sent_as_functions(tmp_path: 
     assert json.loads(made["function"]["arguments"]) == {"input": "select 1"}
 
 
-async def test_chat_grammar_is_part_of_the_tool_description(tmp_path: Path) -> None:
+async def test_grammar_of_a_custom_chat_tool_is_part_of_its_description(tmp_path: Path) -> None:
     grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "select .+"}}
     tool: Any = {"type": "custom", "custom": {**SQL["custom"], "format": grammar}}
     async with sdk_client([SQL_CALL], tmp_path) as (client, backend):

@@ -115,7 +115,7 @@ async def test_key_policy_can_lower_the_daily_budget(tmp_path: Path) -> None:
         assert others == [200, 200, 429]
 
 
-async def test_open_server_has_one_daily_budget_for_all(tmp_path: Path) -> None:
+async def test_server_without_keys_has_one_daily_budget_for_all_clients(tmp_path: Path) -> None:
     async with budget_server(tmp_path, DailyBudget(runs=1), keyring=Keyring()) as server:
         statuses = [(await server.post(key=key)).status_code for key in ("mine", "yours", "new")]
         assert statuses == [200, 429, 429]
@@ -172,7 +172,7 @@ async def test_spending_is_not_counted_without_a_budget(tmp_path: Path) -> None:
         assert await server.spent() == Expense()
 
 
-async def test_failing_store_refuses_requests_with_a_budget(tmp_path: Path) -> None:
+async def test_request_with_a_daily_budget_fails_if_the_store_fails(tmp_path: Path) -> None:
     async with budget_server(tmp_path, DailyBudget(runs=9)) as server:
         with connected(tmp_path) as database:
             database.exec_driver_sql("DROP TABLE spending")
@@ -205,7 +205,7 @@ async def test_restart_keeps_the_daily_spending(tmp_path: Path) -> None:
         (DailyBudget(tool_output_chars=5), "daily_tool_output_budget"),
     ],
 )
-async def test_budget_exhausted_during_a_run_ends_it_with_an_answer(
+async def test_daily_budget_exhausted_during_a_run_ends_the_run_with_an_answer(
     path: str, stream: bool, per_day: DailyBudget, reason: str, tmp_path: Path
 ) -> None:
     def script(body: dict[str, Any]) -> Item:
@@ -260,7 +260,7 @@ async def test_concurrent_runs_share_the_daily_budget(tmp_path: Path) -> None:
         assert (await server.spent()).commands == 10
 
 
-async def test_pending_calls_reserve_their_prompt_tokens(tmp_path: Path) -> None:
+async def test_pending_model_calls_reserve_their_prompt_tokens(tmp_path: Path) -> None:
     release = asyncio.Event()
     long = {"messages": [{"role": "user", "content": "x" * 8000}]}
     async with budget_server(
@@ -276,7 +276,7 @@ async def test_pending_calls_reserve_their_prompt_tokens(tmp_path: Path) -> None
         assert (await server.spent()).tokens == 1000
 
 
-async def test_disconnect_during_a_call_spends_its_prompt(tmp_path: Path) -> None:
+async def test_disconnect_during_a_model_call_spends_the_prompt_tokens(tmp_path: Path) -> None:
     never = asyncio.Event()
     long = {"messages": [{"role": "user", "content": "x" * 8000}]}
     async with budget_server(
@@ -289,7 +289,7 @@ async def test_disconnect_during_a_call_spends_its_prompt(tmp_path: Path) -> Non
         assert (await server.spent()).tokens >= 2000
 
 
-async def test_failed_call_spends_no_tokens(tmp_path: Path) -> None:
+async def test_failed_model_call_spends_no_tokens(tmp_path: Path) -> None:
     async with budget_server(tmp_path, DailyBudget(tokens=9999), [Refusal(400)]) as server:
         assert (await server.post()).status_code == 400
         assert await server.spent() == Expense(runs=1)

@@ -82,7 +82,7 @@ async def test_file_url_is_refused(model: str, backend_fetches: bool, tmp_path: 
     assert backend.requests == []
 
 
-async def test_urls_are_passed_to_a_backend_that_fetches(tmp_path: Path) -> None:
+async def test_urls_are_passed_unchanged_to_a_backend_that_fetches_urls(tmp_path: Path) -> None:
     internet = Internet({"inside.example": ["10.0.0.1"]})
     fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
     inputs = Inputs(fetcher=fetcher, backend_fetches_urls=True)

@@ -89,7 +89,7 @@ async def test_unusual_but_harmless_request_is_answered(
 
 
 @pytest.mark.parametrize("query", ["limit=--5", "limit=%2d%2d5"])
-async def test_malformed_limit_is_refused(query: str, tmp_path: Path) -> None:
+async def test_malformed_page_limit_is_refused(query: str, tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

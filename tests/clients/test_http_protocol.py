@@ -94,7 +94,7 @@ async def test_h2c_upgrade_offer_in_a_pipelined_request_is_refused(tmp_path: Pat
 
 
 @pytest.mark.parametrize("begin", [b"", POST, POST + CHUNKED], ids=["line", "head", "trailers"])
-async def test_endless_head_is_refused(begin: bytes, tmp_path: Path) -> None:
+async def test_request_head_without_an_end_is_refused(begin: bytes, tmp_path: Path) -> None:
     flood = [FLOOD] * 20 if begin else [b"GET /" + b"a" * 8000, *[b"a" * 8000] * 20]
     async with raw_connection(tmp_path) as connection:
         try:
@@ -106,7 +106,7 @@ async def test_endless_head_is_refused(begin: bytes, tmp_path: Path) -> None:
         assert await connection.is_closed()
 
 
-async def test_large_head_within_the_limit_is_read(tmp_path: Path) -> None:
+async def test_large_request_head_within_the_limit_is_read(tmp_path: Path) -> None:
     async with raw_connection(tmp_path) as connection:
         await connection.send(POST, *[FLOOD] * 7, LENGTH + BODY)
         assert (await connection.answer())[0] == 200

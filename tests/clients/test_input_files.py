@@ -223,7 +223,7 @@ async def test_long_text_is_in_the_file_that_the_prompt_names(kind: Kind, tmp_pa
         ({"type": "input_file", "file_id": "file-x"}, "file_id", "no file 'file-x'"),
     ],
 )
-async def test_error_names_the_invalid_part(
+async def test_error_names_the_content_part_that_is_invalid(
     part: dict[str, Any], field: str, words: str, tmp_path: Path
 ) -> None:
     async with (

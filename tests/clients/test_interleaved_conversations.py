@@ -29,7 +29,9 @@ def bash(command: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("first", WORDS)
-async def test_last_finished_request_sets_the_files_of_the_next(first: str, tmp_path: Path) -> None:
+async def test_last_finished_request_of_a_session_sets_the_files_of_the_next_request(
+    first: str, tmp_path: Path
+) -> None:
     may_end = {word: asyncio.Event() for word in WORDS}
 
     def script(body: dict[str, Any]) -> Item:

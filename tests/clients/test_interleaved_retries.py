@@ -180,7 +180,7 @@ async def test_sdk_retry_joins_the_abandoned_run_at_every_point(
 
 @pytest.mark.parametrize("point", ["first call", "last call"])
 @pytest.mark.parametrize(("first", "again"), [(KEY, KEY), (FIRST, SECOND)])
-async def test_retry_that_joins_a_failing_run_gets_its_error_and_can_start_another(
+async def test_retry_that_joins_a_failing_run_gets_the_error_and_can_start_another_run(
     first: dict[str, str],
     again: dict[str, str],
     point: str,

@@ -117,7 +117,7 @@ every_api = pytest.mark.parametrize("api", APIS.values(), ids=APIS.keys())
     "before", [[], [BASH], [NARRATED_BASH]], ids=["first", "after a tool", "narrated"]
 )
 @pytest.mark.parametrize("pieces", [AFTER_160, BEFORE_160], ids=["by length", "by time"])
-async def test_prose_is_shown_while_the_backend_holds_the_rest(
+async def test_prose_is_streamed_before_the_backend_has_sent_the_rest(
     tmp_path: Path, api: Api, before: Sequence[Item], pieces: int
 ) -> None:
     seen = asyncio.Event()
@@ -153,7 +153,9 @@ async def test_narration_is_streamed_but_not_part_of_an_unstreamed_answer(
 
 
 @every_api
-async def test_strict_separation_streams_only_the_answer(tmp_path: Path, api: Api) -> None:
+async def test_narration_setting_reasoning_streams_only_the_answer_as_content(
+    tmp_path: Path, api: Api
+) -> None:
     script = by_history([NARRATED_BASH, {**BASH, "content": NARRATION}, SUBMIT])
     with anyio.fail_after(40):
         async with (

@@ -45,7 +45,7 @@ async def post_urls(
         return await client.post("/chat/completions", json=plain_body(*urls))
 
 
-async def test_urls_of_one_host_need_one_lookup(tmp_path: Path) -> None:
+async def test_urls_of_one_host_cause_one_host_lookup(tmp_path: Path) -> None:
     internet = Internet()
     urls = [f"http://allowed.example/{number}.png" for number in range(MANY)]
     assert (await post_urls(tmp_path, internet, *urls)).status_code == 200
@@ -61,7 +61,7 @@ async def test_request_with_too_many_hosts_is_refused(tmp_path: Path) -> None:
     assert f"more than {MAX_HOSTS} hosts" in answer.json()["error"]["message"]
 
 
-async def test_private_host_among_public_ones_is_refused(tmp_path: Path) -> None:
+async def test_private_host_among_public_hosts_is_refused(tmp_path: Path) -> None:
     internet = Internet({"allowed.example": [PUBLIC], "inside.example": ["10.0.0.1"]})
     urls = ["http://allowed.example/a.png", "http://inside.example/b.png"]
     answer = await post_urls(tmp_path, internet, *urls)
@@ -69,7 +69,7 @@ async def test_private_host_among_public_ones_is_refused(tmp_path: Path) -> None
     assert "inside.example/b.png" in answer.json()["error"]["message"]
 
 
-async def test_hosts_are_looked_up_concurrently(tmp_path: Path) -> None:
+async def test_hosts_of_urls_are_looked_up_concurrently(tmp_path: Path) -> None:
     internet, barrier = Internet(), asyncio.Barrier(MAX_CONCURRENT_CHECKS)
 
     async def resolve(host: str) -> Sequence[str]:
@@ -83,7 +83,7 @@ async def test_hosts_are_looked_up_concurrently(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "messages", "embeddings"])
-async def test_disconnect_cancels_the_lookup(path: str, tmp_path: Path) -> None:
+async def test_disconnect_cancels_the_lookup_of_hosts(path: str, tmp_path: Path) -> None:
     started, ended = asyncio.Event(), asyncio.Event()
 
     async def resolve(host: str) -> Sequence[str]:

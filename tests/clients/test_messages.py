@@ -157,7 +157,7 @@ async def test_thinking_block_contains_reasoning_and_steps(tmp_path: Path) -> No
         ("events", ["thinking", "text"], "A dot."),
     ],
 )
-async def test_steps_setting_decides_which_blocks_are_shown(
+async def test_steps_setting_decides_which_blocks_of_a_message_are_shown(
     steps: str, kinds: list[str], expected_reasoning: str, tmp_path: Path
 ) -> None:
     async with messages_client(SCRIPT, tmp_path) as client:
@@ -352,7 +352,7 @@ async def test_late_failure_of_an_unstreamed_answer_is_an_error_body(tmp_path: P
         ({"content": "We", "finish_reason": "content_filter"}, "refusal", None),
     ],
 )
-async def test_stop_reason_is_translated(
+async def test_finish_reason_becomes_the_anthropic_stop_reason(
     reply: Any, reason: str, sequence: str | None, tmp_path: Path
 ) -> None:
     async with messages_client([reply, reply, reply], tmp_path) as client:

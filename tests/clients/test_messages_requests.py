@@ -141,7 +141,7 @@ async def test_client_tool_call_is_streamed_as_a_block(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("thinking", ["adaptive", "disabled"])
-async def test_text_beside_a_client_tool_call_precedes_it(
+async def test_text_beside_a_client_tool_call_is_sent_before_the_call(
     thinking: str, stream: bool, tmp_path: Path
 ) -> None:
     script: list[Any] = [
@@ -191,7 +191,9 @@ async def test_client_editor_keeps_a_name_that_the_sandbox_also_uses(tmp_path: P
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_named_container_keeps_its_files(kind: Kind, tmp_path: Path) -> None:
+async def test_container_named_in_a_message_request_keeps_its_files(
+    kind: Kind, tmp_path: Path
+) -> None:
     script: list[Any] = [
         tool_reply(call("execute_bash", command="echo kept > a.txt")),
         *DONE,
@@ -212,7 +214,7 @@ async def test_named_container_keeps_its_files(kind: Kind, tmp_path: Path) -> No
     assert second["content"][1]["content"]["stdout"] == "kept\n"
 
 
-async def test_unknown_container_starts_a_new_one(tmp_path: Path) -> None:
+async def test_unknown_container_id_starts_a_new_container(tmp_path: Path) -> None:
     script: list[Any] = [tool_reply(call("execute_bash", command="ls")), *DONE]
     async with messages_client(script, tmp_path) as client:
         message = await client.message(tools=[CODE_EXECUTION], container={"id": "container_gone"})
@@ -239,7 +241,7 @@ async def test_output_format_is_enforced(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_request_without_tool_use_is_one_model_call(
+async def test_message_request_that_excludes_tools_is_one_model_call(
     stream: bool, body: Any, tmp_path: Path
 ) -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
@@ -262,7 +264,7 @@ async def test_request_without_tool_use_is_one_model_call(
     assert end["usage"]["output_tokens"] == 1
 
 
-async def test_single_call_over_its_deadline_is_a_504(tmp_path: Path) -> None:
+async def test_single_model_call_over_its_deadline_is_a_504(tmp_path: Path) -> None:
     script: list[Any] = [Held(text_reply("Late."), asyncio.Event())]
     async with messages_client(script, tmp_path) as client:
         response = await client.ask(
@@ -338,7 +340,7 @@ async def test_unavailable_sandbox_is_an_overloaded_error(tmp_path: Path) -> Non
         ("POST", f"{PATH}/batches", 404, "not_found_error"),
     ],
 )
-async def test_other_messages_paths_return_anthropic_errors(
+async def test_unsupported_messages_routes_return_anthropic_errors(
     method: str, path: str, status: int, type: str, tmp_path: Path
 ) -> None:
     async with messages_client([], tmp_path) as client:

@@ -29,7 +29,7 @@ async def metrics_with_backend(handler: Handler, accept: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("accept", ["*/*", "text/plain", PROMETHEUS_ACCEPTS])
-async def test_backend_text_format_is_used_whatever_the_scraper_prefers(
+async def test_metrics_have_the_backend_text_format_whatever_the_scraper_prefers(
     accept: str, tmp_path: Path
 ) -> None:
     asked: list[str] = []
@@ -72,7 +72,7 @@ async def test_openmetrics_of_proxy_and_backend_are_joined(tmp_path: Path) -> No
         ("text/plain; version=1e999; escaping=?", None),
     ],
 )
-async def test_accept_header_selects_the_format(
+async def test_accept_header_selects_the_format_of_the_metrics(
     accept: str, media_type: str | None, tmp_path: Path
 ) -> None:
     answer = await metrics_with_backend(missing, accept, tmp_path)

@@ -296,7 +296,7 @@ async def test_responses_announcement_ends_before_the_steps(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("narration", [NARRATION, NARRATION * 9], ids=["short", "long"])
-async def test_strict_separation_streams_narration_only_as_reasoning(
+async def test_narration_setting_reasoning_streams_narration_only_as_reasoning(
     tmp_path: Path, narration: str
 ) -> None:
     script = by_history([{**BASH, "content": narration}, {**BASH, "content": "More."}, SUBMIT])
@@ -309,7 +309,9 @@ async def test_strict_separation_streams_narration_only_as_reasoning(
     assert "More." in thoughts
 
 
-async def test_strict_separation_streams_an_announcement_as_reasoning(tmp_path: Path) -> None:
+async def test_narration_setting_reasoning_streams_an_announcement_as_reasoning(
+    tmp_path: Path,
+) -> None:
     last_request = await stream_events(
         tmp_path, ANNOUNCED_RUN, chat_http.PATH, "reasoning", **chat_http.BODY
     )
@@ -318,7 +320,9 @@ async def test_strict_separation_streams_an_announcement_as_reasoning(tmp_path: 
     assert ANNOUNCEMENT in thoughts
 
 
-async def test_strict_separation_streams_an_answer_of_prose(tmp_path: Path) -> None:
+async def test_narration_setting_reasoning_streams_an_answer_of_prose_as_content(
+    tmp_path: Path,
+) -> None:
     last_request = await stream_events(
         tmp_path, by_history([text_reply(LONG)]), chat_http.PATH, "reasoning", **chat_http.BODY
     )

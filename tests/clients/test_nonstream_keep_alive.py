@@ -47,7 +47,7 @@ async def test_sdk_reads_an_answer_after_keep_alive_blanks(
     assert len(backend.requests) == 1
 
 
-async def test_blanks_are_sent_until_the_answer(tmp_path: Path) -> None:
+async def test_keep_alive_blanks_are_sent_until_the_answer(tmp_path: Path) -> None:
     release = asyncio.Event()
     async with (
         scripted_backend([Held(text_reply("42"), release)]) as backend,
@@ -68,7 +68,7 @@ async def test_blanks_are_sent_until_the_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sends_blanks", [False, True])
-async def test_error_keeps_its_status_if_no_blank_was_sent(
+async def test_error_keeps_its_status_if_no_keep_alive_blank_was_sent(
     sends_blanks: bool, tmp_path: Path
 ) -> None:
     release = asyncio.Event()
@@ -93,7 +93,7 @@ async def test_error_keeps_its_status_if_no_blank_was_sent(
     assert response.json()["error"]["message"] == "refused"
 
 
-async def test_disconnect_between_blanks_ends_the_run(tmp_path: Path) -> None:
+async def test_disconnect_between_keep_alive_blanks_ends_the_run(tmp_path: Path) -> None:
     async with (
         scripted_backend([Held(text_reply("Never said."), asyncio.Event())]) as backend,
         running_proxy(backend, "memory", tmp_path, **KEEP_ALIVE) as url,
@@ -105,7 +105,7 @@ async def test_disconnect_between_blanks_ends_the_run(tmp_path: Path) -> None:
             await seen.gone.wait()
 
 
-async def test_fast_answer_has_no_blanks(tmp_path: Path) -> None:
+async def test_fast_answer_has_no_keep_alive_blanks(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("42")]) as backend,
         running_proxy(backend, "memory", tmp_path, nonstream_keep_alive_s=3600) as url,

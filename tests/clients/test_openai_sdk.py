@@ -207,7 +207,9 @@ async def test_sync_client_gets_answer_files_and_usage(
         check_usage(completion.usage)
 
 
-async def test_sync_client_streams(backend: ScriptedBackend, kind: Kind, tmp_path: Path) -> None:
+async def test_sync_client_streams_the_answer(
+    backend: ScriptedBackend, kind: Kind, tmp_path: Path
+) -> None:
     def ask(url: str) -> list[ChatCompletionChunk]:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
             completions = client.chat.completions
@@ -218,7 +220,7 @@ async def test_sync_client_streams(backend: ScriptedBackend, kind: Kind, tmp_pat
         await check_outcome(outcome_of_chunks(chunks), url)
 
 
-async def test_stream_has_no_usage_by_default(
+async def test_chat_stream_has_no_usage_by_default(
     backend: ScriptedBackend, kind: Kind, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, kind, tmp_path) as url, openai_client(url) as client:

@@ -63,7 +63,7 @@ async def test_bad_request_names_the_field(
     assert backend.requests == []
 
 
-async def test_missing_field_is_named(tmp_path: Path) -> None:
+async def test_error_names_a_missing_field(tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -98,7 +98,9 @@ async def test_body_that_is_no_json_object_is_refused(content: bytes, tmp_path: 
         lambda client: client.get("/models/fake-model", cast_to=object),
     ],
 )
-async def test_wrong_key_is_refused_first(ask: Any, tmp_path: Path) -> None:
+async def test_wrong_key_is_refused_before_the_body_and_the_model_are_checked(
+    ask: Any, tmp_path: Path
+) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path, keyring=single_key("sk-right")) as url,
@@ -229,7 +231,9 @@ async def test_sdk_does_not_retry_a_run_that_failed_after_a_reply(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_sdk_does_not_retry_what_the_proxy_has_retried(stream: bool, tmp_path: Path) -> None:
+async def test_sdk_does_not_retry_an_error_that_the_proxy_has_retried(
+    stream: bool, tmp_path: Path
+) -> None:
     async with (
         scripted_backend([server_error()] * 30) as backend,
         running_proxy(backend, "memory", tmp_path, status_wait_s=60.0) as url,
@@ -241,7 +245,9 @@ async def test_sdk_does_not_retry_what_the_proxy_has_retried(stream: bool, tmp_p
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_sdk_retries_if_the_proxy_does_not(stream: bool, tmp_path: Path) -> None:
+async def test_sdk_retries_an_error_that_the_proxy_does_not_retry(
+    stream: bool, tmp_path: Path
+) -> None:
     async with scripted_backend([server_error(), text_reply("Here I am.")]) as backend:
         model = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=20)
         async with (
@@ -298,7 +304,7 @@ async def test_context_overflow_is_a_400(stream: bool, tmp_path: Path) -> None:
 # Once the stream has begun
 
 
-async def test_backend_error_during_a_stream_ends_it_with_an_error(
+async def test_backend_error_during_a_stream_ends_the_stream_with_an_error(
     tmp_path: Path,
 ) -> None:
     broken = {"error": {"message": "engine died", "type": "InternalServerError", "code": 500}}

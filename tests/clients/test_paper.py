@@ -128,7 +128,7 @@ async def test_last_user_message_is_the_problem_statement(
     ]
 
 
-async def test_prompt_setting_is_ignored(tmp_path: Path) -> None:
+async def test_prompt_setting_is_ignored_in_the_paper_profile(tmp_path: Path) -> None:
     (body,) = await backend_requests(tmp_path, DONE, sandbox={"prompt": "compute_first"})
     assert body["messages"][0] == {"role": "system", "content": "Work."}
 
@@ -191,7 +191,9 @@ async def test_invalid_arguments_are_sent_back_as_an_object(
     assert answered == expected
 
 
-async def test_streaming_client_gets_the_same_history_and_answer(tmp_path: Path) -> None:
+async def test_streamed_paper_run_has_the_history_and_answer_of_an_unstreamed_run(
+    tmp_path: Path,
+) -> None:
     replies = [{"reasoning": "Hm.", **tool_reply(call("nosuch"), content="I try.")}, DONE]
     whole = await backend_requests(tmp_path / "whole", *replies)
     async with (
@@ -316,7 +318,9 @@ async def test_full_context_ends_the_run_without_compaction(tmp_path: Path) -> N
         assert longer[: len(shorter)] == shorter
 
 
-async def test_silent_backend_times_out_as_the_profile_says(tmp_path: Path) -> None:
+async def test_silent_backend_times_out_after_the_model_timeout_of_the_profile(
+    tmp_path: Path,
+) -> None:
     held = Held(DONE, until=asyncio.Event())
     async with served(tmp_path, [held] * 3, paper_with_limits(model_timeout_s=0.05)) as (_, client):
         params = {"model": "m", "messages": [USER]}

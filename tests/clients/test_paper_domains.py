@@ -115,7 +115,9 @@ async def test_trajectory_limit_of_a_domain_ends_the_run(
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_domain_differs_from_paper_only_in_prompts_and_trajectory_limit(domain: str) -> None:
+def test_domain_profile_differs_from_paper_only_in_prompts_and_trajectory_limit(
+    domain: str,
+) -> None:
     named = profiles(profiles={"short": {"extends": f"paper-{domain}"}}).by_name
     found, general = named[f"paper-{domain}"], named["paper"]
     assert found.isolation == general.isolation
@@ -131,7 +133,7 @@ def test_custom_profile_can_select_a_domain_and_change_its_prompts() -> None:
     assert (agent.prompts.system, agent.prompts.no_call) == (DOMAIN_PROMPTS["math"].system, "Go.")
 
 
-def test_unknown_domain_is_named() -> None:
+def test_error_names_an_unknown_domain() -> None:
     with pytest.raises(ConfigError, match=r"profiles\.lab\.agent\.domain: Input should be"):
         profiles(profiles={"lab": {"extends": "paper", "agent": {"domain": "law"}}})
 
@@ -178,7 +180,7 @@ async def test_prompts_of_the_installed_reference_package_are_sent(
     assert served.by_name["paper"].agent.prompts.system_prompt() == "general in /testbed."
 
 
-def test_prompt_file_precedes_the_package_in_the_profile_paper_only(
+def test_prompt_file_overrides_the_reference_package_only_in_the_profile_paper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_reference(tmp_path)
@@ -190,7 +192,7 @@ def test_prompt_file_precedes_the_package_in_the_profile_paper_only(
     assert named["paper-math"].agent.prompts.system_prompt() == "math in /testbed."
 
 
-def test_missing_reference_package_is_named() -> None:
+def test_error_names_a_missing_reference_package() -> None:
     with pytest.raises(ConfigError) as raised:
         profiles(paper={"prompts": "reference"})
     assert str(raised.value) == (
@@ -199,7 +201,7 @@ def test_missing_reference_package_is_named() -> None:
     )
 
 
-def test_package_with_another_layout_is_named(
+def test_error_names_a_reference_package_with_another_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_reference(tmp_path, message="")

@@ -295,7 +295,7 @@ async def test_closed_path_is_refused_in_any_spelling(
     assert backend.seen == []
 
 
-async def test_request_with_two_lengths_is_refused(tmp_path: Path) -> None:
+async def test_request_with_two_content_lengths_is_refused(tmp_path: Path) -> None:
     """A backend that trusted the second length could take the next request for this body."""
     backend = Recorder()
     async with before(backend.record, tmp_path) as client:
@@ -354,7 +354,7 @@ async def test_websocket_is_refused_by_a_server_with_websocket_support(
     assert json.loads(body["body"])["error"]["code"] == "unsupported_protocol"
 
 
-async def test_backend_without_http_has_no_other_paths(tmp_path: Path) -> None:
+async def test_unknown_path_is_a_404_if_the_backend_is_no_http_server(tmp_path: Path) -> None:
     async with (
         open_sandboxes("memory", tmp_path) as sandboxes,
         serve(make_services(ScriptedModel([]), sandboxes, tmp_path)) as url,

@@ -30,7 +30,7 @@ async def before(handler: Handler, tmp_path: Path) -> AsyncIterator[httpx.AsyncC
         yield client
 
 
-async def test_request_body_is_relayed_in_pieces(tmp_path: Path) -> None:
+async def test_relayed_request_body_is_sent_in_pieces(tmp_path: Path) -> None:
     arrived = asyncio.Event()
 
     async def receive(request: web.Request) -> web.Response:
@@ -50,7 +50,7 @@ async def test_request_body_is_relayed_in_pieces(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text/event-stream", "audio/mpeg", "application/json"])
-async def test_answer_is_relayed_in_pieces(kind: str, tmp_path: Path) -> None:
+async def test_relayed_answer_is_sent_in_pieces(kind: str, tmp_path: Path) -> None:
     received = asyncio.Event()
 
     async def send(request: web.Request) -> web.StreamResponse:
@@ -217,7 +217,7 @@ async def test_relayed_request_is_not_retried(tmp_path: Path) -> None:
     assert seen == ["/ping", "/v1/completions", "/ping", "/v1/evals"]
 
 
-async def test_truncated_answer_does_not_look_complete(
+async def test_truncated_relayed_answer_does_not_look_complete(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def break_off(request: web.Request) -> web.StreamResponse:
@@ -235,7 +235,9 @@ async def test_truncated_answer_does_not_look_complete(
     assert "Traceback" not in caplog.text
 
 
-async def test_refusal_before_the_body_was_read_is_relayed(tmp_path: Path) -> None:
+async def test_backend_refusal_sent_before_the_request_body_was_read_is_relayed(
+    tmp_path: Path,
+) -> None:
     async def refuse(request: web.Request) -> web.Response:
         return web.json_response({"error": {"message": "too large"}}, status=413)
 

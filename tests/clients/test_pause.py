@@ -78,7 +78,7 @@ async def test_relayed_request_and_retry_are_answered_during_a_pause(tmp_path: P
     assert new.status_code == 503
 
 
-async def test_pause_ends_by_itself(tmp_path: Path) -> None:
+async def test_pause_ends_after_its_timeout(tmp_path: Path) -> None:
     async with (
         scripted_backend([ANSWER]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -95,7 +95,7 @@ async def test_pause_ends_by_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("timeout_s", ["0", "-1", "3601", "nan", "soon"])
-async def test_invalid_timeout_is_refused(timeout_s: str, tmp_path: Path) -> None:
+async def test_pause_with_an_invalid_timeout_is_refused(timeout_s: str, tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

@@ -148,7 +148,7 @@ async def test_request_over_its_policy_is_a_403_that_names_the_limit(
         ({}, {"sandbox": {"watch": {"rules": []}}}, "sandbox.watch"),
     ],
 )
-async def test_invalid_policy_field_is_a_400_that_names_it(
+async def test_invalid_policy_field_is_a_400_that_names_the_field(
     headers: dict[str, str], fields: dict[str, Any], param: str, tmp_path: Path
 ) -> None:
     async with served(tmp_path) as (http, _):
@@ -164,7 +164,7 @@ async def test_invalid_policy_field_is_a_400_that_names_it(
         ({}, {"computer": "never", "prompt": "strict", "limits": {"wall_time_s": 5}}),
     ],
 )
-async def test_old_names_in_a_request_work_like_the_new_ones(
+async def test_old_field_names_in_a_request_work_like_the_new_names(
     headers: dict[str, str], sandbox: dict[str, Any], tmp_path: Path
 ) -> None:
     async with served(tmp_path, text_reply("Hello you.")) as (http, _):
@@ -203,7 +203,9 @@ async def test_old_and_new_name_in_a_request_are_a_400_that_names_both(
     assert found == (400, "invalid_value", param, message)
 
 
-async def test_old_name_of_a_setting_is_bounded_like_the_new_one(tmp_path: Path) -> None:
+async def test_setting_under_its_old_name_is_bounded_like_under_its_new_name(
+    tmp_path: Path,
+) -> None:
     async with served(tmp_path) as (http, _):
         found = error(await post_chat(http, sandbox={"limits": {"max_tokens": 10**9}}))
     assert found[:3] == (403, "policy_violation", "sandbox.limits.max_total_tokens")

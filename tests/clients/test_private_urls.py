@@ -229,7 +229,9 @@ async def test_public_url_is_relayed(tmp_path: Path) -> None:
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
     ],
 )
-async def test_address_in_a_text_is_relayed(part: dict[str, Any], tmp_path: Path) -> None:
+async def test_private_address_in_a_text_part_and_data_url_are_relayed(
+    part: dict[str, Any], tmp_path: Path
+) -> None:
     body = {"model": "fake-model:plain", "messages": [{"role": "user", "content": [part]}]}
     async with (
         scripted_backend([text_reply("Seen.")]) as backend,
@@ -290,7 +292,7 @@ async def test_private_url_is_found_in_unparsed_bodies(
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize("body", [PRIVATE, ESCAPED])
-async def test_private_url_is_found_across_body_chunks(
+async def test_private_url_that_spans_body_chunks_is_found(
     body: bytes, size: int, tmp_path: Path
 ) -> None:
     async def pieces() -> AsyncIterator[bytes]:

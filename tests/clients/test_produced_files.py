@@ -152,7 +152,7 @@ async def test_link_expires_before_its_file(tmp_path: Path) -> None:
     assert with_key.content == b"hello\n"
 
 
-async def test_file_opens_with_the_key_but_not_with_a_wrong_one(tmp_path: Path) -> None:
+async def test_produced_file_opens_with_the_key_but_not_with_a_wrong_key(tmp_path: Path) -> None:
     async with produced({"note.txt": "hello\n"}, tmp_path) as made:
         bare = made.link("note.txt").copy_with(query=None)
         answer = await made.browser.get(bare, headers=WITH_KEY)
@@ -161,7 +161,7 @@ async def test_file_opens_with_the_key_but_not_with_a_wrong_one(tmp_path: Path) 
     assert (wrong.status_code, wrong.json()) == (401, DENIED)
 
 
-async def test_links_start_with_the_public_url(tmp_path: Path) -> None:
+async def test_links_to_produced_files_start_with_the_public_url(tmp_path: Path) -> None:
     public = "https://sandbox.example/llm/"
     async with produced({"note.txt": "hello\n"}, tmp_path, public_url=public) as made:
         link = str(made.link("note.txt"))
@@ -210,7 +210,7 @@ async def test_active_content_is_served_as_an_attachment(
     assert answer.headers["cache-control"].startswith("private")
 
 
-async def test_head_returns_the_headers_without_content(tmp_path: Path) -> None:
+async def test_head_request_for_a_produced_file_returns_its_headers_only(tmp_path: Path) -> None:
     async with produced({"note.txt": "hello\n"}, tmp_path) as made:
         link = made.link("note.txt")
         head, got = await made.browser.head(link), await made.browser.get(link)
@@ -229,7 +229,7 @@ async def test_head_returns_the_headers_without_content(tmp_path: Path) -> None:
         ("bytes=0-99", 206, b"hello\n"),
     ],
 )
-async def test_byte_range_is_served(
+async def test_byte_range_of_a_produced_file_is_served(
     byte_range: str, status: int, content: bytes, tmp_path: Path
 ) -> None:
     async with produced({"note.txt": "hello\n"}, tmp_path) as made:
@@ -312,7 +312,9 @@ async def test_files_of_the_same_name_in_two_folders_are_both_served(tmp_path: P
         ("{container}", "_"),
     ],
 )
-async def test_path_traversal_is_not_found(container: str, file: str, tmp_path: Path) -> None:
+async def test_link_with_path_traversal_is_not_found(
+    container: str, file: str, tmp_path: Path
+) -> None:
     async with produced({"note.txt": "hello\n"}, tmp_path) as made:
         _, _, _, own_container, _, own_file, _ = made.link("note.txt").path.split("/")
         place = f"{container}/files/{file}".format(container=own_container, file=own_file)

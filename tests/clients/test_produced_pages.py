@@ -113,7 +113,9 @@ async def test_text_and_image_files_are_shown_inline_with_their_declared_types(
             assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_files_left_out_are_listed_with_the_reason(tmp_path: Path) -> None:
+async def test_produced_files_that_are_not_returned_are_listed_with_the_reason(
+    tmp_path: Path,
+) -> None:
     limits = ArtifactLimits(max_files=1, deny_types=("text/html", ".svg"))
     texts = {"a.html": "x", "b.svg": "x", "c.csv": "x", "d.csv": "xyz"}
     async with produced(texts, tmp_path, profiles=Profiles.only(Profile(artifacts=limits))) as made:

@@ -73,7 +73,7 @@ async def test_sdk_retries_after_timeouts_join_one_run(tmp_path: Path) -> None:
     assert len(backend.requests) == 1
 
 
-async def test_sdk_retry_gets_a_run_that_ended_meanwhile(
+async def test_sdk_retry_gets_the_result_of_a_run_that_ended_before_the_retry(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -115,7 +115,7 @@ async def test_sdk_retry_joins_a_run_before_the_disconnect_is_noticed(
     assert len(backend.requests) == 1
 
 
-async def test_equal_requests_without_a_key_are_two_runs(tmp_path: Path) -> None:
+async def test_equal_requests_without_an_idempotency_key_are_two_runs(tmp_path: Path) -> None:
     release = asyncio.Event()
     script = [Held(text_reply("one"), release), Held(text_reply("two"), release)]
     async with (
@@ -205,7 +205,7 @@ async def test_run_of_another_key_is_not_joined(headers: dict[str, str], tmp_pat
 
 
 @pytest.mark.parametrize("streams", [(False, True), (True, False), (True, True), (False, False)])
-async def test_same_idempotency_key_joins_the_run_streamed_or_not(
+async def test_same_idempotency_key_joins_the_run_of_a_streamed_or_unstreamed_request(
     streams: tuple[bool, bool], tmp_path: Path
 ) -> None:
     release = asyncio.Event()
@@ -236,7 +236,7 @@ async def test_same_idempotency_key_joins_the_run_streamed_or_not(
     assert len(backend.requests) == 2
 
 
-async def test_concurrent_requests_with_one_key_are_one_run(tmp_path: Path) -> None:
+async def test_concurrent_requests_with_one_idempotency_key_are_one_run(tmp_path: Path) -> None:
     async with scripted_backend([text_reply("42")]) as backend:
         sandboxes, model = MemorySandboxes(), model_client(backend)
         async with (
@@ -254,7 +254,7 @@ async def test_concurrent_requests_with_one_key_are_one_run(tmp_path: Path) -> N
     assert (len(backend.requests), sandboxes.opened) == (1, sandboxes.closed)
 
 
-async def test_finished_result_is_returned_again(tmp_path: Path) -> None:
+async def test_repeated_idempotency_key_returns_the_finished_result(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("42")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -267,7 +267,7 @@ async def test_finished_result_is_returned_again(tmp_path: Path) -> None:
     assert len(backend.requests) == 1
 
 
-async def test_failed_run_is_started_again(tmp_path: Path) -> None:
+async def test_failed_run_of_an_idempotency_key_is_started_again(tmp_path: Path) -> None:
     async with (
         scripted_backend([*[Refusal(500)] * ATTEMPTS, text_reply("42")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -312,7 +312,7 @@ async def pieces_of_call(http: httpx.AsyncClient, **body: Any) -> AsyncIterator[
                     yield piece
 
 
-async def test_late_subscriber_gets_the_complete_call(tmp_path: Path) -> None:
+async def test_late_subscriber_gets_the_complete_client_tool_call(tmp_path: Path) -> None:
     written = json.dumps({"text": "a line of a file, " * 5})
     reply = tool_reply({"name": "write_file", "arguments": written})
     function = {"name": "write_file", "parameters": {"type": "object"}}

@@ -58,7 +58,7 @@ async def two_servers(
             yield first, second
 
 
-async def test_retry_at_another_server_streams_the_run_as_it_goes(
+async def test_retry_at_another_server_streams_the_run_while_it_continues(
     database: URL, tmp_path: Path
 ) -> None:
     release = asyncio.Event()
@@ -129,7 +129,7 @@ async def test_server_without_its_database_is_alive_but_not_ready(
     assert down[1].json()["error"]["code"] == "store_unavailable"
 
 
-async def test_answer_of_one_server_is_replayed_by_the_other(database: URL, tmp_path: Path) -> None:
+async def test_answer_of_a_run_is_replayed_by_another_server(database: URL, tmp_path: Path) -> None:
     async with (
         scripted_backend([STEP, text_reply("It is 42.")]) as backend,
         two_servers(backend, database, tmp_path) as (first, second),

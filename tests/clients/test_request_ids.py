@@ -95,7 +95,7 @@ async def test_request_id_of_a_failed_run_is_logged(
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/batches/none/cancel"])
-async def test_anthropic_request_id_header_is_the_same(path: str, tmp_path: Path) -> None:
+async def test_anthropic_request_id_header_equals_the_request_id(path: str, tmp_path: Path) -> None:
     answer = await send(tmp_path, "POST", path, content=b"{")
     assert answer.headers["request-id"] == answer.headers["x-request-id"]
 

@@ -61,7 +61,7 @@ def text(response: Any) -> str:
     return found
 
 
-async def test_events_are_sent_as_they_happen(tmp_path: Path) -> None:
+async def test_response_events_are_streamed_while_the_run_continues(tmp_path: Path) -> None:
     first, second = asyncio.Event(), asyncio.Event()
     script = [Held(ECHO, first), Held(DONE, second)]
     asked = {**BODY, "tools": [SHELL], "stream": True}
@@ -89,7 +89,7 @@ PROFILES: dict[str, list[str]] = {
 
 @pytest.mark.parametrize("tools", [[], [SHELL]])
 @pytest.mark.parametrize("profile", PROFILES)
-async def test_steps_setting_decides_the_output_items(
+async def test_steps_setting_decides_the_output_items_of_a_response(
     profile: str, tools: list[Any], tmp_path: Path
 ) -> None:
     async with responses_http([ECHO, DONE], tmp_path) as (client, _):
@@ -205,7 +205,9 @@ async def test_earlier_step_items_are_not_sent_to_the_model(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_tool_choice_none_is_one_model_call(stream: bool, tmp_path: Path) -> None:
+async def test_response_with_tool_choice_none_is_one_model_call(
+    stream: bool, tmp_path: Path
+) -> None:
     async with responses_http([{"reasoning": "Hm.", "content": "42"}], tmp_path) as (
         client,
         backend,
@@ -223,7 +225,7 @@ async def test_tool_choice_none_is_one_model_call(stream: bool, tmp_path: Path) 
     assert "tools" not in body
 
 
-async def test_chat_ui_task_is_one_model_call(tmp_path: Path) -> None:
+async def test_utility_request_of_a_chat_ui_is_one_model_call(tmp_path: Path) -> None:
     task = {"x-openwebui-task": "title_generation"}
     async with responses_http([text_reply("A title")], tmp_path) as (client, backend):
         answer = await client.post("/responses", json=BODY, headers=task)

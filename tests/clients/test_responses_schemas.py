@@ -146,7 +146,7 @@ def joined_deltas(stream: list[dict[str, Any]], item: dict[str, Any], kind: str)
 
 
 @pytest.mark.parametrize(("script", "body"), RUNS.values(), ids=RUNS)
-async def test_response_matches_the_schema(
+async def test_response_matches_the_openai_schema(
     script: list[Item], body: dict[str, Any], tmp_path: Path
 ) -> None:
     response = (await post(script, body, tmp_path)).json()

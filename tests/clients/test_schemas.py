@@ -68,7 +68,7 @@ def parse_chunks(text: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("script", "body"), RUNS.values(), ids=RUNS)
-async def test_completion_matches_the_schema(
+async def test_completion_matches_the_openai_schema(
     script: list[Item], body: dict[str, Any], tmp_path: Path
 ) -> None:
     completion = (await post(script, body, tmp_path)).json()
@@ -81,7 +81,7 @@ async def test_completion_matches_the_schema(
 
 
 @pytest.mark.parametrize(("script", "body"), RUNS.values(), ids=RUNS)
-async def test_stream_chunks_match_the_schema(
+async def test_stream_chunks_match_the_openai_schema(
     script: list[Item], body: dict[str, Any], tmp_path: Path
 ) -> None:
     streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
@@ -121,7 +121,7 @@ async def test_log_probabilities_have_content_and_refusal_lists(
 
 
 @pytest.mark.parametrize(("script", "body", "status"), FAILURES.values(), ids=FAILURES)
-async def test_error_matches_the_schema(
+async def test_error_matches_the_openai_schema(
     script: list[Item], body: dict[str, Any], status: int, tmp_path: Path
 ) -> None:
     answer = await post(script, body, tmp_path)
@@ -144,7 +144,7 @@ async def test_error_matches_the_schema(
         ("POST", "/v1/chat/completions", b'{"temperature": NaN}', 400),
     ],
 )
-async def test_error_of_any_route_matches_the_schema(
+async def test_error_of_any_route_matches_the_openai_schema(
     method: str, path: str, content: bytes, status: int, tmp_path: Path
 ) -> None:
     async with (
@@ -165,7 +165,9 @@ async def test_error_of_any_route_matches_the_schema(
         ("/v1/containers/cntr_x/files/cfile_x", "DELETE, GET"),
     ],
 )
-async def test_wrong_method_lists_the_allowed_ones(path: str, methods: str, tmp_path: Path) -> None:
+async def test_error_for_a_wrong_method_lists_the_allowed_methods(
+    path: str, methods: str, tmp_path: Path
+) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

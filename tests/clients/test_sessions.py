@@ -85,7 +85,9 @@ async def test_chat_id_header_restores_the_files(kind: Kind, restart: bool, tmp_
     assert ("restored" in second["sandbox"]) == restart
 
 
-async def test_edited_question_sees_the_files_from_before_it(tmp_path: Path) -> None:
+async def test_run_of_an_edited_question_has_the_files_from_before_the_question(
+    tmp_path: Path,
+) -> None:
     script = [
         *(bash("echo one > file"), text_reply("Done.")),
         *(bash("echo two > file"), text_reply("Done.")),
@@ -208,7 +210,7 @@ async def test_expired_suspended_run_is_rebuilt_from_messages_and_files(
     assert second["sandbox"]["restored"] is True
 
 
-async def test_suspended_run_belongs_to_its_key(tmp_path: Path) -> None:
+async def test_suspended_run_is_not_resumed_with_another_key(tmp_path: Path) -> None:
     script = [tool_reply(call("weather", city="Bonn")), text_reply("It rains.")]
     async with (
         scripted_backend(script) as backend,
@@ -269,7 +271,7 @@ async def test_repeated_first_question_starts_without_files(tmp_path: Path) -> N
     assert names == ["file", "file"]
 
 
-async def test_input_file_replaces_an_earlier_one_of_the_same_name(tmp_path: Path) -> None:
+async def test_input_file_replaces_an_earlier_file_of_the_same_name(tmp_path: Path) -> None:
     script = [bash("cat documents/data.csv"), text_reply("Done.")]
     script += [bash("cat documents/data.csv; echo mine > documents/data.csv"), text_reply("Done.")]
     script += [bash("cat documents/data.csv"), text_reply("Done.")]
@@ -308,7 +310,7 @@ async def test_resumed_run_ignores_an_older_answer_file(
     assert message(last)["content"] == "It rains."
 
 
-async def test_unknown_tool_call_id_is_accepted(tmp_path: Path) -> None:
+async def test_tool_result_with_an_unknown_call_id_is_accepted(tmp_path: Path) -> None:
     script = [tool_reply(call("weather", city="Bonn")), text_reply("It rains.")]
     async with (
         scripted_backend(script) as backend,

@@ -113,7 +113,7 @@ async def test_compacted_observation_is_found_in_a_file(
 @pytest.mark.parametrize("reports", [True, False], ids=["usage", "no usage"])
 @pytest.mark.parametrize("listed", [4096, None, 1_000_000, 300], ids=str)
 @pytest.mark.parametrize("refuse", [vllm, wordless])
-async def test_run_finishes_whatever_window_the_backend_reports(
+async def test_run_finishes_whatever_context_window_the_backend_reports(
     tmp_path: Path, refuse: Refuse, listed: int | None, reports: bool, stream: bool
 ) -> None:
     def count_reply(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,7 +138,7 @@ async def test_run_finishes_whatever_window_the_backend_reports(
         assert model.refused == 0
 
 
-async def test_window_learned_from_a_refusal_is_reused(tmp_path: Path) -> None:
+async def test_context_window_learned_from_a_refusal_is_reused(tmp_path: Path) -> None:
     model = SmallWindow(search_reply)
     async with small_context_client(model, "bubblewrap", tmp_path, listed=None) as client:
         await complete(client)

@@ -286,7 +286,7 @@ async def test_client_that_joins_a_failing_run_gets_the_backend_status(tmp_path:
     assert found == [404] * 3
 
 
-async def test_request_whose_choices_are_refused_gets_the_status_of_the_first_one(
+async def test_request_whose_choices_are_refused_gets_the_status_of_the_first_choice(
     tmp_path: Path,
 ) -> None:
     async with (

@@ -71,7 +71,7 @@ def read_by_open_webui(text: str) -> OpenWebUI:
 
 
 @pytest.mark.parametrize("profile", STEPS_MODES)
-async def test_sdk_streams_the_same_answer_under_each_setting(
+async def test_sdk_streams_the_same_answer_under_each_steps_setting(
     profile: str, backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url, openai_client(url) as client:
@@ -92,7 +92,7 @@ async def test_sdk_streams_the_same_answer_under_each_setting(
 
 
 @pytest.mark.parametrize("profile", STEPS_MODES)
-async def test_sdk_stream_helper_accepts_each_setting(
+async def test_sdk_stream_helper_accepts_each_steps_setting(
     profile: str, backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     asked: Json = {"model": "fake-model", "messages": MESSAGES}
@@ -110,7 +110,7 @@ async def test_sdk_stream_helper_accepts_each_setting(
 
 
 @pytest.mark.parametrize("profile", STEPS_MODES)
-async def test_stream_invariants_hold_under_each_setting(
+async def test_chat_stream_is_well_formed_under_each_steps_setting(
     profile: str, backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:
@@ -131,7 +131,7 @@ async def test_stream_invariants_hold_under_each_setting(
 
 
 @pytest.mark.parametrize("profile", STEPS_MODES)
-async def test_missing_sandbox_fails_the_same_under_each_setting(
+async def test_missing_sandbox_causes_the_same_error_under_each_steps_setting(
     profile: str, tmp_path: Path
 ) -> None:
     sandboxes = MemorySandboxes(failure=NoFreeSandboxError("all are lent", retry_after_s=1.0))
@@ -168,7 +168,7 @@ async def test_missing_sandbox_fails_the_same_under_each_setting(
         ("auto", OPEN_WEBUI, {"sandbox": {"steps": "reasoning"}}, "reasoning"),
     ],
 )
-async def test_body_overrides_header_and_header_overrides_server(
+async def test_steps_in_the_body_override_the_header_and_the_header_overrides_the_server(
     setting: str,
     header: dict[str, str],
     body: Json,
@@ -229,7 +229,7 @@ async def test_unstreamed_answer_contains_step_items(
     ]
 
 
-async def test_unstreamed_answer_contains_all_events_except_output(
+async def test_unstreamed_answer_contains_all_step_events_except_output(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:

@@ -181,7 +181,9 @@ async def test_function_result_resumes_the_suspended_run(restart: bool, tmp_path
     assert container_of(second) == container_of(first)
 
 
-async def test_response_without_a_sandbox_keeps_the_files_for_the_next(tmp_path: Path) -> None:
+async def test_response_without_a_sandbox_keeps_the_files_for_the_next_response(
+    tmp_path: Path,
+) -> None:
     script = [
         *(bash("echo one > file"), text_reply("Done.")),
         text_reply("Nothing."),

@@ -76,7 +76,9 @@ async def test_result_of_an_idempotency_key_survives_a_restart(
 
 
 @pytest.mark.parametrize("later_s", [KEEP_S - 1, KEEP_S])
-async def test_expired_result_is_computed_again(later_s: float, tmp_path: Path) -> None:
+async def test_idempotency_key_with_an_expired_result_starts_a_new_run(
+    later_s: float, tmp_path: Path
+) -> None:
     clock, answers = ManualClock(), []
     async with scripted_backend([text_reply("one"), text_reply("two")]) as backend:
         for _ in range(2):
@@ -198,7 +200,7 @@ async def test_same_idempotency_key_in_two_processes_is_one_run(
     assert len(backend.requests) == 2
 
 
-async def test_many_requests_with_one_idempotency_key_in_two_processes_are_one_run(
+async def test_concurrent_requests_with_one_idempotency_key_in_two_processes_are_one_run(
     tmp_path: Path,
 ) -> None:
     async with (

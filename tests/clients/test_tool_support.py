@@ -77,7 +77,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("tokenizes", ["with tools", "no"])
-async def test_model_whose_template_ignores_tools_is_answered_plain(
+async def test_model_whose_template_ignores_tools_is_answered_without_a_sandbox(
     tokenizes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = FakeEngine(template="ignores tools", tokenizes=tokenizes)
@@ -95,7 +95,7 @@ async def test_model_whose_template_ignores_tools_is_answered_plain(
     assert [response.headers[DETAIL] in line for line in warnings(caplog)] == [True]
 
 
-async def test_model_whose_server_refuses_tools_is_answered_plain(
+async def test_model_whose_server_refuses_tools_is_answered_without_a_sandbox(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = FakeEngine(refusal=NO_PARSER)
@@ -132,7 +132,7 @@ async def test_model_with_tool_support_keeps_its_sandbox(
         pytest.param(FakeEngine(template="ignores tools", version=None), id="a hosted provider"),
     ],
 )
-async def test_model_without_a_verdict_keeps_its_sandbox(
+async def test_model_without_a_tool_verdict_keeps_its_sandbox(
     engine: FakeEngine, tmp_path: Path
 ) -> None:
     async with served(engine, tmp_path, is_local=False) as server:
@@ -150,7 +150,7 @@ async def test_unlisted_model_is_not_probed_for_tool_support(tmp_path: Path) -> 
     assert (engine.probes, engine.paths) == ([], [])
 
 
-async def test_verdict_survives_a_restart(tmp_path: Path) -> None:
+async def test_tool_verdict_survives_a_restart(tmp_path: Path) -> None:
     engine = FakeEngine(refusal=NO_PARSER)
     async with served(engine, tmp_path) as server:
         await server.ask_with_verdict()
@@ -161,7 +161,7 @@ async def test_verdict_survives_a_restart(tmp_path: Path) -> None:
     assert [body for body in engine.client_requests if body.get("tools")] == []
 
 
-async def test_positive_verdict_holds_until_the_engine_version_changes(tmp_path: Path) -> None:
+async def test_positive_tool_verdict_holds_until_the_engine_version_changes(tmp_path: Path) -> None:
     engine = FakeEngine()
     async with served(engine, tmp_path) as server:
         await server.ask_with_verdict()
@@ -175,7 +175,9 @@ async def test_positive_verdict_holds_until_the_engine_version_changes(tmp_path:
     assert response.headers[ROUTE] == "tools_ignored"
 
 
-async def test_positive_verdict_holds_for_a_day_without_a_version(tmp_path: Path) -> None:
+async def test_positive_tool_verdict_holds_for_a_day_if_the_engine_has_no_version(
+    tmp_path: Path,
+) -> None:
     engine = FakeEngine(version=None)
     async with served(engine, tmp_path) as server:
         await server.ask_with_verdict()
@@ -198,7 +200,7 @@ async def test_negative_tool_verdict_is_checked_again_after_an_interval(tmp_path
     assert response.json()["sandbox"]["route"] == "auto"
 
 
-async def test_single_tool_refusal_does_not_change_the_verdict(tmp_path: Path) -> None:
+async def test_single_tool_refusal_does_not_change_the_tool_verdict(tmp_path: Path) -> None:
     engine = FakeEngine()
     async with served(engine, tmp_path) as server:
         await server.ask_with_verdict()
@@ -254,7 +256,9 @@ async def test_setting_tool_support_to_always_sends_no_probes(tmp_path: Path) ->
     assert (engine.probes, engine.paths) == ([], [])
 
 
-async def test_tool_support_of_a_model_overrides_that_of_the_backend(tmp_path: Path) -> None:
+async def test_tool_support_setting_of_a_model_overrides_the_backend_setting(
+    tmp_path: Path,
+) -> None:
     engine = FakeEngine()
     settings = ToolSettings("always", [("small*", "never"), ("*", "always")])
     async with served(engine, tmp_path, settings) as server:
@@ -292,7 +296,9 @@ async def test_required_sandbox_turns_a_tool_refusal_into_a_400(tmp_path: Path) 
         assert "--tool-call-parser PARSER" in response.json()["error"]["message"]
 
 
-async def test_request_refused_for_its_tools_is_retried_plain(tmp_path: Path) -> None:
+async def test_request_that_the_backend_refuses_for_its_tools_is_retried_without_tools(
+    tmp_path: Path,
+) -> None:
     engine = FakeEngine(refusal=NO_PARSER)
     async with served(engine, tmp_path) as server:
         response = await post_chat(server.http)
@@ -322,7 +328,7 @@ async def test_malformed_calls_withdraw_the_sandbox_from_the_model_for_one_key(
     assert [response.json()["sandbox"]["route"] for response in (other, later)] == ["auto", "auto"]
 
 
-async def test_responses_and_messages_of_a_model_without_tools_are_answered_plain(
+async def test_responses_and_messages_of_a_model_without_tools_get_no_sandbox(
     tmp_path: Path,
 ) -> None:
     engine = FakeEngine(template="ignores tools")
@@ -365,7 +371,7 @@ async def upload(http: httpx.AsyncClient) -> str:
 
 
 @pytest.mark.parametrize("settings", [PROBE, NEVER])
-async def test_upload_for_a_model_without_tools_is_refused(
+async def test_upload_for_a_model_without_tools_is_refused_by_chat_completions(
     settings: ToolSettings, tmp_path: Path
 ) -> None:
     engine = FakeEngine(template="ignores tools")
@@ -396,7 +402,9 @@ async def test_upload_for_a_model_without_tools_is_refused(
     assert errors == [{"message": message, **code}] * 3
 
 
-async def test_upload_is_refused_by_responses_and_messages(tmp_path: Path) -> None:
+async def test_upload_for_a_model_without_tools_is_refused_by_responses_and_messages(
+    tmp_path: Path,
+) -> None:
     async with served(FakeEngine(), tmp_path, NEVER) as server:
         file_id = await upload(server.http)
         part = {"type": "input_file", "file_id": file_id}
@@ -419,7 +427,9 @@ async def test_upload_is_refused_by_responses_and_messages(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_refusal_of_file_parts_is_explained(stream: bool, tmp_path: Path) -> None:
+async def test_error_explains_the_refusal_of_file_parts_by_the_backend(
+    stream: bool, tmp_path: Path
+) -> None:
     async with served(FakeEngine(), tmp_path, NEVER, reply=without_file_parts) as server:
         chat = await post_chat(server.http, **with_part(INLINE), stream=stream)
         part = {"type": "input_file", **INLINE["file"]}
@@ -452,7 +462,7 @@ async def test_file_part_that_the_backend_accepts_is_relayed(tmp_path: Path) -> 
     ],
     ids=["plain", "picture", "context", "rate"],
 )
-async def test_other_refusals_reach_the_client_unchanged(
+async def test_refusals_that_do_not_concern_file_parts_reach_the_client_unchanged(
     model: str, part: dict[str, Any], refusal: Refusal, tmp_path: Path
 ) -> None:
     async with served(FakeEngine(), tmp_path, NEVER, reply=lambda body: refusal) as server:

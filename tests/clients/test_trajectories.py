@@ -251,7 +251,7 @@ async def test_idempotent_retry_has_the_trajectory_of_the_first_attempt(tmp_path
     assert different.status_code == 422
 
 
-async def test_run_after_client_tool_results_names_the_run_that_it_continues(
+async def test_trajectory_after_client_tool_results_names_the_suspended_run(
     tmp_path: Path,
 ) -> None:
     script = [tool_reply(call("execute_bash", command="echo 1")), tool_reply(call("weather"))]
@@ -360,7 +360,9 @@ async def test_only_the_owner_reads_and_deletes_a_trajectory(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("path", ["/v1/runs/{}/trajectory", "/v1/responses/resp_{}"])
-async def test_deleted_trajectory_is_gone(path: str, tmp_path: Path) -> None:
+async def test_deleted_trajectory_is_a_404_with_the_code_trajectory_deleted(
+    path: str, tmp_path: Path
+) -> None:
     async with (
         scripted_backend([ANSWER]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -396,7 +398,9 @@ async def test_trajectory_of_a_cancelled_run_has_the_turns_up_to_its_end(tmp_pat
 
 
 @pytest.mark.parametrize("later_s", [3599, 3600])
-async def test_expired_trajectory_is_named_as_expired(later_s: int, tmp_path: Path) -> None:
+async def test_expired_trajectory_is_a_404_with_the_code_trajectory_expired(
+    later_s: int, tmp_path: Path
+) -> None:
     clock = ManualClock()
 
     def files() -> FileStore:
@@ -430,7 +434,7 @@ async def test_expired_trajectory_is_named_as_expired(later_s: int, tmp_path: Pa
     ("script", "status", "code"),
     [([STEP, Refusal(400)], "failed", "BadRequestError"), ([STEP], "cancelled", None)],
 )
-async def test_failed_or_cancelled_run_keeps_what_was_done(
+async def test_trajectory_of_a_failed_or_cancelled_run_keeps_the_earlier_tool_calls(
     script: list[Any], status: str, code: str | None, tmp_path: Path
 ) -> None:
     held = Held(ANSWER, asyncio.Event())
@@ -456,7 +460,7 @@ async def test_failed_or_cancelled_run_keeps_what_was_done(
 
 
 @sqlite_only
-async def test_trajectory_of_a_running_run_has_what_was_done_so_far(
+async def test_trajectory_of_a_running_run_has_the_tool_calls_so_far(
     tmp_path: Path,
 ) -> None:
     release = asyncio.Event()
@@ -489,7 +493,7 @@ async def test_trajectory_of_a_running_run_has_what_was_done_so_far(
     assert lost["tool_calls"] == ended["tool_calls"] == found["tool_calls"]
 
 
-async def test_trajectory_of_a_running_run_that_is_deleted_does_not_come_back(
+async def test_deleted_trajectory_of_a_running_run_is_not_created_again(
     tmp_path: Path,
 ) -> None:
     release = asyncio.Event()

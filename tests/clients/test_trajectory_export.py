@@ -38,7 +38,7 @@ async def reward(http: httpx.AsyncClient, run_id: str, value: float | None) -> N
     (await http.post(f"/v1/trajectories/{run_id}/reward", json=body)).raise_for_status()
 
 
-async def test_run_is_one_line_in_each_format(tmp_path: Path) -> None:
+async def test_run_is_one_line_of_an_export_in_each_format(tmp_path: Path) -> None:
     async with (
         scripted_backend([STEP, ANSWER], has_tokens=True) as backend,
         running_proxy(backend, "memory", tmp_path, profiles=ALLOWED) as url,
@@ -107,7 +107,7 @@ async def test_sft_line_of_a_submitted_run_ends_with_the_reply(tmp_path: Path) -
     assert line["messages"][-1]["tool_calls"][0]["function"]["name"] == "submit"
 
 
-async def test_each_segment_is_a_row_with_the_same_reward(tmp_path: Path) -> None:
+async def test_each_token_segment_is_an_exported_row_with_the_same_reward(tmp_path: Path) -> None:
     async with (
         scripted_backend(
             [{**STEP, "reasoning": "I run echo."}, ANSWER], has_tokens=True
@@ -150,7 +150,7 @@ async def test_export_and_list_are_filtered_by_group_and_task(tmp_path: Path) ->
     ]
 
 
-async def test_run_whose_sandbox_was_lost_has_no_reward(tmp_path: Path) -> None:
+async def test_exported_run_whose_sandbox_was_lost_has_no_reward(tmp_path: Path) -> None:
     script: list[Item] = [STEP, STEP, ANSWER]
 
     def reply(body: dict[str, Any]) -> Item:
@@ -173,7 +173,7 @@ async def test_run_whose_sandbox_was_lost_has_no_reward(tmp_path: Path) -> None:
     assert (row["outcome"], row["reward"]) == ("infra_error", None)
 
 
-async def test_failed_run_has_no_reward(tmp_path: Path) -> None:
+async def test_exported_failed_run_has_no_reward(tmp_path: Path) -> None:
     async with (
         scripted_backend([STEP, *[Refusal(400, "bad request")] * 5], has_tokens=True) as backend,
         running_proxy(backend, "memory", tmp_path, profiles=ALLOWED) as url,
@@ -241,7 +241,7 @@ async def test_export_in_an_unknown_format_is_refused(tmp_path: Path, query: str
     assert refused.json()["error"]["param"] == "format"
 
 
-async def test_labels_of_other_types_are_ignored(tmp_path: Path) -> None:
+async def test_invalid_trajectory_labels_are_ignored(tmp_path: Path) -> None:
     bodies: list[Any] = [{"group_id": 5}, {"group_id": "x" * 513}, {"group_id": ""}]
     async with (
         scripted_backend([ANSWER] * 3, has_tokens=True) as backend,

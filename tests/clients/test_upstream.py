@@ -115,7 +115,7 @@ async def test_every_api_accepts_an_upstream(
         "",
     ],
 )
-async def test_url_that_is_not_allowed_is_refused(upstream: str, tmp_path: Path) -> None:
+async def test_upstream_url_that_is_not_allowed_is_refused(upstream: str, tmp_path: Path) -> None:
     async with (
         scripted_backend(by_history(REPLIES)) as backend,
         gateway(backend) as between,
@@ -197,7 +197,7 @@ async def test_refusal_of_a_gateway_does_not_change_requests_to_the_backend(
         assert seen.body["tools"]
 
 
-async def test_upstream_that_is_down_is_an_error_of_the_backend(tmp_path: Path) -> None:
+async def test_unreachable_upstream_is_an_error_of_the_backend(tmp_path: Path) -> None:
     async with (
         scripted_backend(REPLIES) as backend,
         running_proxy(backend, "memory", tmp_path, upstreams=(DOWN,)) as url,

@@ -36,7 +36,7 @@ from policies.answer_form import is_answer
         "Illustration: see plot.png.",
     ],
 )
-def test_text_is_an_answer(text: str) -> None:
+def test_prose_that_announces_no_next_step_is_a_final_answer(text: str) -> None:
     assert is_answer(text, "stop")
 
 
@@ -69,14 +69,16 @@ def test_text_is_an_answer(text: str) -> None:
         "Working on it\N{HORIZONTAL ELLIPSIS}",
     ],
 )
-def test_announcement_of_more_work_is_no_answer(text: str) -> None:
+def test_prose_that_announces_more_work_is_no_final_answer(text: str) -> None:
     assert not is_answer(text, "stop")
 
 
 @pytest.mark.parametrize("finish_reason", ["stop", "tool_calls", "content_filter", "eos"])
-def test_complete_text_is_an_answer_for_any_finish_reason(finish_reason: str) -> None:
+def test_complete_prose_is_a_final_answer_for_any_finish_reason_but_length(
+    finish_reason: str,
+) -> None:
     assert is_answer("There are 42.", finish_reason)
 
 
-def test_truncated_text_is_no_answer() -> None:
+def test_truncated_prose_is_no_final_answer() -> None:
     assert not is_answer("There are 42.", "length")

@@ -31,7 +31,7 @@ def selected(files: list[ProducedFile], **limits: Any) -> tuple[list[str], list[
     return names, skipped
 
 
-def test_files_within_the_limits_are_chosen_in_order() -> None:
+def test_produced_files_within_the_limits_are_returned_in_order() -> None:
     assert selected([file("b"), file("a", 0), file("c", MIB)]) == (["b", "a", "c"], [])
 
 
@@ -40,7 +40,7 @@ def test_answer_file_is_not_an_artifact() -> None:
     assert selected(files) == (["sub/answer.txt"], [])
 
 
-def test_too_large_file_is_skipped_and_others_are_returned() -> None:
+def test_too_large_file_is_skipped_and_other_files_are_returned() -> None:
     files = [file("a", MIB), file("b", MIB + 1), file("c", 1)]
     assert selected(files, max_file_mib=1) == (["a", "c"], ["b: too_large"])
 
@@ -75,7 +75,7 @@ def test_answer_file_uses_no_quota() -> None:
         ({"allow_types": ("text/*",), "deny_types": ("text/html",)}, "b.csv"),
     ],
 )
-def test_only_files_of_allowed_types_are_chosen(limits: Any, chosen: str) -> None:
+def test_only_files_of_allowed_types_are_returned(limits: Any, chosen: str) -> None:
     files = [file(name) for name in ["page.html", "a.PNG", "b.csv", "run.sh", "c"]]
     names, skipped = selected(files, **limits)
     assert names == chosen.split()
@@ -85,7 +85,9 @@ def test_only_files_of_allowed_types_are_chosen(limits: Any, chosen: str) -> Non
 
 @pytest.mark.parametrize("end", [" ", ".", "...", ". .", "\t", "\n", "\N{NO-BREAK SPACE}"])
 @pytest.mark.parametrize("pattern", [".html", "text/html", "text/*"])
-def test_artifact_type_ignores_name_endings_that_saving_strips(end: str, pattern: str) -> None:
+def test_type_of_an_artifact_ignores_trailing_dots_and_spaces_of_its_name(
+    end: str, pattern: str
+) -> None:
     page = file(f"page.HTML{end}")
     assert selected([page], deny_types=(pattern,))[0] == []
     assert len(selected([page], allow_types=(pattern,))[0]) == 1

@@ -62,7 +62,7 @@ def test_labelled_command_uses_the_capabilities_of_its_label(group: str) -> None
 # Properties of every command
 
 
-def test_consecutive_commands_use_the_capabilities_of_both() -> None:
+def test_two_consecutive_commands_use_the_capabilities_of_both_commands() -> None:
     rng = random.Random(5)
     for _ in range(300):
         (first_label, first), (second_label, second) = rng.sample(COMPLETE, 2)
@@ -205,7 +205,9 @@ def test_editor_calls_use_file_management_and_the_capabilities_of_their_code(
         ("lookup", {"command": "ls"}),
     ],
 )
-def test_other_calls_use_no_capability(tool: str, arguments: object) -> None:
+def test_malformed_calls_and_calls_of_other_tools_use_no_capability(
+    tool: str, arguments: object
+) -> None:
     assert letters(tool, arguments) == ""
 
 

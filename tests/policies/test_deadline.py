@@ -22,14 +22,16 @@ WALL_TIME, DEADLINE = StopReason.WALL_TIME, StopReason.DEADLINE
         (75, 100, TimePlan(75, 95, 100, WALL_TIME)),
     ],
 )
-def test_earlier_of_time_limit_and_deadline_applies(
+def test_earlier_of_run_time_limit_and_client_deadline_applies(
     wall_time_s: float, deadline_s: float | None, plan: TimePlan
 ) -> None:
     assert time_plan(wall_time_s, deadline_s) == plan
 
 
 @pytest.mark.parametrize("deadline_s", [0.001, 1, 30, 599, 86_400])
-def test_time_for_turns_ends_before_that_for_the_answer_and_the_deadline(deadline_s: float) -> None:
+def test_time_for_turns_ends_before_the_time_for_the_answer_and_the_deadline(
+    deadline_s: float,
+) -> None:
     plan = time_plan(math.inf, deadline_s)
     assert 0 < plan.work_s < plan.answer_s < deadline_s
 
@@ -48,7 +50,7 @@ def test_time_for_turns_ends_before_that_for_the_answer_and_the_deadline(deadlin
         (1, 1, 0.05),
     ],
 )
-def test_file_collection_gets_the_remaining_or_at_least_the_reserved_time(
+def test_file_collection_gets_the_remaining_time_but_at_least_the_reserved_time(
     deadline_s: float | None, spent_s: float, seconds: float
 ) -> None:
     assert time_plan(1800, deadline_s).collection_time_s(spent_s) == pytest.approx(seconds)

@@ -82,7 +82,9 @@ def test_last_document_without_an_end_marker_extends_to_the_end_of_the_text(nota
         ("| a | b |\n| --- | --- |\n{}{}", []),
     ],
 )
-def test_headings_of_other_notations_separate_documents(text: str, titles: list[str]) -> None:
+def test_documents_are_found_in_unusual_notations_but_not_in_prose(
+    text: str, titles: list[str]
+) -> None:
     pieces = split_documents(text.format(ONE, TWO))
     assert [piece.title for piece in pieces if piece.is_document] == titles
 
@@ -140,12 +142,12 @@ def random_texts() -> Iterator[str]:
         yield "".join(rng.choices(MARKERS, k=rng.randrange(60)))
 
 
-def test_joined_pieces_equal_the_text() -> None:
+def test_joined_segments_equal_the_original_text() -> None:
     for text in random_texts():
         assert "".join(piece.text for piece in split_documents(text)) == text
 
 
-def test_document_whose_tags_interleave_with_anothers_is_part_of_the_text_after_it() -> None:
+def test_document_whose_tags_overlap_an_earlier_document_does_not_count() -> None:
     text = f"<file>{ONE}<doc>{TWO}</file>{ONE}</doc>"
     pieces = split_documents(text)
     assert [piece.text for piece in pieces] == [

@@ -36,7 +36,7 @@ def test_echo_of_the_proxys_own_text_is_recognized(text: str) -> None:
     assert echo_at(text) is not None
 
 
-def test_echo_is_recognized_long_before_it_is_over() -> None:
+def test_echo_is_recognized_long_before_its_end() -> None:
     found = echo_at(PROMPT)
     assert found is not None
     assert found < 120
@@ -92,7 +92,7 @@ def test_text_is_suspect_while_it_may_become_an_echo() -> None:
     assert not check.is_suspect
 
 
-def test_incomplete_word_is_not_compared() -> None:
+def test_incomplete_word_is_not_searched_for_an_echo() -> None:
     own = ProxyTexts([], ["Write the final answer now."])
     check = EchoCheck(own, [])
     assert not check.add_and_check("Write the final answer no")

@@ -50,7 +50,7 @@ def test_open_mode_allows_every_host_and_port() -> None:
         ("github", "raw.githubusercontent.com", 443),
     ],
 )
-def test_rule_allows_its_hosts_and_ports(rule: str, host: str, port: int) -> None:
+def test_egress_rule_allows_its_hosts_and_ports(rule: str, host: str, port: int) -> None:
     assert refusal(allowlist("unrelated.example", rule), host, port) is None
 
 
@@ -70,7 +70,7 @@ def test_rule_allows_its_hosts_and_ports(rule: str, host: str, port: int) -> Non
         ("pypi", "pypi.python.org", 443),
     ],
 )
-def test_rule_allows_no_other_hosts_and_ports(rule: str, host: str, port: int) -> None:
+def test_egress_rule_allows_no_other_hosts_and_ports(rule: str, host: str, port: int) -> None:
     assert refusal(allowlist(rule), host, port) is not None
 
 
@@ -87,7 +87,7 @@ def test_refusal_lists_the_allowed_hosts() -> None:
     )
 
 
-def test_long_list_in_a_refusal_is_truncated() -> None:
+def test_long_list_of_allowed_hosts_in_a_refusal_is_truncated() -> None:
     text = refusal(allowlist(*(f"{n}.example" for n in range(30))), "example.com")
     assert text is not None
     assert text.endswith("6.example, 7.example and 22 more)")
@@ -115,13 +115,13 @@ def test_long_list_in_a_refusal_is_truncated() -> None:
         (" pypi.org", "is not a valid rule"),
     ],
 )
-def test_invalid_rule_is_an_error(allow: str, complaint: str) -> None:
+def test_invalid_egress_rule_is_an_error(allow: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         allowlist(allow)
 
 
 @pytest.mark.parametrize("mode", ["none", "open"])
-def test_allowlist_without_effect_is_an_error(mode: Any) -> None:
+def test_allowed_hosts_in_a_mode_that_ignores_them_are_an_error(mode: Any) -> None:
     with pytest.raises(ValueError, match=f"allowed_hosts has no effect in mode {mode}"):
         Egress(mode=mode, allowed_hosts=("pypi",))
 

@@ -45,7 +45,7 @@ def test_safe_name_has_no_paths_spaces_and_control_characters(wanted: str, name:
     assert safe_name(wanted, PDF) == name
 
 
-def test_names_are_unique() -> None:
+def test_assigned_file_names_are_unique() -> None:
     names = UniqueNames()
     wanted = ["a.csv", "a.csv", "a-2.csv", "b/a.csv", "", "", "a"]
     assigned = [names.assign(name, kind="image", mime_type="image/png") for name in wanted]
@@ -69,7 +69,7 @@ def test_names_are_unique() -> None:
         ("", "application/octet-stream"),
     ],
 )
-def test_mime_type_is_normalized(written: str, clean: str) -> None:
+def test_mime_type_is_normalized_and_unknown_if_malformed(written: str, clean: str) -> None:
     assert normalize_mime_type(written) == clean
 
 

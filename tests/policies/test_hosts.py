@@ -25,7 +25,7 @@ from policies.hosts import Target, parse_authority, parse_host
         ("[::ffff:127.0.0.1]", "::ffff:7f00:1"),
     ],
 )
-def test_host_is_normalized(written: str, host: str) -> None:
+def test_host_is_parsed_into_its_canonical_form(written: str, host: str) -> None:
     assert parse_host(written) == host
 
 
@@ -138,7 +138,7 @@ def test_malformed_authority_is_refused(written: str) -> None:
         parse_authority(written, default_port=80)
 
 
-def test_authority_without_a_port_is_refused_without_a_default() -> None:
+def test_authority_without_a_port_is_refused_if_there_is_no_default_port() -> None:
     with pytest.raises(ValueError, match="has no port"):
         parse_authority("pypi.org")
 

@@ -22,7 +22,7 @@ TREES = st.recursive(
 
 
 @given(TREES, st.booleans(), st.sampled_from(["utf-8", "utf-16", "utf-8-sig"]))
-def test_large_text_is_decoded_to_the_same_value(
+def test_large_json_is_decoded_to_the_same_value_as_by_the_json_module(
     tree: object, is_ascii: bool, encoding: str
 ) -> None:
     text = json.dumps(tree, ensure_ascii=is_ascii)

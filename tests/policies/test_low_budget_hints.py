@@ -60,11 +60,11 @@ def test_sufficient_budget_gives_no_reminder() -> None:
         ),
     ],
 )
-def test_reminder_names_the_low_budget(spent: Spent, line: str) -> None:
+def test_reminder_names_the_budgets_that_are_low(spent: Spent, line: str) -> None:
     assert reminder_of(LIMITS, spent) == line
 
 
-def test_reminder_is_not_repeated_at_the_same_level() -> None:
+def test_budget_reminder_is_not_repeated_at_the_same_level() -> None:
     hints = {"turns": LowBudgetHint("19 steps", 1)}
     assert reminder(hints, {"turns": 1}) == ""
     assert reminder(hints, {}) == "[19 steps remain.]"

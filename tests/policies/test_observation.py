@@ -36,38 +36,38 @@ def _observation(
     return bash_observation(outcome, limits)
 
 
-def test_success_shows_exit_code_and_output() -> None:
+def test_observation_of_a_successful_command_shows_exit_code_and_output() -> None:
     assert _observation(stdout="one\ntwo\n") == "Exit code: 0\n[stdout]\none\ntwo"
 
 
-def test_failure_shows_exit_code_and_both_streams() -> None:
+def test_observation_of_a_failed_command_shows_exit_code_and_both_streams() -> None:
     text = _observation(exit_code=2, stdout="partly\n", stderr="no such thing\n")
     assert text == "Exit code: 2\n[stdout]\npartly\n[stderr]\nno such thing"
 
 
-def test_blank_stream_has_no_section() -> None:
+def test_blank_output_stream_has_no_section_in_an_observation() -> None:
     assert _observation(stdout=" \n\t\n", stderr="warning") == "Exit code: 0\n[stderr]\nwarning"
 
 
-def test_missing_output_is_stated() -> None:
+def test_observation_of_a_command_without_output_says_so() -> None:
     assert _observation(stdout="\n") == "Exit code: 0\n(no output)"
 
 
-def test_inner_blank_lines_and_indentation_are_kept() -> None:
+def test_observation_keeps_inner_blank_lines_and_indentation() -> None:
     assert _observation(stdout="  a\n\n\n\tb  \n\n") == "Exit code: 0\n[stdout]\n  a\n\n\n\tb  \n"
 
 
-def test_timeout_shows_partial_output_and_advice() -> None:
+def test_observation_of_a_timed_out_command_shows_partial_output_and_advice() -> None:
     text = _observation(exit_code=137, stdout="half\n", timed_out=True)
     assert text.startswith("Exit code: 137 (timed out)\n[stdout]\nhalf\n[timed out after 120 s:")
     assert "the command was stopped; partial output above" in text
 
 
-def test_exit_code_124_is_no_timeout() -> None:
+def test_exit_code_124_is_no_timeout_in_the_default_style() -> None:
     assert _observation(exit_code=124, stdout="x") == "Exit code: 124\n[stdout]\nx"
 
 
-def test_killed_program_is_no_timeout() -> None:
+def test_observation_of_a_killed_program_reports_no_timeout() -> None:
     assert _observation(exit_code=137) == (
         "Exit code: 137 (killed; often for want of memory)\n(no output)"
     )
@@ -87,7 +87,7 @@ def test_killed_program_is_no_timeout() -> None:
         ("tab\tü 数 🎉\n", "tab\tü 数 🎉\n"),
     ],
 )
-def test_terminal_control_sequences_are_applied(raw: str, shown: str) -> None:
+def test_terminal_text_is_the_text_that_a_terminal_would_finally_show(raw: str, shown: str) -> None:
     assert terminal_text(raw) == shown
 
 
@@ -96,11 +96,11 @@ def test_unfinished_escape_sequence_removes_no_other_text() -> None:
     assert terminal_text("cut \x1b") == "cut \ufffd"
 
 
-def test_printable_text_can_be_encoded() -> None:
+def test_printable_text_can_be_encoded_as_utf_8() -> None:
     assert printable("caf\udce9\r\x1b").encode() == "caf\ufffd\ufffd\ufffd".encode()
 
 
-def test_text_within_the_limits_is_unchanged() -> None:
+def test_output_within_the_limits_is_not_truncated() -> None:
     limits = ObservationLimits(max_chars=20, max_lines=4)
     for text in ("", "a\nb\nc\nd", "x" * 20, "\n\n\n"):
         assert truncate_middle(text, limits) == text
@@ -118,14 +118,14 @@ def test_middle_of_too_many_lines_is_left_out() -> None:
     assert clipped == f"1\n2\n[... {left_out_count} characters left out ...]\n99\n100"
 
 
-def test_each_stream_is_bounded() -> None:
+def test_each_output_stream_of_an_observation_is_bounded() -> None:
     limits = ObservationLimits(max_chars=1000, max_lines=50)
     text = _observation(stdout="out\n" * 1000, stderr="e" * 100_000, limits=limits)
     assert len(text) < 1600
     assert text.count("characters left out") == 2
 
 
-def test_output_within_the_cap_is_not_truncated_again() -> None:
+def test_output_that_the_sandbox_has_truncated_is_not_truncated_again() -> None:
     limits = ObservationLimits()
     cap = output_cap(limits)
     marker = "[... 1000000000000 bytes, 1000000000000 lines left out ...]"
@@ -137,7 +137,7 @@ def test_output_within_the_cap_is_not_truncated_again() -> None:
     assert truncate_middle(text, limits) == text
 
 
-def test_reached_limit_of_the_sandbox_is_named() -> None:
+def test_observation_names_the_sandbox_limit_that_was_reached() -> None:
     assert "out of memory: a process was killed" in _observation(exit_code=137, oom_kills=1)
     assert "out of memory: several processes were killed" in _observation(oom_kills=3)
     assert "too many processes" in _observation(exit_code=1, pids_refused=12)

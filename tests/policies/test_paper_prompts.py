@@ -15,12 +15,12 @@ def test_default_prompts_name_tools_and_directories_and_have_no_placeholder() ->
     assert not {"{", "}"} & set(system + prompts.problem("x"))
 
 
-def test_problem_is_inserted_unchanged() -> None:
+def test_problem_text_is_inserted_into_the_prompt_unchanged() -> None:
     problem = 'What is {x}? {"a": {working_dir}}'
     assert f"<problem>\n{problem}\n</problem>" in ReferencePrompts().problem(problem)
 
 
-def test_templates_are_filled_as_by_the_reference() -> None:
+def test_prompt_templates_are_filled_with_paths_and_the_problem_as_in_the_reference() -> None:
     prompts = ReferencePrompts(
         system="{command_docs}{demo}work {working_dir} in {input_dir}, {{braces}}",
         instance="{output_dir}/answer.txt: {problem_statement}",
@@ -31,6 +31,6 @@ def test_templates_are_filled_as_by_the_reference() -> None:
 
 
 @pytest.mark.parametrize("template", ["{nobody}", "{", "{0}"])
-def test_unknown_placeholder_is_an_error(template: str) -> None:
+def test_prompt_template_with_an_unknown_placeholder_is_an_error(template: str) -> None:
     with pytest.raises((KeyError, IndexError, ValueError)):
         ReferencePrompts(system=template).system_prompt()

@@ -60,7 +60,7 @@ STATELESS = """
 
 
 @pytest.mark.parametrize("path", CLOSED.split())
-def test_administrative_path_is_closed(path: str) -> None:
+def test_administrative_path_of_the_backend_is_closed(path: str) -> None:
     assert path_kind(path) == "closed"
 
 
@@ -73,7 +73,7 @@ def test_inference_path_is_open_and_stateless(path: str) -> None:
 
 @pytest.mark.parametrize("path", STORING.split())
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-def test_storing_path_is_not_stateless(method: str, path: str) -> None:
+def test_path_at_which_the_backend_stores_data_is_not_stateless(method: str, path: str) -> None:
     assert not is_stateless(method, path)
     assert not is_stateless(method, path.upper() + "/")
 
@@ -91,7 +91,7 @@ def test_paths_of_deepseek_and_mistral_are_stateless(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/engines/m/chat/completions"])
-def test_stored_completions_are_not_listed(path: str) -> None:
+def test_chat_completions_path_is_stateless_for_post_but_not_for_get(path: str) -> None:
     assert is_stateless("POST", path)
     assert not is_stateless("GET", path)
 
@@ -104,7 +104,7 @@ def test_stored_completions_are_not_listed(path: str) -> None:
         *("/v9/sleep", "/api/sleep", "/inference/v1/sleep"),
     ],
 )
-def test_closed_path_is_closed_in_every_spelling(spelling: str) -> None:
+def test_administrative_path_is_closed_in_every_spelling(spelling: str) -> None:
     assert path_kind(spelling) == "closed"
 
 

@@ -43,20 +43,20 @@ OPEN = Egress(mode="open")
         ("on_miss: fail needs min_ready of at least 1", {"on_miss": "fail", "min_ready": 0}),
     ],
 )
-def test_invalid_settings_are_refused(message: str, invalid: dict[str, Any]) -> None:
+def test_invalid_pool_settings_are_refused(message: str, invalid: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=message):
         PoolSettings(**invalid)
 
 
 @pytest.mark.parametrize("field", OTHER_FIXED)
-def test_fixed_field_is_part_of_both_pool_keys(field: str) -> None:
+def test_isolation_field_that_is_fixed_at_creation_is_part_of_both_pool_keys(field: str) -> None:
     other = replace(Isolation(), **{field: OTHER_FIXED[field]})
     assert pool_key(other) != pool_key(Isolation())
     assert exact_pool_key(other) != exact_pool_key(Isolation())
 
 
 @pytest.mark.parametrize("limit", OTHER_LIMITS)
-def test_adjustable_limit_is_part_of_only_the_exact_pool_key(limit: str) -> None:
+def test_limit_that_a_lease_can_change_is_part_of_only_the_exact_pool_key(limit: str) -> None:
     other = replace(Isolation(), **{limit: OTHER_LIMITS[limit]})
     assert pool_key(other) == pool_key(Isolation())
     assert exact_pool_key(other) != exact_pool_key(Isolation())

@@ -33,7 +33,7 @@ def profile_with(path: str, value: Any, profile: Profile = PROFILE) -> Profile:
 
 
 @pytest.mark.parametrize("path", NUMBERS)
-def test_request_may_lower_but_not_raise_any_number(path: str) -> None:
+def test_request_may_lower_but_not_raise_any_numeric_setting(path: str) -> None:
     allowed = get_setting(PROFILE, path)
     assert EffectivePolicy(PROFILE).refusal(profile_with(path, allowed / 2), [path]) is None
     assert EffectivePolicy(PROFILE).refusal(profile_with(path, allowed), [path]) is None
@@ -95,7 +95,7 @@ def test_request_may_lower_but_not_raise_any_number(path: str) -> None:
         ("isolation.network", PYPI, replace(PYPI, allowed_cidrs=("10.0.0.0/8",)), False),
     ],
 )
-def test_settings_without_numbers_have_their_own_order_of_strictness(
+def test_request_may_set_only_stricter_values_of_settings_that_are_no_numbers(
     path: str, allowed: Any, requested: Any, is_allowed: bool
 ) -> None:
     base = profile_with(path, allowed)
@@ -104,7 +104,7 @@ def test_settings_without_numbers_have_their_own_order_of_strictness(
     ) is is_allowed
 
 
-def test_policy_of_a_key_restricts_that_of_the_model_and_is_named_in_refusals() -> None:
+def test_key_policy_restricts_the_model_policy_and_is_named_in_refusals() -> None:
     by_model = EffectivePolicy(PROFILE).restricted(
         profile_with("limits.max_turns", 50), ["limits.max_turns"], "model 'm'"
     )
@@ -117,7 +117,7 @@ def test_policy_of_a_key_restricts_that_of_the_model_and_is_named_in_refusals() 
     assert refusal.message() == "limits.max_turns: 30 is more than key 'k' allows (20)."
 
 
-def test_less_strict_setting_of_a_key_has_no_effect() -> None:
+def test_key_setting_that_is_less_strict_than_the_profile_has_no_effect() -> None:
     key_profile = profile_with("limits.max_turns", 500)
     assert EffectivePolicy(PROFILE).restricted(
         key_profile, ["limits.max_turns"], "key 'k'"

@@ -66,7 +66,7 @@ def test_tokens_without_their_own_price_cost_the_basic_price() -> None:
     assert cost_usd(((0, Price(1.0, 10.0)),), SAME) == pytest.approx(2000 / 1e6)
 
 
-def test_price_of_zero_applies() -> None:
+def test_price_of_zero_is_not_treated_as_a_missing_price() -> None:
     assert cost_usd(((0, Price(1.0, 10.0, cached_per_mtok=0.0)),), TokenUsage(5, 0, 5)) == 0
 
 
@@ -76,12 +76,12 @@ def test_price_depends_on_the_prompt_length() -> None:
     assert cost_usd(tariff, TokenUsage(prompt=201, completion=10)) == pytest.approx(432 / 1e6)
 
 
-def test_reported_cost_takes_precedence() -> None:
+def test_cost_that_the_backend_reports_takes_precedence_over_prices() -> None:
     assert cost_usd(((0, PRICE),), TokenUsage(prompt=9, reported_usd=0.5)) == 0.5
     assert cost_usd(None, TokenUsage(prompt=9, reported_usd=0.5)) == 0.5
 
 
-def test_cost_without_a_price_is_unknown() -> None:
+def test_cost_of_a_model_without_a_price_is_unknown() -> None:
     assert cost_usd(None, SAME) is None
 
 

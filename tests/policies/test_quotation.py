@@ -26,12 +26,14 @@ class Unsearched(str):
         ({"messages": [{"content": Unsearched("QUJD" * 1000)}]}, False),
     ],
 )
-def test_message_in_a_string_of_the_request_is_quoted(body: object, expected: bool) -> None:
+def test_error_message_that_occurs_in_the_request_counts_as_quoted(
+    body: object, expected: bool
+) -> None:
     assert is_quoted(MESSAGE, body) is expected
     assert not is_quoted("", body)
 
 
-def test_message_is_assumed_to_be_quoted_beyond_the_search_limit() -> None:
+def test_error_message_counts_as_quoted_if_the_request_is_too_long_to_search() -> None:
     half = "so it " * (MAX_SEARCHED_CHARS // 12)
     assert not is_quoted(MESSAGE, [half, half])
     assert is_quoted(MESSAGE, [Unsearched(" too much"), half, half])

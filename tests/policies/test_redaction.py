@@ -55,7 +55,7 @@ def random_pieces(text: str, seed: int) -> list[str]:
     return [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
 
 
-def test_each_built_in_pattern_has_an_example() -> None:
+def test_each_built_in_secret_pattern_has_an_example_in_the_tests() -> None:
     assert list(EXAMPLES) == list(BUILT_IN_PATTERNS)
 
 
@@ -80,7 +80,7 @@ def test_secret_split_across_pieces_is_redacted(name: str, before: int) -> None:
     assert "".join(redact_stream(KEYS, list(text))) == shown
 
 
-def test_all_secrets_in_a_text_are_redacted_and_nested_ones_only_once() -> None:
+def test_all_secrets_in_a_text_are_redacted_and_nested_secrets_only_once() -> None:
     text = " ".join(text for text, _ in EXAMPLES.values())
     assert KEYS.redact(text) == " ".join(shown for _, shown in EXAMPLES.values())
     assert KEYS.redact(f"Bearer sk-{'a' * 30}.") == "Bearer [redacted openai]"
@@ -94,7 +94,9 @@ def test_stream_holds_back_only_the_end_of_a_text_without_secrets() -> None:
 @pytest.mark.parametrize(
     ("end", "shown"), [("", ""), ("\n-----END RSA PRIVATE KEY-----", ""), ("!", "!")]
 )
-def test_endless_key_is_redacted_in_bounded_memory(end: str, shown: str) -> None:
+def test_very_long_private_key_in_a_stream_is_redacted_in_bounded_memory(
+    end: str, shown: str
+) -> None:
     stream = StreamRedactor(KEYS)
     redacted = stream.feed("see -----BEGIN RSA PRIVATE KEY-----\n")
     for _ in range(40):
@@ -104,14 +106,14 @@ def test_endless_key_is_redacted_in_bounded_memory(end: str, shown: str) -> None
     assert redacted == f"see [redacted private_key]{shown}"
 
 
-def test_configured_pattern_redacts_only_its_group() -> None:
+def test_configured_secret_pattern_redacts_only_its_group() -> None:
     own = (SecretPattern("pin", r"pin: (\d{4})"), SecretPattern("name", "Rumpel[a-z]+"))
     secrets = SecretFinder(Redaction(patterns=own))
     redacted = secrets.redact("pin: 1234, Rumpelstiltskin")
     assert redacted == "pin: [redacted pin], [redacted name]"
 
 
-def test_unknown_secret_and_invalid_pattern_are_refused() -> None:
+def test_unknown_detector_name_and_invalid_secret_pattern_are_refused() -> None:
     with pytest.raises(ValueError, match="'pins' is not a known secret"):
         Redaction(("pins",))
     with pytest.raises(ValueError, match="is not a valid pattern"):
@@ -124,7 +126,7 @@ def test_no_secret_is_redacted_by_default() -> None:
 
 
 @pytest.mark.parametrize("between", ["\n", "\n    17\t", "\n  ", "\\n", "\r\n"])
-def test_both_parts_of_a_truncated_key_are_redacted(between: str) -> None:
+def test_both_parts_of_a_truncated_private_key_are_redacted(between: str) -> None:
     marker = "[... 1000 bytes, 20 lines left out ...]"
     lines = between.join(BODY.split())
     head, tail = (
@@ -138,6 +140,6 @@ def test_both_parts_of_a_truncated_key_are_redacted(between: str) -> None:
     )
 
 
-def test_base64_lines_without_a_key_are_unchanged() -> None:
+def test_base64_lines_that_are_no_private_key_are_not_redacted() -> None:
     text = f"{BODY}\nthat is all -----END CERTIFICATE-----\n"
     assert KEYS.redact(text) == text

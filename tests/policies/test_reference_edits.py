@@ -19,7 +19,7 @@ CLIPPED = (
 TEN = "\n".join(f"line {n}" for n in range(1, 11))
 
 
-def test_view_numbers_the_lines_and_the_empty_last_line() -> None:
+def test_view_numbers_all_lines_including_the_empty_last_line() -> None:
     assert view_file("/a.py", "def f():\n\treturn 1\n", None) == (
         "Here's the result of running `cat -n` on /a.py:\n"
         "     1\tdef f():\n     2\t        return 1\n     3\t"

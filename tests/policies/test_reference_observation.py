@@ -62,23 +62,23 @@ def observation(
         (0, "x", " \n", "Exit code: 0\nExecution output of \\[execute_bash]:\n\\[STDOUT]\nx"),
     ],
 )
-def test_command_shows_exit_code_and_streams(
+def test_reference_observation_shows_exit_code_and_both_streams(
     exit_code: int, stdout: str, stderr: str, expected: str
 ) -> None:
     assert observation(exit_code, stdout, stderr) == expected
 
 
-def test_only_colours_and_carriage_returns_are_removed() -> None:
+def test_reference_observation_omits_only_colours_and_carriage_returns() -> None:
     shown = observation(0, "\x1b[1;31mred\x1b[0m\r\n\x1b[2Jcleared\n")
     assert shown.endswith("\\[STDOUT]\nred\n\x1b[2Jcleared\n")
 
 
-def test_eighty_lines_are_shown_completely() -> None:
+def test_reference_observation_shows_eighty_lines_completely() -> None:
     text = "".join(f"{n}\n" for n in range(80))
     assert observation(0, text).endswith(f"\\[STDOUT]\n{text}")
 
 
-def test_longer_stream_shows_its_first_and_last_forty_lines() -> None:
+def test_reference_observation_shows_first_and_last_forty_lines_of_a_longer_stream() -> None:
     text = "".join(f"{n}\n" for n in range(81))
     first, last = "\n".join(map(str, range(40))), "\n".join(map(str, range(41, 81)))
     cut = (
@@ -91,19 +91,19 @@ def test_longer_stream_shows_its_first_and_last_forty_lines() -> None:
     )
 
 
-def test_long_line_is_not_cut() -> None:
+def test_long_line_is_not_cut_in_a_reference_observation() -> None:
     assert observation(0, "x" * 300_000).endswith("x" * 300_000)
 
 
-def test_observation_of_a_timed_out_command_omits_its_output() -> None:
+def test_reference_observation_of_a_timed_out_command_omits_its_output() -> None:
     assert observation(143, "partial\n", "more\n", timed_out=True) == TIMEOUT_OBSERVATION
 
 
-def test_exit_code_124_counts_as_timeout() -> None:
+def test_exit_code_124_counts_as_a_timeout_in_the_reference_style() -> None:
     assert observation(124, "partial\n") == TIMEOUT_OBSERVATION
 
 
-def test_fixed_texts_equal_those_of_the_reference() -> None:
+def test_fixed_texts_equal_the_texts_of_the_reference_implementation() -> None:
     assert FINISHED == "<<< Finished >>>"
     assert NO_COMMAND == "Error: No command provided."
     assert (

@@ -32,13 +32,15 @@ def test_there_are_at_least_200_legitimate_texts() -> None:
 
 
 @pytest.mark.parametrize("name", LEGITIMATE)
-def test_legitimate_text_is_not_cut(name: str) -> None:
+def test_legitimate_text_is_not_taken_for_runaway_repetition(name: str) -> None:
     assert runaway_at(LEGITIMATE[name]) is None
 
 
 @pytest.mark.parametrize("passage", PASSAGES)
 @pytest.mark.parametrize("before", ["", "Here is what I know about it. "])
-def test_passage_that_is_repeated_without_end_is_cut(passage: str, before: str) -> None:
+def test_passage_repeated_without_end_is_recognized_as_runaway_repetition(
+    passage: str, before: str
+) -> None:
     runaway = before + passage * (20_000 // len(passage))
     cut = runaway_at(runaway)
     assert cut is not None
@@ -46,7 +48,7 @@ def test_passage_that_is_repeated_without_end_is_cut(passage: str, before: str) 
 
 
 @pytest.mark.parametrize("passage", ["0", "0, ", "00 00\n", "| 0 | 0 |\n"])
-def test_repetitive_data_has_a_higher_limit(passage: str) -> None:
+def test_repetitive_data_has_a_higher_repetition_limit_than_prose(passage: str) -> None:
     cut = runaway_at(passage * (40_000 // len(passage)))
     assert cut is not None
     assert 16_000 <= cut <= 17_000

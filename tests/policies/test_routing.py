@@ -102,7 +102,7 @@ def test_model_without_tools_gets_no_sandbox(reason: NoToolsReason) -> None:
     assert choose_route({"model": "m"}, {}, always, reason) == Route("refused", "m", reason)
 
 
-def test_failed_tool_calls_do_not_end_routing_to_a_sandbox_if_always_enabled() -> None:
+def test_model_with_failed_tool_calls_keeps_its_sandbox_if_enabled_is_always() -> None:
     body, failed = {"model": "m"}, "tools_failed"
     assert choose_route(body, {}, no_tools="tools_failed") == Route("plain", "m", failed)
     always = Profile(enabled="always")

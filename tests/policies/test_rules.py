@@ -27,7 +27,7 @@ RULES = RuleSet(
         ("ls k.pem", None),
     ],
 )
-def test_first_matching_rule_applies(command: str, name: str | None) -> None:
+def test_only_the_first_matching_rule_applies(command: str, name: str | None) -> None:
     rule = RULES.first_match("command", command)
     assert (rule.name if rule else None) == name
 
@@ -69,7 +69,7 @@ def test_rules_check_the_command_or_the_normalized_path_of_a_call(
 
 
 @pytest.mark.parametrize("pattern", ["(", "a**", "(?=a)", r"(a)\1", "a*", ""])
-def test_invalid_pattern_is_refused(pattern: str) -> None:
+def test_rule_with_an_invalid_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="is not a valid pattern"):
         Rule("rule", "command", pattern, "deny")
 

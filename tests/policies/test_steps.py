@@ -58,7 +58,7 @@ def test_default_steps_mode_of_the_messages_api_depends_on_the_requested_feature
         ("off", False, "off"),
     ],
 )
-def test_mode_items_for_responses_needs_a_tool_with_items(
+def test_responses_mode_items_needs_a_built_in_tool_that_has_items(
     setting: StepsSetting, shows_items: bool, mode: str
 ) -> None:
     assert default_mode_for_responses(setting, shows_items=shows_items) == mode
@@ -67,7 +67,7 @@ def test_mode_items_for_responses_needs_a_tool_with_items(
 @pytest.mark.parametrize("exit_code", [None, 0, 137, -9])
 @pytest.mark.parametrize("output_lines", [None, 0, 1, 2000])
 @pytest.mark.parametrize("duration_s", [0.0, 1.25, 3600.0])
-def test_outcome_line_is_detected_as_a_step(
+def test_reasoning_with_an_outcome_line_contains_steps(
     exit_code: int | None, duration_s: float, output_lines: int | None
 ) -> None:
     line = outcome_line(exit_code, duration_s, output_lines)

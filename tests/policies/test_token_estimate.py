@@ -29,13 +29,13 @@ COUNTED = {
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_estimate_is_within_its_stated_factor(name: str) -> None:
+def test_token_estimate_is_within_the_stated_factor_of_the_tokenizer_counts(name: str) -> None:
     text, *counts = COUNTED[name]
     for count in counts:
         assert count / 1.5 < estimate_tokens(text) < 2.5 * count
 
 
-def test_estimate_is_proportional_to_the_length() -> None:
+def test_token_estimate_is_proportional_to_the_text_length() -> None:
     text = "word, 12 слово 字\n" * 100
     assert estimate_tokens(text * 2) == pytest.approx(2 * estimate_tokens(text), abs=1)
     assert (estimate_tokens(""), estimate_tokens("\ud800")) == (0, 1)

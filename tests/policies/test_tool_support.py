@@ -24,7 +24,7 @@ from policies.tool_support import (
         (None, None, HOLDS_WITHOUT_VERSION_S, True),
     ],
 )
-def test_tool_verdict_is_valid_for_an_engine_version_or_a_day(
+def test_tool_verdict_holds_for_one_engine_version_or_a_day_without_versions(
     found_version: str | None, version: str | None, age: float, outdated: bool
 ) -> None:
     assert (
@@ -42,7 +42,7 @@ def test_tool_verdict_is_valid_for_an_engine_version_or_a_day(
         (("malformed_call", "runaway"), True, True),
     ],
 )
-def test_tool_trouble_is_evidence_except_malformed_calls_if_commands_ran(
+def test_malformed_calls_are_evidence_against_tool_support_only_if_no_command_ran(
     trouble: tuple[str, ...], has_run_commands: bool, evidence: bool
 ) -> None:
     assert is_evidence(trouble, has_run_commands=has_run_commands) is evidence
@@ -83,7 +83,7 @@ def test_tool_refusal_message_says_how_to_change_the_server(refusal: str, change
     assert "backend.tool_support: never" in message
 
 
-def test_header_value_is_short_printable_ascii_for_any_model_name() -> None:
+def test_tool_verdict_header_is_short_printable_ascii_for_any_model_name() -> None:
     value = ignored_verdict("模型\r\nx: y").header_value
     assert value.isascii()
     assert value.isprintable()

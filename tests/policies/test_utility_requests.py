@@ -114,7 +114,7 @@ def test_template_followed_by_a_question_gets_a_sandbox(request_: Recorded) -> N
 
 
 @pytest.mark.parametrize("request_", BY_TEMPLATE, ids=lambda request: request.client)
-def test_chat_that_began_with_a_template_has_its_sandbox(request_: Recorded) -> None:
+def test_later_turn_of_a_chat_that_began_with_a_template_gets_a_sandbox(request_: Recorded) -> None:
     first_messages = request_.body["messages"]
     further_messages = [
         {"role": "assistant", "content": "Sourdough"},
@@ -125,7 +125,7 @@ def test_chat_that_began_with_a_template_has_its_sandbox(request_: Recorded) -> 
 
 
 @pytest.mark.parametrize("request_", BY_TEMPLATE, ids=lambda request: request.client)
-def test_template_beside_several_tools_gets_a_sandbox(request_: Recorded) -> None:
+def test_template_prompt_in_a_request_with_several_tools_gets_a_sandbox(request_: Recorded) -> None:
     with_tools = {**request_.body, "tools": TOOLS, "tool_choice": "auto"}
     expected = "plain" if request_.client == "codex-title" else "sandbox"
     assert choose_route(with_tools, {}).kind == expected
@@ -133,12 +133,14 @@ def test_template_beside_several_tools_gets_a_sandbox(request_: Recorded) -> Non
 
 @pytest.mark.parametrize("limit", [1, 8])
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_low_token_limit_does_not_make_a_utility_request(field: str, limit: int) -> None:
+def test_low_token_limit_alone_does_not_make_a_request_a_utility_request(
+    field: str, limit: int
+) -> None:
     assert choose_route(request_with("Is 91 prime? Check.", **{field: limit}), {}).kind == "sandbox"
 
 
 @pytest.mark.parametrize("task", ["", " ", "{{TASK}}"])
-def test_empty_task_header_does_not_make_a_utility_request(task: str) -> None:
+def test_empty_task_header_does_not_make_a_request_a_utility_request(task: str) -> None:
     assert (
         choose_route(request_with("Plot data.csv."), {"x-openwebui-task": task}).kind == "sandbox"
     )

@@ -106,7 +106,7 @@ def test_long_text_becomes_a_file_except_its_first_and_last_lines() -> None:
     assert f"{len(BOOK):,} characters, is the file {path}" in note
 
 
-def test_short_parts_of_a_long_message_are_kept() -> None:
+def test_short_parts_of_a_long_message_stay_in_the_prompt() -> None:
     article = {"type": "text", "text": "word " * 2000}
     book = {"type": "text", "text": BOOK}
     workspace = planned(user(LOOK, article, book))
@@ -120,7 +120,7 @@ def test_only_long_texts_of_user_messages_become_files(role: str) -> None:
     assert planned(message) == Workspace([message], ())
 
 
-def test_text_up_to_the_limit_is_kept() -> None:
+def test_text_up_to_the_limit_stays_in_the_prompt() -> None:
     messages = [{"role": "user", "content": BOOK}]
     assert plan_workspace(messages, (), threshold_tokens=estimate_tokens(BOOK)) == Workspace(
         messages, ()
@@ -147,7 +147,7 @@ def test_tokens_are_counted_only_of_user_texts_near_the_limit() -> None:
     ]
 
 
-def test_saved_tokens_are_estimated() -> None:
+def test_tokens_saved_by_offloading_texts_are_estimated() -> None:
     message = {"role": "user", "content": BOOK}
     workspace = planned(message, {"role": "user", "content": "Why?"})
     shortened = workspace.messages[0]["content"]
@@ -188,7 +188,7 @@ def test_texts_are_not_split_into_documents_beyond_the_file_limit() -> None:
     assert [placed.source for placed in workspace.files[-2:]] == texts[-2:]
 
 
-def test_repeated_document_is_the_same_file() -> None:
+def test_repeated_document_is_written_to_one_file() -> None:
     message = {"role": "user", "content": f"<doc>\n{BOOK}</doc>\nWhy?"}
     again = {"role": "user", "content": f"Once more:\n<doc>\n{BOOK}</doc>"}
     workspace = planned(message, {"role": "assistant", "content": "So."}, again)
@@ -208,6 +208,6 @@ def test_many_short_parts_become_one_file() -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", 7, [], ["text"], [None], {"text": "x"}])
-def test_unknown_content_is_unchanged(content: Any) -> None:
+def test_message_content_of_an_unknown_form_is_unchanged(content: Any) -> None:
     message = {"role": "user", "content": content}
     assert planned(message) == Workspace([message], ())

@@ -50,7 +50,7 @@ def each_scenario(of: Callable[[Stack], tuple[str, ...]]) -> pytest.MarkDecorato
 
 
 @in_every_variant
-def test_question_is_answered_once(
+def test_client_library_shows_the_answer_to_a_question_once(
     stack: Stack, variant: Variant, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     result = seen_by(stack)[profile, f"question {variant.name}"]

@@ -47,7 +47,7 @@ def without(body: dict[str, Any]) -> dict[str, Any]:
     return {name: body[name] for name in body if name not in others}
 
 
-def test_general_parameters_reach_each_call_but_answer_parameters_only_the_last(
+def test_general_parameters_reach_each_call_and_answer_parameters_only_the_last_call(
     client: Any,
 ) -> None:
     script = Script(bash("echo 42"), submits("It is 42."), says("42."))

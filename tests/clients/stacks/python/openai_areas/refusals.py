@@ -23,7 +23,9 @@ LOCKED: Any = {"base_url": os.environ["LOCKED_URL"]}
         ({"sandbox": {"steps": "all"}}, "sandbox.steps", "invalid_value"),
     ],
 )
-def test_invalid_value_is_named(client: Any, body: Any, param: str, code: str) -> None:
+def test_error_names_the_field_with_an_invalid_value(
+    client: Any, body: Any, param: str, code: str
+) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, HELLO, extra_body=body)
     error = caught.value
@@ -56,7 +58,7 @@ def test_unserved_route_is_not_found(client: Any, route: str, work: Any) -> None
         work(client)
 
 
-def test_locked_server_needs_its_key(connect: Any) -> None:
+def test_server_with_a_key_refuses_another_key(connect: Any) -> None:
     for work in (lambda wrong: ask(wrong, HELLO), lambda wrong: wrong.files.list()):
         with pytest.raises(openai.AuthenticationError) as caught:
             work(connect(**LOCKED))

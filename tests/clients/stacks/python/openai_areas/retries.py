@@ -61,7 +61,7 @@ def test_idempotency_key_of_another_request_is_refused(client: Any) -> None:
         ask(client, Script(says("Two.")), **once)
 
 
-def test_sdk_does_not_retry_what_the_proxy_has_retried(connect: Any) -> None:
+def test_sdk_does_not_retry_an_error_that_the_proxy_has_retried(connect: Any) -> None:
     script = Script(FAULT)
     with pytest.raises(openai.InternalServerError, match="the engine died"):
         ask(connect(max_retries=1), script)

@@ -48,14 +48,14 @@ def test_container_id_names_a_session(client: Any) -> None:
     assert reads.observations() == [stdout_observation("one")]
 
 
-def test_unnamed_requests_have_separate_sandboxes(client: Any) -> None:
+def test_requests_without_a_session_have_separate_sandboxes(client: Any) -> None:
     ask(client, Script(bash("echo one > f"), DONE))
     reads = Script(bash("test -e f || echo none"), DONE)
     ask(client, reads)
     assert reads.observations() == [stdout_observation("none")]
 
 
-def test_edited_question_sees_the_files_from_before_it(client: Any) -> None:
+def test_run_of_an_edited_question_has_the_files_from_before_the_question(client: Any) -> None:
     named: Any = {"extra_headers": {"X-Chat-Id": "s"}}
     root = Script(bash("echo root > f"), DONE)
     before = turn(root, ask(client, root, **named))
@@ -76,7 +76,7 @@ def test_deleted_session_starts_without_files(client: Any) -> None:
     assert reads.observations() == [stdout_observation("none")]
 
 
-def test_session_belongs_to_its_key(connect: Any) -> None:
+def test_sessions_of_the_same_name_under_two_keys_have_separate_files(connect: Any) -> None:
     named: Any = {"extra_body": {"sandbox": {"session": "s"}}}
     ask(connect(), Script(bash("echo one > f"), DONE), **named)
     reads = Script(bash("test -e f || echo none"), DONE)
