@@ -13,8 +13,8 @@ from policies.workspace import ANSWER_FILES, OUTPUT_DIR
 
 ListFiles = Literal["auto", "always", "never"]
 TEXT_ONLY_HEADERS = (RequestHeader.CHAT_UI_CHAT_ID,)
-"""Request headers that identify chat UIs known to show only the text of a message: Hugging Face's
-chat-ui."""
+"""Request headers of chat UIs that show only the text of a message. The only known such UI is
+Hugging Face's chat-ui."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True)
 class Expense:
-    """An amount of each kind that was spent or will be spent."""
+    """The amounts that were spent or will be spent, one for each kind of expense."""
 
     runs: int = 0
     tokens: int = 0
@@ -192,8 +192,8 @@ def low_budget_hints(limits: Limits, spent: Spent) -> dict[str, LowBudgetHint]:
 
 
 def low_daily_budget_hints(budget: DailyBudget, spent: Expense) -> dict[str, LowBudgetHint]:
-    """Return a hint for each daily budget except `runs` that is nearly exhausted, by kind. The kind
-    is prefixed with `today's`."""
+    """Return a hint for each daily budget except `runs` that is nearly exhausted, by kind with the
+    prefix `today's`."""
     hints: dict[str, LowBudgetHint] = {}
     for kind, limit in limits_by_kind(budget).items():
         hint = None if kind == "runs" else _low_budget_hint(kind, limit, getattr(spent, kind), 0)

@@ -93,7 +93,7 @@ _MAX_MARKS = 50_000
 LARGE_CHARS = 4000
 """Minimum length, in characters, of a code fence without a file name that counts as a document.
 Markdown sections and pages below this length are merged. Text between documents stays in the prompt
-if it is not longer."""
+up to this length."""
 
 
 def _find_all(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:

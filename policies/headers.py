@@ -56,24 +56,24 @@ class RequestHeader(_Header):
     OPEN_WEBUI_CHAT_ID = "x-openwebui-chat-id", _MODEL_ROUTES
     """Open WebUI's id of the chat. It names the session if no field or header of the proxy does."""
     CHAT_UI_CHAT_ID = "chatui-conversation-id", _MODEL_ROUTES
-    """The id of the chat in Hugging Face's chat-ui, used like Open WebUI's. Answers to chat-ui list
-    the produced files (`artifacts.list_files`)."""
+    """The id of the chat in Hugging Face's chat-ui, used like Open WebUI's id. Answers to chat-ui
+    list the produced files (`artifacts.list_files`)."""
     CHAT_ID = "x-chat-id", _MODEL_ROUTES
-    """The id of the chat in other clients, used like Open WebUI's."""
+    """The id of the chat in other clients, used like Open WebUI's id."""
     SESSION_ID = "x-session-id", _MODEL_ROUTES
-    """The id of the chat in other clients, used like Open WebUI's."""
+    """The id of the chat in other clients, used like Open WebUI's id."""
     HERMES_SESSION_ID = "x-hermes-session-id", _MODEL_ROUTES
-    """The id of the session in Hermes, used like Open WebUI's."""
+    """The id of the session in Hermes, used like Open WebUI's id."""
     CLAUDE_CODE_SESSION_ID = "x-claude-code-session-id", _MODEL_ROUTES
-    """The id of the session in Claude Code, used like Open WebUI's."""
+    """The id of the session in Claude Code, used like Open WebUI's id."""
     CODEX_THREAD_ID = "thread-id", _MODEL_ROUTES
-    """The id of the thread in Codex, used like Open WebUI's."""
+    """The id of the thread in Codex, used like Open WebUI's id."""
     OPEN_WEBUI_TASK = "x-openwebui-task", _MODEL_ROUTES
     """The purpose of a utility request of Open WebUI, such as a title. The request gets no
     sandbox."""
     OPEN_WEBUI_PREFIX = "x-openwebui-", "chat completions"
-    """Any header with this prefix: the client is Open WebUI, so the default step mode is `items`.
-    """
+    """A header with this prefix shows that the client is Open WebUI. The default step mode is then
+    `items`."""
     STAINLESS_READ_TIMEOUT = "x-stainless-read-timeout", _MODEL_ROUTES
     """Seconds without data after which OpenAI's Python SDK disconnects."""
     STAINLESS_TIMEOUT = "x-stainless-timeout", _MODEL_ROUTES

@@ -14,7 +14,8 @@ _REASONING_FIELDS = ("reasoning", "reasoning_content", "reasoning_text", "thinki
 _FILE_FIELDS = frozenset({"annotations", "images"})
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 UNANSWERED = "(I was stopped before I had an answer.)"
-"""Replaces an answer that consisted only of steps, so that no user message follows another."""
+"""Replaces an answer that consisted only of steps, so that no user message follows another user
+message."""
 
 Message = dict[str, Any]
 

@@ -21,7 +21,7 @@ and with a smaller disk bandwidth a killed sandbox takes long to end."""
 @dataclass(frozen=True, slots=True)
 class Isolation:
     """The isolation and the resources of one sandbox. Raises ValueError for a limit of 0 or less,
-    which container engines take for no limit.
+    which container engines treat as no limit.
 
     A sandbox on this host never has a network interface, and on Kubernetes a network policy denies
     its traffic. Its connections go through an egress proxy on the host.
@@ -36,7 +36,8 @@ class Isolation:
     cpus: float = 2.0
     """Maximum processor use, in cores."""
     pids: int = 512
-    """Maximum number of processes and threads; at the limit none can be started."""
+    """Maximum number of processes and threads; at the limit no further process or thread can be
+    started."""
     disk_mib: int = 1536
     """Maximum disk space, in MiB. On bubblewrap it is the size of a tmpfs, at most 3/4 of
     memory_mib. On Docker and Kubernetes it is measured, and a sandbox above the limit is

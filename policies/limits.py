@@ -67,8 +67,8 @@ class Limits:
     max_tool_output_chars: int = 2_000_000
     """Maximum length of all observations together, in characters."""
     command_timeout_s: float = 120.0
-    """Timeout of one command in seconds, unless the model sets another (the reference: 120 s). The
-    command is stopped."""
+    """Timeout of one command in seconds, unless the model sets another timeout (the reference: 120
+    s). At the timeout, the command is stopped."""
     max_command_timeout_s: float = 3600.0
     """Maximum timeout of one command that the model may set, in seconds."""
     command_wait_s: float = 60.0
@@ -80,8 +80,8 @@ class Limits:
     are estimated. A run above the limit ends before its next turn (the reference: 65,536, and
     131,072 for long context). null: no limit."""
     max_choices: int = 16
-    """Maximum number of answers to one request (`n`). Each is a run with these limits and a sandbox
-    of its own; a request for more is refused."""
+    """Maximum number of answers to one request (`n`). Each answer is a run with these limits and a
+    sandbox of its own. A request for more answers is refused."""
     tell_remaining: bool = True
     """True if the model is told when little is left of a budget."""
     compact: bool = True

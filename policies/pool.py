@@ -44,7 +44,7 @@ class PoolSettings:
     """Maximum number of requests that wait for a sandbox. When one more comes, the newest request
     of the key with the most waiting requests is refused."""
     queue_timeout_s: float = 120.0
-    """Maximum time that a request waits for a sandbox, in seconds; then it is refused."""
+    """Maximum time that a request waits for a sandbox, in seconds; then the request is refused."""
 
     def __post_init__(self) -> None:
         budget = self.memory_budget_mib
@@ -174,8 +174,9 @@ def retry_after_s(
     """Return an estimate of the seconds after which a refused request may succeed, from 1 to 300.
 
     If there is room for a sandbox, the estimate is the time of one start. Otherwise the estimate is
-    the time until enough leases end for the `waiting_ahead` waiting requests and this one.
-    `start_s` and `lease_s` are mean durations, `leased_count` is the number of leased sandboxes.
+    the time until enough leases end for the `waiting_ahead` waiting requests and the refused
+    request. `start_s` and `lease_s` are mean durations, `leased_count` is the number of leased
+    sandboxes.
     """
     estimate_s = start_s if has_room else lease_s * (waiting_ahead + 1) / max(1, leased_count)
     return min(max(estimate_s, _MIN_RETRY_AFTER_S), _MAX_RETRY_AFTER_S)

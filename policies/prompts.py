@@ -50,7 +50,7 @@ SUMMARY = (
     " window; files and processes in the sandbox are as you left them.]\n{summary}"
 )
 BEFORE_SUMMARY = "(My earlier steps stood here; my summary of them follows.)"
-"""An assistant message before the summary, so that no user message follows another."""
+"""An assistant message before the summary, so that no user message follows another user message."""
 CALL_NOW = "Call one of the tools that are left now, with what you have found out."
 NO_MORE_CALLS = "Not run: no more tool calls are allowed. Hand in the final answer now."
 CALLS_LEFT_OUT = "Only the first {count} calls of this turn were taken. Make the others anew."

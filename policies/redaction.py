@@ -75,7 +75,7 @@ class Redaction:
 class _Match:
     span: Span
     secret: Span
-    """The span of the pattern's group, or of the match if it has none."""
+    """The span of the pattern's group, or of the whole match if the pattern has no group."""
     name: str
 
 

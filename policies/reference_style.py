@@ -62,7 +62,8 @@ def _without_colours(text: str) -> str:
 
 
 def _truncate_lines(text: str, limits: ObservationLimits) -> str:
-    """Return the text, or its first and last lines if it has too many. Lines are not cut."""
+    """Return the text, or its first and last lines if it has too many lines. A long line is not
+    cut."""
     lines, half = text.splitlines(), max(1, limits.max_lines // 2)
     if len(lines) <= 2 * half:
         return text
@@ -94,8 +95,8 @@ class EditResult:
 
 def view_file(path: str, content: str, view_range: Sequence[int] | None) -> str:
     """Return the observation of a view of a file: its numbered lines, or the lines in `view_range`
-    (first and last line, -1 for the end), clipped to _CLIP_CHARS. An empty file gives a note, an
-    invalid range an error message."""
+    (first and last line, -1 for the end), clipped to _CLIP_CHARS. Return a note for an empty file,
+    and an error message for an invalid range."""
     if not content:
         return f"(empty file: {path})"
     lines = _expand_tabs(content).split("\n")

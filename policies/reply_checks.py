@@ -141,8 +141,8 @@ _MIN_REPEATS = 8
 _MIN_CHARS = 4_000
 """Minimum length of runaway repetition. Songs and lists of equal lines are shorter."""
 _MIN_DATA_CHARS = 16_000
-"""Minimum length of runaway repetition without two consecutive different letters, such as zeros and
-tables of numbers."""
+"""Minimum length of runaway repetition of data: text without two consecutive different letters,
+such as zeros and tables of numbers."""
 CHECK_EVERY_CHARS = 500
 """Number of new characters after which a text is checked again."""
 _PROBE_CHARS = 64

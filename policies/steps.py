@@ -31,7 +31,8 @@ _OUTCOME_LINE = re.compile(
 
 
 def is_shown(tool: str) -> bool:
-    """Return True if calls of a tool are shown as steps. The argument of submit is the answer."""
+    """Return True if calls of a tool are shown as steps. Calls of submit are not shown, because
+    their argument is the answer."""
     return tool != "submit"
 
 

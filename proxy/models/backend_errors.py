@@ -1,4 +1,5 @@
-"""Translates a backend's failures, in any server's format, into BackendErrors. Pure.
+"""Translates a backend's failures, in any server's format, into BackendErrors. The module does no
+I/O.
 
 Open it when a backend's error gets the wrong status, type or message, or when a context overflow or
 a refusal of tools is not recognized.
@@ -40,7 +41,8 @@ _OVERFLOW = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _TOOLS_REFUSED_STATUSES = (400, 404, 405, 422, 500, 501)
-"""OpenRouter refuses with 404, DeepInfra with 405, older llama.cpp servers with 500."""
+"""Statuses with which backends refuse tools. OpenRouter sends 404, DeepInfra 405, older llama.cpp
+servers 500."""
 _TOOLS = r"(?:tools|tool[- _](?:use|usage|calls|calling)|functions?(?:[- _]call(?:s|ing)?)?)"
 _NOT_COMBINED = (
     r"(?![\w\[]|\.\w)"

@@ -1,4 +1,5 @@
-"""Parses a completion from a backend's JSON, or builds it from streamed chunks. Pure.
+"""Parses a completion from a backend's JSON, or builds it from streamed chunks. The module does no
+I/O.
 
 Open it when the text or the tool calls of a completion are wrong.
 """

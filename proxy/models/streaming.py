@@ -1,4 +1,5 @@
-"""Completions that arrive as server-sent events, and the usage in relayed responses. Pure.
+"""Completions that arrive as server-sent events, and the usage in relayed responses. The module
+does no I/O.
 
 `CompletionStream` decodes a streamed completion into deltas, `StreamSupport` remembers whether and
 how a server streams, and `UsageReader` finds the usage in the bytes of a relayed response.

@@ -248,7 +248,8 @@ class ToolVerdicts:
         self._next_probe_at: dict[str, float] = {}
         """The earliest time of the next probe of a model."""
         self._doubted_models: set[str] = set()
-        """Models that support tools according to a probe, but were refused tools since."""
+        """Models that support tools according to a probe, although the backend has refused tools
+        since then."""
         self._owner_verdicts: dict[tuple[str, str], tuple[float, ToolVerdict]] = {}
         """The expiry time and the verdict from the owner's runs, by owner and model."""
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -24,8 +24,8 @@ from proxy.schemas.validation import (
 )
 
 TOKEN_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
-"""The fields that limit the tokens of an answer. `n_predict` is llama.cpp's, where a value below 1
-means no limit."""
+"""The fields that limit the tokens of an answer. `n_predict` is a field of llama.cpp; a value below
+1 means no limit."""
 _GUIDED_NAMES = {
     "guided_json": "json",
     "guided_json_object": "json_object",

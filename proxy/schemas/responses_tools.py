@@ -183,8 +183,9 @@ def function_name(entry: Mapping[str, Any]) -> str:
 
 
 def client_tools_by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
-    """Return the checked tools that the client runs, by the name of their function. The last tool
-    of a name wins: a search may find a tool that the request has too."""
+    """Return the checked tools that the client runs, by the name of their function. Of several
+    tools with one name, the last tool counts: a search may find a tool that the request already
+    has."""
     return {function_name(tool): tool for entry in tools for tool in _client_tools_in(entry)}
 
 

@@ -52,7 +52,7 @@ class BlobStore:
         return self.path(name).open("rb")
 
     async def local_path(self, name: str) -> Path:
-        """Return the path of a file with the content of a blob, which may be missing. Raises
+        """Return the path of a file with the content of a blob. The file may be missing. Raises
         StoreUnavailableError."""
         return self.path(name)
 

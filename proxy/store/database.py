@@ -115,7 +115,7 @@ class Database:
         """Return a page of the visible rows in `scope`. Raises BadRequestError if `request.after`
         names no row in `scope`.
 
-        That row may be invisible: a client can continue after a deleted row.
+        The row of `request.after` may be invisible: a client can continue after a deleted row.
         """
 
         def transaction(connection: Connection) -> Page[T]:

@@ -36,7 +36,8 @@ from proxy.store.tables import BACKEND_RESPONSES, CONVERSATIONS, ITEMS, RESPONSE
 MAX_CHAIN_LENGTH = 1000
 """Maximum number of predecessors of a response, linked by `previous_response_id`, that are read."""
 MAX_BACKEND_RESPONSES = 10_000
-"""Maximum number of one owner's responses in the backend. Above it, the oldest are forgotten."""
+"""Maximum number of one owner's responses in the backend. Above it, the oldest responses are
+forgotten."""
 EXPIRY_SLACK_S = 60
 """An expiry is rewritten only if it is postponed by more than this number of seconds."""
 

@@ -121,8 +121,8 @@ class RunRepository:
         return await self._database.write_one(taken, _stored_run)
 
     async def return_for_retry(self, run_id: str) -> None:
-        """Make a taken result available for a retry again, because the client did not receive
-        it."""
+        """Make a result that `take_for_retry` has returned available again, because the client did
+        not receive it."""
         change = update(RUNS).where(RUNS.c.id == run_id).values(for_retry=True)
         await self._database.write(lambda connection: connection.execute(change))
 
