@@ -181,7 +181,7 @@ async def test_tool_call_written_as_text_is_not_a_call(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_invalid_arguments_are_sent_back_as_an_object(
+async def test_invalid_tool_arguments_are_sent_back_to_the_model_as_an_object(
     tmp_path: Path, written: str, sent: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     broken = tool_reply({"name": "execute_bash", "arguments": written})
@@ -267,7 +267,7 @@ async def test_submit_without_an_answer_file_is_an_empty_answer(tmp_path: Path) 
     assert len(backend.requests) == 2
 
 
-async def test_final_question_can_be_enabled(tmp_path: Path) -> None:
+async def test_final_question_can_be_enabled_in_the_paper_profile(tmp_path: Path) -> None:
     script = [*prose_turns(1), text_reply("42")]
     profile = paper_with_limits(max_turns=1, final_question=True)
     async with served(tmp_path, script, profile) as (backend, client):
@@ -401,7 +401,7 @@ async def test_file_note_follows_the_tool_result(tmp_path: Path) -> None:
     assert [part["text"] for part in last["content"]] == [NOTE, "\nSteps Remaining: 100"]
 
 
-async def test_repetitive_reply_is_kept_unchanged(tmp_path: Path) -> None:
+async def test_repetitive_reply_of_a_paper_run_is_kept_unchanged(tmp_path: Path) -> None:
     words = replace(WORDS, system="You have a computer, and you may use it for all that you like.")
     thinking = "So it goes on. " * 500
     quoting = tool_reply(call("execute_bash", command="echo 1")) | {

@@ -101,7 +101,7 @@ async def test_guided_json_is_sent_under_both_names(tmp_path: Path) -> None:
         {"extra_body": {"continue_final_message": True, "add_generation_prompt": False}},
     ],
 )
-async def test_single_call_request_goes_straight_to_the_backend(
+async def test_request_for_a_single_model_call_goes_straight_to_the_backend(
     fields: dict[str, Any], tmp_path: Path
 ) -> None:
     completion, (body,) = await complete([text_reply("Hi.")], tmp_path, **fields)
@@ -150,7 +150,9 @@ async def test_answer_that_violates_its_schema_is_not_parsed(tmp_path: Path) -> 
     assert '"42!" is not of type "integer"' in warning["message"]
 
 
-async def test_checked_answer_is_streamed_in_pieces(tmp_path: Path) -> None:
+async def test_answer_that_is_checked_against_a_schema_is_streamed_in_pieces(
+    tmp_path: Path,
+) -> None:
     pieces = ['{"n"', ": 4", "2}"]
     answer = Frames(frames(*(chunk({"content": piece}) for piece in pieces), chunk({}, "stop")))
     async with (
@@ -170,7 +172,7 @@ async def test_checked_answer_is_streamed_in_pieces(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_refusal_reaches_the_client(stream: bool, tmp_path: Path) -> None:
+async def test_model_refusal_reaches_the_client(stream: bool, tmp_path: Path) -> None:
     refusal = {"message": {"role": "assistant", "content": None, "refusal": "I will not."}}
     async with (
         scripted_backend([refusal]) as backend,

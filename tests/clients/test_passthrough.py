@@ -280,7 +280,7 @@ async def test_sandbox_routes_cannot_be_bypassed(method: str, path: str, tmp_pat
         ("/metrics/x", 404, "unknown_url"),
     ],
 )
-async def test_closed_path_is_refused_in_any_spelling(
+async def test_administrative_backend_path_is_refused_in_any_spelling(
     target: str, status: int, code: str, tmp_path: Path
 ) -> None:
     backend = Recorder()

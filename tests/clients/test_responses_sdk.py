@@ -150,7 +150,7 @@ async def test_function_call_suspends_and_resumes_the_run(tmp_path: Path) -> Non
     assert messages[-1]["content"] == "y"
 
 
-async def test_custom_tool_gets_free_text(tmp_path: Path) -> None:
+async def test_custom_tool_is_called_with_free_text(tmp_path: Path) -> None:
     tool: Any = {"type": "custom", "name": "sql", "description": "Runs SQL."}
     script = [tool_reply(call("sql", input="select 1")), text_reply("One.")]
     async with sdk_client([*script], tmp_path) as (client, backend):

@@ -148,7 +148,7 @@ async def test_context_window_learned_from_a_refusal_is_reused(tmp_path: Path) -
     assert model.refused == refused
 
 
-async def test_max_tokens_is_reduced_to_the_window(tmp_path: Path) -> None:
+async def test_max_tokens_is_reduced_to_the_context_window(tmp_path: Path) -> None:
     model = SmallWindow(lambda body: text_reply("42"), window=2048)
     async with small_context_client(model, "memory", tmp_path, listed=None) as client:
         answer = await complete(client, max_tokens=10)
@@ -157,7 +157,7 @@ async def test_max_tokens_is_reduced_to_the_window(tmp_path: Path) -> None:
     assert (model.refused, 10 <= body["max_tokens"] < 2048) == (1, True)
 
 
-async def test_request_over_the_window_is_a_400(
+async def test_request_over_the_context_window_is_a_400(
     tmp_path: Path,
 ) -> None:
     model = SmallWindow(search_reply)

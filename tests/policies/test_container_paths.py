@@ -24,7 +24,7 @@ def test_uploaded_file_keeps_its_name_in_the_input_directory(filename: str, path
     assert input_path(filename, ()) == path
 
 
-def test_taken_name_gets_a_number() -> None:
+def test_uploaded_file_with_a_taken_name_gets_a_number() -> None:
     taken: list[str] = []
     for _ in range(3):
         taken.append(input_path("a.tar.gz", taken))

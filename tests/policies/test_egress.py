@@ -74,7 +74,7 @@ def test_egress_rule_allows_no_other_hosts_and_ports(rule: str, host: str, port:
     assert refusal(allowlist(rule), host, port) is not None
 
 
-def test_refusal_lists_the_allowed_hosts() -> None:
+def test_refusal_of_a_host_lists_the_allowed_hosts() -> None:
     assert refusal(allowlist("pypi"), "example.com") == (
         "host example.com is not in this sandbox's allowlist"
         " (allowed: pypi.org, files.pythonhosted.org)"
@@ -132,7 +132,7 @@ def test_connection_or_rate_cap_of_zero_is_an_error(caps: dict[str, Any]) -> Non
         Egress(**caps)
 
 
-def test_every_preset_consists_of_valid_rules() -> None:
+def test_every_egress_preset_consists_of_valid_rules() -> None:
     for name, hosts in PRESETS.items():
         for host in hosts:
             assert refusal(allowlist(name), host.replace("*", "any")) is None

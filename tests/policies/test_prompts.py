@@ -71,7 +71,7 @@ def test_system_prompt_depends_only_on_policies() -> None:
     assert system_prompt() == system_prompt(Profile(name="other", about="Whatever."))
 
 
-def test_prompt_style_selects_the_instruction() -> None:
+def test_prompt_style_selects_the_instruction_on_using_the_sandbox() -> None:
     neutral = system_prompt(Profile(prompt="neutral"))
     strict = system_prompt(Profile(prompt="compute_first"))
     assert "answer simple things directly" in neutral
@@ -80,7 +80,7 @@ def test_prompt_style_selects_the_instruction() -> None:
     assert system_prompt(Profile(prompt="none")) == ""
 
 
-def test_system_prompt_lists_known_contents_only() -> None:
+def test_system_prompt_lists_only_known_contents_of_the_sandbox() -> None:
     assert "Installed: git, numpy." in system_prompt(contents=SandboxContents(("git", "numpy")))
     assert "Installed" not in system_prompt()
     assert "Installed: git." in system_prompt(contents=SandboxContents(("bash", "git", "tar")))
@@ -90,16 +90,16 @@ def test_system_prompt_lists_known_contents_only() -> None:
 
 
 @pytest.mark.parametrize("stop", list(WHY_NO_MORE_TOOLS))
-def test_final_request_names_the_limit(stop: StopReason) -> None:
+def test_request_for_the_final_answer_names_the_reached_limit(stop: StopReason) -> None:
     assert final_request(stop) == f"{WHY_NO_MORE_TOOLS[stop]} {FINAL_ANSWER}"
 
 
 @pytest.mark.parametrize("stop", [StopReason.SUBMITTED, StopReason.ANSWERED])
-def test_final_request_without_a_limit_names_none(stop: StopReason) -> None:
+def test_request_for_the_final_answer_names_no_limit_if_none_was_reached(stop: StopReason) -> None:
     assert final_request(stop) == FINAL_ANSWER
 
 
-def test_final_request_states_the_answer_form() -> None:
+def test_request_for_the_final_answer_states_the_required_form() -> None:
     assert final_request(StopReason.SUBMITTED, ANY_OBJECT) == (
         f"{FINAL_ANSWER} Answer with one JSON object and nothing else."
     )
@@ -110,7 +110,7 @@ def test_final_request_states_the_answer_form() -> None:
     assert "It is empty." in form_request("It is empty.", schema)
 
 
-def test_every_limit_has_a_sentence() -> None:
+def test_every_limit_has_a_sentence_for_the_model() -> None:
     ended_by_the_model = {
         StopReason.SUBMITTED,
         StopReason.ANSWERED,
@@ -120,7 +120,7 @@ def test_every_limit_has_a_sentence() -> None:
     assert set(WHY_NO_MORE_TOOLS) == set(StopReason) - ended_by_the_model
 
 
-def test_nudge_allows_tool_calls_and_submit() -> None:
+def test_message_after_a_turn_without_a_tool_call_allows_tools_and_submit() -> None:
     assert "go on with the tools" in NUDGE
     assert "call submit" in NUDGE
 

@@ -58,5 +58,5 @@ def test_text_that_continues_after_a_repetition_has_no_repeated_suffix() -> None
     assert repeated_suffix("I am sorry. " * 1000 + "But here is the answer: 42.") == 0
 
 
-def test_repetition_is_found_in_large_pieces() -> None:
+def test_runaway_repetition_is_found_in_large_pieces() -> None:
     assert runaway_at("I am sorry. " * 2000, piece=30_000) is not None

@@ -55,7 +55,7 @@ def test_session_state_ignores_system_and_assistant_messages() -> None:
     )
 
 
-def test_edited_message_has_the_parents_of_the_replaced_message() -> None:
+def test_edited_message_has_the_parent_states_of_the_replaced_message() -> None:
     first, _ = session_states([U1])
     _, before = session_states([U1, A1, U3])
     assert before == [first]

@@ -119,7 +119,7 @@ def test_answer_that_never_matches_its_schema_is_not_parsed(client: Any, streame
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_refusal_reaches_the_client(client: Any, streamed: bool) -> None:
+def test_model_refusal_reaches_the_client(client: Any, streamed: bool) -> None:
     refusal = {"role": "assistant", "content": None, "refusal": "I will not."}
     message = parsed(client, Script({"message": refusal}), streamed).choices[0].message
     assert (message.refusal, message.parsed) == ("I will not.", None)

@@ -116,7 +116,7 @@ def test_function_arguments_are_parsed(client: Any) -> None:
     assert called.parsed_arguments == Warmth(city="Bonn")
 
 
-def test_custom_tool_gets_free_text(client: Any) -> None:
+def test_custom_tool_is_called_with_free_text(client: Any) -> None:
     script = Script(calls(("sql", {"input": "select 1"})), submits("One."))
     asked: Any = {"model": NAME, "tools": [{"type": "custom", "name": "sql"}]}
     first = client.responses.create(input=script.prompt, **asked)
