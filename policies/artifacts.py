@@ -230,8 +230,8 @@ def strip_links(value: Any, find_path: FindPath = lambda link: None) -> Any:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Yield a text in pieces that cut no link; nothing for a data URL. A thread that searched a
-    long text at once would hold the GIL for as long."""
+    """Yield the pieces of a text, without dividing a link. Yield nothing for a data URL. A thread
+    that searched a long text as a whole would hold the GIL for the whole search."""
     if text.startswith("data:"):
         return
     start = 0

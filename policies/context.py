@@ -106,8 +106,9 @@ _MIN_WEIGHT = min(_OTHER_WEIGHT, *(weight for _, weight in _WEIGHTS if weight))
 def estimate_tokens(text: str) -> int:
     """Return an estimate of a text's tokens by the script of its characters, in linear time.
 
-    A long text is read in pieces: a thread that estimates a whole one would hold the GIL for 50 ms
-    at a time. Of a very long text, some of the pieces stand for the others.
+    A long text is read in pieces, because a thread that reads it as a whole would hold the GIL for
+    50 ms at a time. Of a text with more than `_MAX_PIECES` pieces, only some pieces are read, and
+    the estimate is extrapolated.
     """
     starts = range(0, len(text), _PIECE_CHARS)
     read = starts[:: -(-len(starts) // _MAX_PIECES) or 1]

@@ -86,7 +86,7 @@ _PAGE_BREAK = re.compile(
     re.MULTILINE,
 )
 _MAX_MARK_CHARS = 4096
-"""Maximum length of what these patterns match, with the text that they look at."""
+"""Maximum length of a match of these patterns, with the text that their look-arounds read."""
 _PIECE_CHARS = 1 << 16
 _MAX_MARKS = 50_000
 """Maximum number of marks; further marks are ignored."""

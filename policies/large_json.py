@@ -1,8 +1,8 @@
 """Decoding and encoding of large JSON in steps, so that the event loop can run between them.
 
 Each function returns a generator, whose steps take milliseconds and whose return value is the
-result. Strings of at least `MIN_CHARS` characters are decoded and encoded in pieces, and
-placeholders stand for them in the rest, which is handled at once.
+result. Strings of at least `MIN_CHARS` characters are decoded and encoded in pieces. Placeholders
+replace these strings in the rest of the JSON, which is handled in one step.
 """
 
 import json
@@ -48,8 +48,8 @@ def decode_in_steps(
     """Decode JSON in UTF-8. `decode` decodes the text with placeholders, which begin with the
     random string `mark`.
 
-    Raises ValueError, RecursionError, and TooMuchJSONError if the names in objects that are long
-    have more than `MAX_STRUCTURE_BYTES`.
+    Raises ValueError, RecursionError, and TooMuchJSONError if the long names in objects have more
+    than `MAX_STRUCTURE_BYTES` together.
     """
     strings: dict[str, str] = {}
     outline = yield from _Reader(text, piece_size).outline(mark, strings)
@@ -202,7 +202,8 @@ def _with_strings(value: Any, strings: Mapping[str, str]) -> Steps[Any]:
 
 
 def count_chars(value: Any) -> int:
-    """Return the number of characters of all strings in a JSON value, except for names."""
+    """Return the number of characters of all strings in a JSON value, without the names in
+    objects."""
     count = 0
     pending = [value]
     while pending:
@@ -223,8 +224,8 @@ def encode_in_steps(
     encode: Callable[[Any], bytes] = encode_json,
     piece_size: int = PIECE_SIZE,
 ) -> Steps[bytearray]:
-    """Return a JSON value as `encode` encodes it. Placeholders for the long strings begin with the
-    random string `mark`. Raises TypeError."""
+    """Encode a JSON value as `encode` does. Placeholders for the long strings begin with the random
+    string `mark`. Raises TypeError."""
     strings: list[str] = []
     outline = yield from _without_strings(value, mark, strings)
     first, *others = encode(outline).split(f'"{mark}'.encode())

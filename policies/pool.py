@@ -41,8 +41,8 @@ class PoolSettings:
     or `memory_budget_mib` is reached. wait: wait for a sandbox that the pool starts in the
     background. fail: refuse the request."""
     queue_size: int = 256
-    """Maximum number of requests that wait for a sandbox. When one more comes, the newest request
-    of the key with the most waiting requests is refused."""
+    """Maximum number of requests that wait for a sandbox. If a further request comes, the newest
+    request of the key with the most waiting requests is refused."""
     queue_timeout_s: float = 120.0
     """Maximum time that a request waits for a sandbox, in seconds; then the request is refused."""
 
@@ -108,7 +108,8 @@ def _fields_except(isolation: Isolation, names: tuple[str, ...]) -> PoolKey:
 
 @lru_cache
 def limited_to(settings: PoolSettings, max_sandboxes: int) -> PoolSettings:
-    """Return the settings with at most `max_sandboxes`, but at least 1."""
+    """Return the settings with their own maximum number of sandboxes or `max_sandboxes`, whichever
+    is less, but at least 1."""
     most = max(1, min(settings.max_sandboxes, max_sandboxes))
     return replace(settings, max_sandboxes=most, min_ready=min(settings.min_ready, most))
 

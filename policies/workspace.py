@@ -125,7 +125,7 @@ def _user_texts(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def _user_text_lengths(messages: Sequence[Message]) -> Iterator[int]:
-    """Return the lengths of the user's texts, about."""
+    """Yield the approximate length of the text of each user message."""
     for message in messages:
         if _is_from_user(message):
             content = message.get("content")
@@ -289,7 +289,7 @@ class _Planner:
 
 
 def text_digest(text: str) -> str:
-    """Return the digest of a text, which is encoded in pieces, so that it is not copied and a
+    """Return the digest of a text. The text is encoded in pieces, so that it is not copied and a
     thread does not hold the GIL for long."""
     digest = hashlib.sha256()
     for start in range(0, len(text), _PIECE_CHARS):

@@ -148,7 +148,8 @@ class FilePart:
     """The content part, or None if no model accepts files of this kind."""
 
     identity: str = ""
-    """A digest that is equal for parts with the same file, or "" before `with_identity`."""
+    """A digest that is equal for parts with the same file, or "" before `with_identity` has set
+    it."""
 
     def with_identity(self) -> "FilePart":
         """Return the part with its identity."""

@@ -201,8 +201,8 @@ class ResponseStreamEncoder:
 
 
 def failure_frames(response: Mapping[str, Any], error: ProxyError, first_number: int) -> str:
-    """Return the last frames of a stream whose run was lost. `response` is the response object as
-    stored, and `first_number` the next sequence number."""
+    """Return the last frames of a stream whose run was lost. `response` is the stored response
+    object. `first_number` is the sequence number of the first frame."""
     return _numbered_frames(_failure_events(response, error, []), first_number)
 
 

@@ -29,8 +29,9 @@ WAKE_S = 30.0
 """Seconds without a message after which the connection is checked."""
 STOP = "stop"
 MessageKind = Literal["cancel", "follow", "follow_frames", "published"]
-"""cancel: the run is to be cancelled; follow and follow_frames: its events, or the frames of its
-stored response, are to be published for the sender; published: the sender has published some."""
+"""cancel: cancel the run. follow: publish the events of the run for the sender. follow_frames:
+publish the frames of the run's stored response for the sender. published: the sender has published
+events or frames of the run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ class Store:
             self.worker.on_lost = callback
 
     async def is_process_dead(self, process_id: str) -> bool:
-        """Return True if the process has ended, or other processes found it dead. Raises
+        """Return True if the process has ended, or if other processes have found it dead. Raises
         StoreUnavailableError."""
         return await self._database.read_concurrently(lambda _: self.worker.is_dead(process_id))
 

@@ -20,7 +20,9 @@ DONE = tool_reply(call("submit", answer="done"))
 WAITING = 20
 
 
-async def test_run_of_one_key_waits_for_one_run_of_a_key_with_many(tmp_path: Path) -> None:
+async def test_first_run_of_a_key_waits_for_only_one_run_of_a_key_with_many_runs(
+    tmp_path: Path,
+) -> None:
     release = asyncio.Event()
     served: list[str] = []
 

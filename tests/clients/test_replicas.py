@@ -139,7 +139,7 @@ async def test_answer_of_a_run_is_replayed_by_another_server(database: URL, tmp_
     assert len(backend.requests) == 2
 
 
-async def test_background_response_is_streamed_by_another_server_as_it_goes(
+async def test_background_response_is_streamed_by_another_server_while_its_run_continues(
     database: URL, tmp_path: Path
 ) -> None:
     release = asyncio.Event()

@@ -50,14 +50,16 @@ def finish(steps: Generator[None, None, T]) -> tuple[T, int]:
 
 
 @given(TREES, st.booleans(), st.integers(13, 100))
-def test_text_is_decoded_to_the_same_value(tree: object, is_ascii: bool, piece_size: int) -> None:
+def test_json_is_decoded_in_steps_to_the_value_of_one_step(
+    tree: object, is_ascii: bool, piece_size: int
+) -> None:
     text = json.dumps(tree, ensure_ascii=is_ascii, indent=1).encode(errors="surrogatepass")
     decoded, _ = finish(decode_in_steps(text, MARK, _decode, piece_size))
     assert decoded.value == _decode(text)
 
 
 @given(st.text(st.sampled_from('"\\u0dD8e9f[]{},:x'), max_size=300), st.integers(13, 40))
-def test_malformed_text_is_refused_or_decoded_as_in_one_step(text: str, piece_size: int) -> None:
+def test_malformed_json_is_refused_or_decoded_as_in_one_step(text: str, piece_size: int) -> None:
     written = text.encode()
     try:
         expected = json.loads(written)
@@ -81,13 +83,13 @@ def test_malformed_text_is_refused_or_decoded_as_in_one_step(text: str, piece_si
         b'["' + b"x" * 100 + b'" "' + b"x" * 100 + b'"]',
     ],
 )
-def test_invalid_long_strings_are_refused(written: bytes) -> None:
+def test_invalid_long_json_strings_are_refused(written: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - whatever `json` says
         finish(decode_in_steps(written, MARK, decode_json, 32))
 
 
 @given(TREES, st.integers(1, 100))
-def test_value_is_encoded_to_the_same_value_and_does_not_change(
+def test_json_encoding_in_steps_has_the_same_value_and_does_not_change_the_original(
     tree: object, piece_size: int
 ) -> None:
     before = repr(tree)
@@ -96,14 +98,14 @@ def test_value_is_encoded_to_the_same_value_and_does_not_change(
     assert repr(tree) == before
 
 
-def test_sorted_encoding_is_that_of_one_step() -> None:
+def test_sorted_json_encoding_in_steps_equals_the_encoding_in_one_step() -> None:
     tree = {"b": ["\u00e9" * 500, {"d": "x" * 900, "c": "\\" * 70}], "a": "y" * 70}
     encoded, _ = finish(encode_in_steps(tree, MARK, encode_sorted_json, 100))
     assert encoded == encode_sorted_json(tree)
 
 
 @pytest.mark.parametrize("unit", [b"x", b"\\u00e9", "\u20ac".encode(), b"\\ud83d\\ude00"])
-def test_steps_are_bounded_by_the_size_of_a_string(unit: bytes) -> None:
+def test_long_json_string_is_decoded_and_encoded_in_many_steps(unit: bytes) -> None:
     """The longest step is a piece; a string of 16 MiB was one step, which stalled the server."""
     written = b'{"text": "' + unit * (16 * MIB // len(unit)) + b'"}'
     decoded, steps = finish(decode_in_steps(written, MARK, decode_json))
@@ -113,13 +115,13 @@ def test_steps_are_bounded_by_the_size_of_a_string(unit: bytes) -> None:
     assert steps > len(decoded.value["text"]) // (2 * PIECE_SIZE)
 
 
-def test_memory_of_the_copies_is_counted() -> None:
+def test_memory_of_a_decoded_json_value_and_its_encoding_is_counted() -> None:
     written = b'{"text": "' + b"x" * MIB + b'"}'
     decoded, _ = finish(decode_in_steps(written, MARK, decode_json))
     assert 2 * MIB < decoded.copies_bytes < 2 * MIB + 1000
 
 
-def test_long_names_count_as_structure() -> None:
+def test_long_names_in_json_objects_are_limited_like_structure() -> None:
     fits = b'{"' + b"k" * MIN_CHARS + b'" : 1}'
     decoded, _ = finish(decode_in_steps(fits, MARK, decode_json))
     assert decoded.value == {"k" * MIN_CHARS: 1}
@@ -127,7 +129,7 @@ def test_long_names_count_as_structure() -> None:
         finish(decode_in_steps(b'{"' + b"k" * MAX_STRUCTURE_BYTES + b'":1}', MARK, decode_json))
 
 
-def test_characters_of_all_strings_are_counted() -> None:
+def test_characters_of_all_strings_in_a_json_value_are_counted() -> None:
     assert count_chars({"name": ["abc", {"x": "de"}, 1, None], "y": "f"}) == 6
     assert count_chars("abc") == 3
 
@@ -136,7 +138,7 @@ def _decode(text: bytes) -> object:
     return json.loads(text.decode(errors="surrogatepass"))
 
 
-def test_non_finite_number_beside_a_long_string_is_encoded_as_null() -> None:
+def test_non_finite_number_in_json_with_a_long_string_is_encoded_as_null() -> None:
     value = {"text": "x" * 100, "number": float("nan")}
     encoded, _ = finish(encode_in_steps(value, MARK))
     assert encoded == encode_json(value)
