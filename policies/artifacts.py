@@ -150,8 +150,9 @@ def output_path(relative: str) -> str:
     return f"{OUTPUT_DIR}/{relative}"
 
 
-# Signed links. Until it expires, a signed link opens a file without an API key. If a client sends a
-# link back, the model and its backend get the path of the file, or the link without its signature.
+# Signed links. A signed link opens a file without an API key until the link expires. If a client
+# sends a link back, the model and its backend get the path of the file, or the link without its
+# signature.
 
 _LINK_MARK = "/v1/containers/"
 """A part of every link; searching for it is faster than matching the pattern."""

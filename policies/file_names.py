@@ -16,8 +16,8 @@ _STRIPPED_CHARACTERS = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "
 """Characters that many programs remove from the end of a name when they save the file."""
 _MIME_TYPE = re.compile(r"[a-z0-9.+-]{1,60}/[a-z0-9.+-]{1,100}")
 
-# Not `mimetypes`, which reads the machine's tables. A file without an extension gets the first
-# extension of its type.
+# The module `mimetypes` is not used, because it reads the machine's tables. A file without an
+# extension gets the first extension of its type.
 _MIME_TYPES = {
     ".txt": "text/plain",
     ".log": "text/plain",
@@ -190,7 +190,7 @@ class UniqueNames:
 
 
 def _safe_character(character: str) -> str:
-    # Only letters, marks and numbers of any script: others may break a line or a word.
+    # Only letters, marks and numbers of any script: other characters may end a line or a word.
     is_word = unicodedata.category(character)[0] in "LMN"
     return character if is_word or character in _SAFE_SIGNS else "_"
 
