@@ -48,10 +48,10 @@ _TOO_MANY_RESETS = (
 MAX_REQUEST_BYTES = 64
 """The largest payload of an OPEN frame from the agent, which sends `{}`."""
 SILENCE_TIMEOUT_S = 10.0
-"""Time without a frame from the agent during an operation after which the host sends a PING, and
-maximum time for the answer."""
+"""If the agent sends no frame for this time during an operation, the host sends a PING. The agent
+must answer the PING within the same time."""
 HOLD_BYTES = 1 << 16
-"""Maximum of the bytes that are held back to be written together with the next data."""
+"""Maximum number of bytes that are held back to be written together with the next data."""
 MAX_WIDE_STREAMS = 32
 """Maximum number of streams of one sandbox that may have WINDOW_BYTES unread. All others may have
 FIRST_WINDOW_BYTES. The unread data of all connections and wide streams is thus at most 16 MiB; each
@@ -87,14 +87,15 @@ class Channel:
         self._reset_streams = ResetStreams()
         self._frame_rate = FrameRate()
         self._frame_cost = 0
-        """The cost of the bytes processed last, in frames."""
+        """The cost of the last call of `_on_data`, in frames."""
         self._next_number = 1
         self._last_connection = 0
         self._wide_streams: set[int] = set()
         """The streams that have a full window."""
         self._connection_queue = ConnectionQueue(clock or SystemClock(), self._wide_streams.discard)
         self._open_connections: set[int] = set()
-        """The connections that are open at the agent's end too."""
+        """The numbers of the connections that are still open in the agent. They count towards
+        MAX_CONNECTIONS."""
         self._hello = asyncio.Event()
         self._pong = asyncio.Event()
         self._read_task: asyncio.Task[None] | None = None
@@ -121,13 +122,13 @@ class Channel:
             raise SandboxStartError(self.lost)
 
     def set_connection_handler(self, on_connection: OnConnection | None) -> None:
-        """Call `on_connection` for each connection that a program inside opens; None closes
-        them."""
+        """Call `on_connection` for each connection that a program inside opens. If it is None,
+        close all such connections."""
         self._connection_queue.set_handler(on_connection)
 
     async def open(self, request: Mapping[str, object], *, more: bool = False) -> Stream:
-        """Begin an operation and return its stream; `more` as in `send`. Raises
-        SandboxLostError."""
+        """Send the request of a new operation and return its stream. `more` has the same meaning as
+        in `send`. Raises SandboxLostError."""
         if self.lost:
             raise self.lost_error()
         if len(self._reset_streams) > MAX_RESET_STREAMS:
@@ -163,7 +164,7 @@ class Channel:
             self._reset_stream(number, stream)
 
     def connection_ended(self, number: int) -> None:
-        """Stop counting a connection towards MAX_CONNECTIONS: both sides have sent EOF."""
+        """Stop counting a connection towards MAX_CONNECTIONS, because both sides have sent EOF."""
         self._open_connections.discard(number)
 
     def _reset_stream(self, number: int, stream: Stream | ProgramConnection) -> None:
@@ -274,8 +275,8 @@ class Channel:
         self._wake_all()
 
     def _on_data(self, data: bytes | memoryview) -> float | None:
-        """Process received frames. Return None, or the seconds after which to call again for
-        frames that wait in the decoder or have not been read yet."""
+        """Process received frames. Return None, or the seconds after which to call again, because
+        frames wait in the decoder or have not been read yet."""
         now_s = self._received_at = asyncio.get_running_loop().time()
         self._frame_cost = READ_FRAMES if data else 0
         frames = self._decoder.feed(data)

@@ -142,7 +142,7 @@ class RetainedFiles:
     """The output files of one command."""
 
     name: str | None
-    """The common prefix of their paths; None if no output is kept."""
+    """The common prefix of the files' paths; None if no output is kept."""
     bytes_left: int
     """Number of bytes that may still be added."""
 

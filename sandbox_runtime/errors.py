@@ -31,7 +31,7 @@ class EngineMissingError(SandboxStartError):
 
 
 class NoCapacityError(SandboxStartError):
-    """The cluster or the engines have no room for the sandbox now; they may have some after
+    """The cluster or the engines have no room for the sandbox now; they may have room after
     `retry_after_s` seconds."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
@@ -40,7 +40,7 @@ class NoCapacityError(SandboxStartError):
 
 
 class NoFreeSandboxError(SandboxError):
-    """No sandbox is free now; one may be after `retry_after_s` seconds."""
+    """No sandbox is free now; a sandbox may be free after `retry_after_s` seconds."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)

@@ -1,5 +1,5 @@
-"""GuestSandbox, the Sandbox whose operations a guest agent performs at the other end of a channel,
-and `start_sandbox`, which starts one."""
+"""`GuestSandbox` is a Sandbox whose operations a guest agent performs at the other end of a
+channel. `start_sandbox` starts one."""
 
 import asyncio
 import itertools
@@ -54,7 +54,7 @@ from sandbox_runtime.streams import OnConnection, Stream
 
 START_TIMEOUT_S = 60.0
 REPORT_TIMEOUT_S = 4.0
-"""Maximum delay of a command's report after its timeout; the agent needs about 0.7 s."""
+"""Maximum time from a command's timeout to its report; the agent needs about 0.7 s."""
 MAX_COUNT_CHARS = 20
 """Maximum length of the output of UNPACK, which prints a count of bytes."""
 FILE_ERRORS: Mapping[str, type[SandboxFileError]] = {
@@ -115,8 +115,8 @@ class GuestSandbox:
         await self._channel.guest.resize(isolation)
 
     def set_connection_handler(self, on_connection: OnConnection | None) -> None:
-        """Call `on_connection` for each connection that a program inside opens; None closes
-        them."""
+        """Call `on_connection` for each connection that a program inside opens. If it is None,
+        close all such connections."""
         self._channel.set_connection_handler(on_connection)
 
     async def exec(
@@ -252,8 +252,8 @@ class GuestSandbox:
         return result
 
     def _new_limit_events(self, report: CommandReport) -> LimitEvents:
-        """Return how often limits were hit since the last reading, from the host's counters if it
-        has any, else from the agent's."""
+        """Return how often limits were hit since the last reading. The host's counters are used if
+        it has any, otherwise the agent's."""
         now, before = self._channel.guest.limit_events(), self._last_limit_events
         if now is None:
             return LimitEvents(report.oom_kills, report.pids_refused)

@@ -157,7 +157,7 @@ def _probe_script() -> str:
 
 
 async def terminal_check(sandbox: Sandbox) -> Check:
-    """Report for how many sandboxes the host's pseudo-terminals are enough.
+    """Return a check whose text says for how many sandboxes the host's pseudo-terminals are enough.
 
     Raises SandboxLostError.
     """

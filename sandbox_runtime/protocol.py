@@ -59,7 +59,7 @@ BURST_FRAMES = 8192
 """The rate and the burst of frames of one guest; above the rate the guest is read more slowly. A
 small frame costs the host about 1.5 µs (measured in 2024), whatever its size."""
 FREE_BYTES = 1024
-"""Each FREE_BYTES of data allow one more frame, which does not count towards the rate."""
+"""Number of data bytes that allow one frame which does not count towards the rate."""
 
 
 class ProtocolError(Exception):
@@ -88,7 +88,7 @@ def parse_object(payload: bytes) -> dict[str, object]:
 
 
 class Decoder:
-    """Splits a byte stream into frames of at most `max_bytes`."""
+    """Splits a byte stream into frames, whose payloads have at most `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

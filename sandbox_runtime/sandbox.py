@@ -47,7 +47,7 @@ class ExecResult:
     """
 
     exit_code: int
-    """As bash reports it: 128 + n if signal n ended the command."""
+    """The exit code as bash reports it: 128 + n if signal n ended the command."""
     stdout: str
     stderr: str
     timed_out: bool
@@ -55,19 +55,21 @@ class ExecResult:
     """True if either stream exceeded the cap."""
     duration_s: float
     stdout_bytes: int
-    """Bytes that the command wrote, including those left out."""
+    """Number of bytes that the command wrote to stdout, including those left out."""
     stderr_bytes: int
     output_lines: int = 0
-    """Lines that the command wrote to both streams, including those left out."""
+    """Number of lines that the command wrote to both streams, including those left out."""
     cpu_s: float = 0.0
     """CPU time of the command and of the children that it waited for."""
     peak_memory_bytes: int = 0
     """Peak resident memory of the largest process among the command and the children that it waited
     for."""
     oom_kills: int = 0
-    """Processes of the sandbox that were killed during the command because memory ran out."""
+    """Number of processes of the sandbox that were killed during the command because memory ran
+    out."""
     pids_refused: int = 0
-    """Processes and threads that could not be created during the command: too many existed."""
+    """Number of processes and threads that could not be created during the command, because too
+    many existed."""
     running: bool = False
     """True if the command still runs, as a job. The result then has no exit code yet, and only the
     output since the last call."""
@@ -87,7 +89,7 @@ class DirectoryEntry:
     """An entry of a directory. A link has the kind `other` and is never followed."""
 
     path: str
-    """Relative to the listed directory. Bytes that are not UTF-8 are surrogate escapes."""
+    """The path relative to the listed directory. Bytes that are not UTF-8 are surrogate escapes."""
     kind: EntryKind
     bytes: int
     sha256: str = ""
@@ -101,7 +103,8 @@ class HashLimits:
     max_file_bytes: int
     """Larger files get no hash."""
     timeout_s: float
-    """Files that have not been read completely by then get no hash."""
+    """Maximum time for the hashes of a listing. Files that are not read completely by then get no
+    hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +258,8 @@ class Sandboxes(Protocol):
         confirm_target: ConfirmTarget | None = None,
         owner: str = "",
     ) -> AbstractAsyncContextManager[Lease]:
-        """Lease a sandbox for the length of the block. It starts at once. After the block it is
-        closed in the background, unless the lease has not used it.
+        """Lease a sandbox for the length of the block. The sandbox starts at once. After the block
+        the sandbox is closed in the background, unless the lease has not used it.
 
         If leases must wait, their owners take turns; the leases of one owner keep their order.
 

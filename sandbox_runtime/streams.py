@@ -50,7 +50,8 @@ PING."""
 
 
 class _FlowControl:
-    """Sends and receives bytes only as fast as the receiver gives credit."""
+    """The flow control of a stream: each side sends bytes only as fast as the receiver gives
+    credit."""
 
     def __init__(self, channel: "Channel", number: int) -> None:
         self.number = number
@@ -59,16 +60,16 @@ class _FlowControl:
         self._changed = asyncio.Event()
         self._credit = WINDOW_BYTES
         self._window = FIRST_WINDOW_BYTES
-        """Maximum of the bytes that wait for `receive` or are in flight."""
+        """Maximum number of bytes that wait for `receive` or are in flight."""
         self._credit_given = self._window
-        """Bytes that the agent may still send."""
+        """Number of bytes that the agent may still send."""
         self._credit_due = 0
         self._is_over = False
         """True if either side has closed the stream."""
         self._is_reset = False
 
     def mark_reset(self) -> None:
-        """Check data that still arrives, but discard it: the host has reset the stream."""
+        """Check and discard data that still arrives, because the host has reset the stream."""
         self._is_reset = True
         self._pieces.clear()
 
@@ -102,7 +103,8 @@ class _FlowControl:
         return kind, bytes(data)
 
     def _widen(self) -> int:
-        """Widen the window to WINDOW_BYTES if the channel allows it; return by how many bytes."""
+        """Widen the window to WINDOW_BYTES if the channel allows it. Return the number of bytes by
+        which the window has grown."""
         if self._window == WINDOW_BYTES or not self._channel.widen(self.number):
             return 0
         self._window = WINDOW_BYTES
@@ -125,8 +127,9 @@ class _FlowControl:
             self._pieces.append((kind, payload))
 
     def _append_data(self, kind: int, payload: bytes) -> None:
-        """Queue data behind the waiting pieces. Append it to the last piece if that has the same
-        kind and room; if the queue is full, to the last piece of its kind."""
+        """Queue data behind the waiting pieces. If the last piece has the same kind and room,
+        append the data to it; if the queue is full, append the data to the last piece of the same
+        kind."""
         place = len(self._pieces) - 1
         last_kind, last = self._pieces[place]
         if last_kind != kind or len(last) + len(payload) > MAX_DATA_BYTES:
@@ -190,7 +193,7 @@ class Stream(_FlowControl):
 
     @property
     def report(self) -> Mapping[str, object]:
-        """The report of the operation; only after `receive` has returned None."""
+        """The report of the operation, which is known once `receive` has returned None."""
         assert self._report is not None
         return self._report
 
@@ -284,7 +287,7 @@ def _translate_loss() -> Iterator[None]:
 
 
 OnConnection = Callable[[ProgramConnection], Awaitable[None]]
-"""Handles one connection, in a task of its own."""
+"""A function that handles one connection, in a task of its own."""
 
 
 class ResetStreams:

@@ -27,17 +27,18 @@ protocol."""
 
 @dataclass(frozen=True, slots=True)
 class LimitEvents:
-    """Number of times that a sandbox has hit its limits, since its start or during one reading of a
-    command (see `sandbox_runtime.protocol`)."""
+    """The numbers of times that a sandbox has hit its limits: since its start, or during one
+    reading of a command's output. `sandbox_runtime.protocol` defines readings."""
 
     oom_kills: int = 0
-    """Processes that were killed because memory ran out."""
+    """Number of processes that were killed because memory ran out."""
     pids_refused: int = 0
-    """Processes and threads that could not be created because too many existed."""
+    """Number of processes and threads that could not be created because too many existed."""
 
 
 class Guest(Protocol):
-    """A running guest agent: the byte stream to it, its limits and its end."""
+    """A running guest agent. The host talks to the agent over a byte stream, sets its limits and
+    ends it."""
 
     @property
     def id(self) -> str:
@@ -68,8 +69,8 @@ class Guest(Protocol):
         them."""
 
     def diagnostics(self) -> str:
-        """Return the end of the agent's standard error and the cause of the agent's end that the
-        backend knows."""
+        """Return the end of the agent's standard error, and the reason why the agent ended if the
+        backend knows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class Backend(Protocol):
 
 
 async def sweep_forever(backend: Backend, clock: Clock) -> None:
-    """Sweep now and every SWEEP_S seconds, until cancelled."""
+    """Call `backend.sweep` now and every SWEEP_S seconds, until cancelled."""
     while True:
         try:
             removed = await backend.sweep()

@@ -278,8 +278,8 @@ def _sealed_memfd(name: str, content: bytes) -> int:
 
 
 def _cap_at_hard_limit(name: str, value: int) -> int:
-    """Return the value, or the proxy's own hard limit if that is lower: only root could raise
-    it."""
+    """Return `value`, or the proxy's own hard limit if that is lower. Only root could raise a hard
+    limit."""
     _, hard = resource.getrlimit(getattr(resource, name))
     return value if hard == resource.RLIM_INFINITY else min(value, hard)
 
@@ -309,9 +309,9 @@ async def _read_output(guest: ProcessGuest) -> bytes:
 
 
 def _prepare_rootfs(rootfs: Path, *, cache: Path, uid: int, as_uid: tuple[str, ...]) -> Path:
-    """Return the directory of a root file system that belongs to `uid`: `rootfs` itself, or, if it
-    is a tar archive, the directory below `cache` into which it is unpacked once. `as_uid` is the
-    command prefix that runs a command as that user. Raises SandboxStartError."""
+    """Return the directory of a root file system that belongs to `uid`. It is `rootfs` itself, or,
+    if that is a tar archive, a directory below `cache` into which the archive is unpacked once.
+    `as_uid` is the command prefix that runs a command as that user. Raises SandboxStartError."""
     try:
         directory = _unpack_once(rootfs, cache, uid, as_uid) if rootfs.is_file() else rootfs
         owner = directory.stat().st_uid
@@ -326,7 +326,7 @@ def _prepare_rootfs(rootfs: Path, *, cache: Path, uid: int, as_uid: tuple[str, .
 
 
 def _rootfs_fingerprint(rootfs: Path) -> str:
-    """Return an id of the directory or archive as it is now. Raises SandboxStartError."""
+    """Return an id that changes when the directory or archive changes. Raises SandboxStartError."""
     try:
         status = rootfs.stat()
     except OSError as error:

@@ -158,7 +158,8 @@ def mount_table(disk_options: str) -> bytes:
 
 @cache
 def _host_root_arguments(is_strict: bool) -> tuple[str, ...]:
-    """Return bwrap's arguments for the host's files, which are looked up once per process.
+    """Return bwrap's arguments that show the host's files in the sandbox. The files are looked up
+    once per process.
 
     At level `standard` the disk is mounted as the root directory, so no directory of the disk needs
     a bind of its own.
@@ -201,6 +202,6 @@ def as_user(uid: int) -> tuple[str, ...]:
 
 
 def _script_command(text: str, *arguments: str) -> tuple[str, ...]:
-    """Return the start of a command: a shell script with `arguments`. The script executes the words
-    that follow them."""
+    """Return the first part of a command: a shell script with its `arguments`. The script executes
+    the words that the caller appends."""
     return ("/bin/sh", "-c", text, "sh", *arguments)

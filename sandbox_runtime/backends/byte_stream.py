@@ -10,15 +10,16 @@ from sandbox_runtime.backends.base import DataCallback
 from sandbox_runtime.protocol import ProtocolError
 
 _MAX_EARLY_BYTES = 1 << 20
-"""Maximum of the bytes that are buffered until `listen` is called."""
+"""Maximum number of bytes that are buffered until `listen` is called."""
 _TURN_BYTES = 32 << 10
-"""Maximum of the bytes that the callback gets in one call. Each call may request a pause."""
+"""Maximum number of bytes that the callback gets in one call. Each call may request a pause."""
 _MAX_UNREAD_BYTES = 256 << 10
-"""Maximum of the bytes that `write_control` queues while the peer does not read."""
+"""Maximum number of bytes that `write_control` queues while the peer does not read."""
 TAIL_BYTES = 4096
 """Number of bytes at the end of an agent's standard error that are kept for error messages."""
 MAX_STDERR_BYTES = 1 << 20
-"""Maximum of the bytes that an agent may write to standard error, which it uses only for errors."""
+"""Maximum number of bytes that an agent may write to standard error, which it uses only for
+errors."""
 
 
 class StderrTail:
@@ -29,7 +30,7 @@ class StderrTail:
         self._bytes_left = MAX_STDERR_BYTES
 
     def add(self, data: bytes | bytearray) -> None:
-        """Append to the tail. Raises ProtocolError after MAX_STDERR_BYTES in total."""
+        """Append `data` and keep the end. Raises ProtocolError after MAX_STDERR_BYTES in total."""
         self._tail = (self._tail + data)[-TAIL_BYTES:]
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
@@ -47,7 +48,7 @@ class ByteStreamProtocol(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._early_bytes = bytearray()
         self._changed = asyncio.Event()
-        """Set by bytes that arrive before `listen`, and by the end of the stream."""
+        """An event that is set when bytes arrive before `listen`, and at the end of the stream."""
         self._on_data: DataCallback | None = None
         self._failure: ProtocolError | None = None
         self._undelivered_bytes: bytes | memoryview = b""
@@ -181,7 +182,7 @@ class ByteStreamProtocol(asyncio.Protocol):
         return True
 
     def _resume(self) -> None:
-        """Call the callback with the remaining bytes after a pause."""
+        """Continue after a pause: call the callback with b"", then with the remaining bytes."""
         self._pause_timer = None
         if not self._pass_turn(b""):
             self._deliver()

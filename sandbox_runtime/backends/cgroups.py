@@ -86,7 +86,7 @@ class Cgroup:
         return 0
 
     def discard(self) -> None:
-        """Remove the cgroup before any process has entered it."""
+        """Remove the cgroup, which no process has entered yet."""
         for directory in self.directories:
             _remove_directory(directory)
 
@@ -160,7 +160,7 @@ def process_key(pid: int | None = None) -> str:
 
 @cache
 def _owner_key(pid: int) -> str:
-    """Return the start of the names of an owner's cgroups."""
+    """Return the prefix of the names of all cgroups that the process `pid` owns."""
     return f"{process_key(pid)}-{_pid_namespace()}"
 
 
@@ -181,8 +181,8 @@ def _mounts(proc: Path) -> Iterator[_Mount]:
 
 
 def _find_version_1(mounts: list[_Mount]) -> Cgroups | None:
-    """Return hierarchies at the top of their mounts. The sweep of a later owner would not find
-    cgroups below this process's own cgroup."""
+    """Return the hierarchies at the top of the controllers' mounts, or None if they do not suffice.
+    A later owner's sweep would not find cgroups below this process's own cgroup."""
     found: list[Hierarchy] = []
     for controller in _CONTROLLERS:
         for mount in mounts:
@@ -193,7 +193,8 @@ def _find_version_1(mounts: list[_Mount]) -> Cgroups | None:
 
 
 def _merge_by_folder(hierarchies: list[Hierarchy]) -> tuple[Hierarchy, ...]:
-    """Return one hierarchy for each directory: controllers may be mounted together."""
+    """Merge the hierarchies of one directory, because several controllers may be mounted
+    together."""
     folders: dict[Path, frozenset[str]] = {}
     for each in hierarchies:
         folders[each.folder] = folders.get(each.folder, frozenset()) | each.controllers
@@ -338,7 +339,7 @@ def _read_words(file: Path) -> frozenset[str]:
 
 
 def _read(file: str | Path) -> str:
-    """Return the file's text, or nothing if it cannot be read."""
+    """Return the file's text, or "" if it cannot be read."""
     try:
         with open(file, "rb", buffering=0) as opened:  # noqa: PTH123 - read for each command; unbuffered is twice as fast
             return opened.read().decode(errors="replace")

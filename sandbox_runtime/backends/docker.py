@@ -1,9 +1,9 @@
 """Sandboxes in Docker containers, on a local or a remote engine.
 
-The guest agent is the container's main process. The proxy attaches to its standard streams before
-it starts, so no port is opened and `docker exec` is never used. If the proxy dies, the agent's
-standard input closes, the agent ends, and the engine removes the container (`StdinOnce`,
-`AutoRemove`).
+The guest agent is the container's main process. The proxy attaches to the agent's standard streams
+before the container starts, so no port is opened and `docker exec` is never used. If the proxy
+dies, the agent's standard input closes, the agent ends, and the engine removes the container
+(`StdinOnce`, `AutoRemove`).
 """
 
 import asyncio
@@ -83,8 +83,8 @@ class DockerBackend:
         self._has_host_uids = self._engine_info.has_host_uids and not is_runsc(runtime)
         self._runsc = RunscProcesses(state_dir) if is_runsc(runtime) else None
         self._own_containers: set[str] = set()
-        """The names of this process's containers, from before their creation until their removal
-        has succeeded or failed. A sweep leaves them alone."""
+        """The names of this process's containers, which a sweep leaves alone. A name is added
+        before the creation and removed when the removal has succeeded or failed."""
 
     @property
     def name(self) -> str:
@@ -195,7 +195,8 @@ class DockerBackend:
         return replace(config, directories=(*config.directories, home))
 
     def _host_uid(self, isolation: Isolation) -> int | None:
-        """Return a host uid for one sandbox; None for root, or if the engine maps uids."""
+        """Return a host uid for one sandbox, or None if the sandbox runs as root or host uids
+        cannot be used."""
         return new_host_uid() if self._has_host_uids and isolation.level == "strict" else None
 
     def _users_at_strict(self) -> str:

@@ -127,7 +127,8 @@ class AgentVolumes:
 
 def _root_uid(info: EngineJson) -> int:
     """Return the host uid of root in containers. With userns-remap this uid is not 0, and the
-    engine's data directory is named `<uid>.<gid>`. Archives from engine 20.10 have host uids."""
+    engine's data directory is named `<uid>.<gid>`. The archives that engine 20.10 returns contain
+    host uids."""
     if not any(
         str(option).startswith("name=userns") for option in info.get("SecurityOptions") or ()
     ):

@@ -35,7 +35,7 @@ class EngineInfo:
     security: Mapping[str, str]
     """The security options by name, with their parameters."""
     limits: tuple[str, ...]
-    """Which of memory, swap, cpu and pids the engine can limit."""
+    """The names, among memory, swap, cpu and pids, of the resources that the engine can limit."""
     limits_block_io: bool
     cgroup_version: str
     may_have_quota: bool
@@ -83,7 +83,7 @@ def _data_directory(response: EngineJson) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class BlockDevice:
-    """The disk of an engine's data directory."""
+    """The disk that holds an engine's data directory."""
 
     path: str | None
     """The device file, such as /dev/sda; None if reads and writes cannot be limited."""
@@ -94,11 +94,11 @@ class BlockDevice:
 def block_device(
     engine: EngineInfo, *, numbers_dir: Path = _BLOCK_DEVICES, devices_dir: Path = _DEVICES
 ) -> BlockDevice:
-    """Return the disk of an engine's data directory: the whole disk, because the kernel cannot
-    limit a partition.
+    """Return the disk that holds an engine's data directory: the whole disk, because the kernel
+    cannot limit a partition.
 
-    `numbers_dir` is the directory of links named by device number, `devices_dir` that of device
-    files.
+    `numbers_dir` is the directory of links named by device number. `devices_dir` is the directory
+    of device files.
     """
     directory = engine.directory
     if directory is None:

@@ -36,8 +36,9 @@ _TTY_GROUP = 5
 _SHARED_MEMORY_BYTES = 64 << 20
 _RUNSC_PIDS = 256
 _RUNSC_PIDS_PER_PROCESS = 16
-"""runsc limits the processes inside by itself. The host's limit counts all threads of runsc (up to
-11 for a process inside, measured); reaching it ends the sandbox, so it is only a second barrier."""
+"""The number of runsc's threads that the host's limit allows for each process inside; up to 11 were
+measured. runsc limits the processes inside by itself. Reaching the host's limit ends the sandbox,
+so it is only a second barrier."""
 
 _MASKED_PATHS = (
     *("/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys"),
@@ -208,7 +209,8 @@ def is_runsc(runtime: str | None) -> bool:
 
 
 def agent_mount(volume: str, *, is_read_only: bool) -> dict[str, Any]:
-    """Return the mount of an agent's volume, which gets no content from the image."""
+    """Return the mount of a volume with an agent's program. The engine copies no files of the image
+    into the volume."""
     mount = _mount("volume", volume, AGENT_DIR)
     return {**mount, "ReadOnly": is_read_only, "VolumeOptions": {"NoCopy": True}}
 

@@ -110,7 +110,7 @@ class DiskWatch:
         self._watch_task: asyncio.Task[None] | None = None
 
     def add(self, name: str, limit: DiskUsage, stop: Callable[[str], None]) -> None:
-        """Watch a new sandbox; `stop` is called once, with the reason, if it must end."""
+        """Watch a new sandbox. If the sandbox must end, `stop` is called once with the reason."""
         self._watched[name] = _WatchedSandbox(limit, stop, DiskUsage(), self._total_written)
         if self._watch_task is None or self._watch_task.done():
             self._watch_task = asyncio.create_task(self._watch(), name="disk watch")
@@ -351,7 +351,8 @@ def _has_in_flight_descriptors(info: Path) -> bool:
 
 
 def _process_tree(main_pid: int) -> Iterator[int]:
-    """Yield a process and its descendants. All processes of a container descend from its first."""
+    """Yield the pids of a process and its descendants. All processes of a container descend from
+    its main process."""
     to_visit = [main_pid] if main_pid else []
     while to_visit:
         pid = to_visit.pop()

@@ -347,7 +347,7 @@ def _error_reason(content: bytes, status: int) -> str:
 
 
 FRAME_HEADER = struct.Struct(">BxxxI")
-"""The header of each piece of output: its stream and its length."""
+"""The header of each frame of output: the number of its stream and its length in bytes."""
 STDOUT = 1
 
 

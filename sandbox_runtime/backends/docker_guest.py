@@ -47,7 +47,7 @@ class DockerGuest:
         on_end: Callable[[str], None],
     ) -> None:
         self.stream: AttachStream | None = None
-        """Set once the container is created and attached."""
+        """The standard streams of the agent; None until the container is created and attached."""
         self._name = name
         self._engine = engine
         self._runtime = runtime

@@ -1,12 +1,12 @@
 """Sandboxes in Pods of a Kubernetes cluster.
 
 Each sandbox is one Pod without a controller, whose main process is the guest agent. The proxy
-attaches to its standard streams through the API server, so no port is opened and no program is
-started with `exec`. If the proxy dies, the agent's standard input closes and the agent ends; the
+attaches to the agent's standard streams through the API server, so no port is opened and no program
+is started with `exec`. If the proxy dies, the agent's standard input closes and the agent ends; the
 Pod's object remains until another proxy sweeps it.
 
 Unlike a local sandbox, a Pod has a network interface. A network policy must deny its traffic, and
-no sandbox is started before it is verified that the cluster enforces it.
+no sandbox is started before it is verified that the cluster enforces the policy.
 """
 
 import asyncio
@@ -73,8 +73,8 @@ class KubernetesBackend:
         self._watch = PodWatch(self._api, f"{OWNER_LABEL}={self._owner.id}")
         self._numbers = itertools.count(1)
         self._own_pods: set[str] = set()
-        """The names of this process's sandboxes, from before their creation until their removal
-        has succeeded or failed. A sweep leaves them alone."""
+        """The names of this process's Pods, which a sweep leaves alone. A name is added before the
+        creation and removed when the removal has succeeded or failed."""
         self._verdict: NetworkVerdict | None = None
         self._verdict_lock = asyncio.Lock()
 
@@ -148,7 +148,8 @@ class KubernetesBackend:
         await self._api.aclose()
 
     async def _begin(self) -> None:
-        """Begin to own and to watch Pods, unless that has been done."""
+        """Create this process's Lease and start the watch of its Pods, unless that has been
+        done."""
         await self._owner.begin()
         self._watch.start()
 

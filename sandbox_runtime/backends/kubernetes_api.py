@@ -46,8 +46,9 @@ MAX_RESPONSE_BYTES = 64 << 20
 Method = Callable[..., Awaitable[Any]]
 """A method of the library that makes one request."""
 REMOVAL_GRACE_S = 1
-"""Time between SIGTERM and SIGKILL. The agent has mostly ended before, with its input. With 0 the
-API server would forget the Pod before its processes have ended."""
+"""Time between SIGTERM and SIGKILL when a Pod is deleted. Usually the agent has ended before,
+because its input has ended. With 0 the API server would forget the Pod before its processes have
+ended."""
 _UNAUTHORIZED = 401
 
 
@@ -87,7 +88,7 @@ class KubernetesApi:
         return str((await self._call(client.VersionApi(self._api).get_code))["gitVersion"])
 
     async def may(self, verb: str, resource: str, subresource: str = "", group: str = "") -> bool:
-        """Return True if this client may use a verb on a resource of the namespace."""
+        """Return True if this client may perform `verb` on `resource` in the namespace."""
         attributes = {
             "namespace": self.namespace,
             "verb": verb,
@@ -107,8 +108,8 @@ class KubernetesApi:
     # Pods
 
     async def create_pod(self, pod: Json) -> None:
-        """Create a Pod. Does nothing if it exists: its name is chosen by this process, so an
-        earlier attempt whose response was lost has created it."""
+        """Create a Pod. If a Pod with this name exists, do nothing: only this process chooses the
+        name, so an earlier attempt has created the Pod and its response was lost."""
         core = await self._core()
         with suppress(AlreadyExistsError):
             await self._call(core.create_namespaced_pod, self.namespace, pod)

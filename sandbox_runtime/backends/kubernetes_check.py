@@ -53,7 +53,8 @@ _NETWORK_ATTEMPTS = (
     *("interfaces", "metadata", "link_local", "private_networks", "public_networks", "multicast"),
     "host_addresses",
 )
-"""Attempts that look for an interface or a route and send nothing, so that no policy stops them."""
+"""Names of escape attempts that look for an interface or a route. They send nothing, so no policy
+stops them."""
 _SYSTEM_CALL_ATTEMPTS = (
     *("io_uring", "asynchronous_io", "huge_pages", "huge_memory_file", "huge_shared_memory"),
     *("ptrace", "vsock", "netlink", "typing_into_a_terminal", "own_terminal"),

@@ -67,7 +67,8 @@ def error_of(status: int, body: Json) -> KubernetesError:
 
 
 def start_error(error: KubernetesError, namespace: str) -> SandboxStartError:
-    """Return the error of the sandbox runtime for a request that failed while a Pod started."""
+    """Translate an error of the API that occurred while a Pod started into an error of the sandbox
+    runtime."""
     if isinstance(error, QuotaError) or error.status == 429:
         return NoCapacityError(f"the cluster is full: {error}", retry_after_s=CAPACITY_RETRY_S)
     if error.status in (401, 403):
@@ -79,7 +80,7 @@ def start_error(error: KubernetesError, namespace: str) -> SandboxStartError:
 
 
 def start_failure(pod: Json) -> SandboxStartError | None:
-    """Return why a Pod will not start, or None if it runs or may still start."""
+    """Return the error for a Pod that will not start, or None if it runs or may still start."""
     name, status = pod["metadata"]["name"], pod.get("status") or {}
     if pod["metadata"].get("deletionTimestamp"):
         return SandboxStartError(f"Pod {name} was deleted from outside")

@@ -33,7 +33,7 @@ class KubernetesGuest:
         self, name: str, api: KubernetesApi, watch: PodWatch, on_end: Callable[[str], None]
     ) -> None:
         self.stream: AttachedStream | None = None
-        """Set once the Pod runs and is attached."""
+        """The standard streams of the agent; None until the Pod runs and is attached."""
         self._name = name
         self._api = api
         self._watch = watch

@@ -48,7 +48,8 @@ class LeaseOwner:
                 self._task = asyncio.create_task(self._renew_forever(), name="renewal of the Lease")
 
     async def living(self) -> set[str]:
-        """Return the ids of the owners that live. Raises KubernetesError."""
+        """Return the ids of this owner and of all owners whose Lease has not expired. Raises
+        KubernetesError."""
         leases = await self._api.leases(SELECTOR)
         now_s = self._api.now_s()
         return {self.id, *(_owner_of(lease) for lease in leases if _expiry_s(lease) > now_s)}

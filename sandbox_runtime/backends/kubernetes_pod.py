@@ -175,7 +175,8 @@ class PodSpec:
 
 
 def guest_config(isolation: Isolation) -> GuestConfig:
-    """Return the agent's configuration. The agent sets the rlimits, which a Pod cannot have."""
+    """Return the agent's configuration. The agent sets the rlimits, because a Pod has no setting
+    for them."""
     limits = dict(rlimits(isolation))
     if isolation.level == "strict":
         # The kernel counts the processes of a host uid, and each sandbox has its own. Root is

@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 SUBPROTOCOLS = "v5.channel.k8s.io, v4.channel.k8s.io"
 STDIN, STDOUT, STDERR, STATUS = range(4)
-"""The channels."""
+"""The numbers of the channels."""
 MAX_MESSAGE_BYTES = 64 << 10
-"""Maximum of the standard input that one message carries."""
+"""Maximum number of bytes of standard input in one message."""
 HIGH_WATER_BYTES, LOW_WATER_BYTES = 64 << 10, 16 << 10
 """Unsent bytes above which writers must wait, and below which they may go on."""
 CLOSE_TIMEOUT_S = 0.5
@@ -86,8 +86,8 @@ class AttachedStream(ByteStreamProtocol):
 
 class WebSocketTransport(asyncio.Transport):
     """An asyncio transport that sends and receives the messages of a websocket for one
-    AttachedStream. While reading is paused it takes no message, so that the websocket's own bounded
-    queue fills and TCP slows down the sender."""
+    AttachedStream. While reading is paused, the transport takes no message. Then the websocket's
+    own bounded queue fills, and TCP slows down the sender."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, stream: AttachedStream) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ class PodWatch:
         self._selector = selector
         self._pods: dict[str, Json] = {}
         self._changed = asyncio.Event()
-        """Replaced by a new event at each change."""
+        """An event that is set at the next change; each change replaces it by a new event."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -74,8 +74,8 @@ class PodWatch:
         return version
 
     async def _watch(self, version: str) -> str:
-        """Follow the changes since a version until the API server ends the watch; return the
-        version of the last one."""
+        """Follow the changes since a version until the API server ends the watch. Return the
+        version of the last change."""
 
         def on_event(kind: str, pod: Json) -> None:
             nonlocal version

@@ -25,8 +25,8 @@ MESSAGE_QUEUE_BYTES = 0
 """No POSIX message queues: a host allows each user about nine of the default size, in all its user
 namespaces together, so one sandbox could use up those of all others."""
 PSEUDO_TERMINALS = 32
-"""Maximum number of one sandbox; a host has 3072 for all sandboxes (kernel.pty.max less
-kernel.pty.reserve)."""
+"""Maximum number of pseudo-terminals of one sandbox. A host has 3072 for all sandboxes
+(kernel.pty.max less kernel.pty.reserve)."""
 DEVPTS_OPTIONS = f"newinstance,ptmxmode=0666,mode=0620,max={PSEUDO_TERMINALS},nosuid,noexec"
 """Mount options of devpts, the file system of pseudo-terminals."""
 TMPFS_MEMORY_SHARE = 0.75
@@ -46,7 +46,8 @@ class GuestUser:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """The environment that names the user and the home directory, even without /etc/passwd."""
+        """The variables HOME and USER, from which programs know the user even without
+        /etc/passwd."""
         return {"HOME": self.home, "USER": self.name}
 
     def search_path(self, directories: str) -> str:
@@ -60,7 +61,8 @@ SANDBOX_USER = GuestUser(1000, "sandbox", "/home/sandbox")
 
 
 def guest_user(isolation: Isolation) -> GuestUser:
-    """Return root, which may install packages, or an ordinary user at the strict level."""
+    """Return the user of programs inside: root, which may install packages, or an ordinary user at
+    the strict level."""
     return SANDBOX_USER if isolation.level == "strict" else ROOT_USER
 
 

@@ -54,7 +54,8 @@ Stderr = tuple[asyncio.ReadTransport, StderrReader]
 
 
 class ProcessGuest:
-    """A child process in its own session and, if the host has cgroups, its own cgroup."""
+    """A guest in a child process, which has its own session and, if the host has cgroups, its own
+    cgroup."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from itertools import count
 
 @dataclass(frozen=True, slots=True)
 class MaskClear:
-    """Allows a call whose argument has none of the bits in `mask`."""
+    """Allows a call if the argument with the number `argument` has none of the bits in `mask`."""
 
     argument: int
     mask: int
@@ -26,7 +26,8 @@ class MaskClear:
 
 @dataclass(frozen=True, slots=True)
 class ArgIn:
-    """Allows a call whose argument has one of these values; any other call fails with `error`."""
+    """Allows a call if the argument with the number `argument` is one of `values`. Any other call
+    fails with `error`."""
 
     argument: int
     values: tuple[int, ...]
@@ -35,7 +36,7 @@ class ArgIn:
 
 @dataclass(frozen=True, slots=True)
 class ArgNotIn:
-    """Allows a call whose argument has none of these values."""
+    """Allows a call if the argument with the number `argument` is none of `values`."""
 
     argument: int
     values: tuple[int, ...]
@@ -46,7 +47,7 @@ Rule = MaskClear | ArgIn | ArgNotIn
 _NEW_NAMESPACES = 0x7E02_0000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 _NEW_TIME_NAMESPACE = 0x80
-"""CLONE_NEWTIME; to clone() that bit means something else."""
+"""CLONE_NEWTIME, a flag of unshare(). In the flags of clone() this bit has another meaning."""
 _UNIX_AND_INTERNET = (1, 2, 10)
 _HARMLESS_PERSONALITIES = (0, 8, 0xFFFF_FFFF)
 """Linux, 32-bit Linux (`setarch`), and the query for the current personality."""
@@ -96,7 +97,7 @@ _LARGE_ATTACK_SURFACE = """
 bpf perf_event_open userfaultfd fanotify_init fanotify_mark vmsplice lookup_dcookie modify_ldt
 memfd_secret sysfs mbind set_mempolicy set_mempolicy_home_node migrate_pages move_pages
 """
-"""System calls into large parts of the kernel that a sandbox has no use for."""
+"""System calls that reach large parts of the kernel and that a sandbox has no use for."""
 _MACHINE_CONTROL = """
 kexec_load kexec_file_load init_module finit_module delete_module reboot swapon swapoff acct syslog
 vhangup quotactl quotactl_fd settimeofday clock_settime clock_adjtime adjtimex iopl ioperm
@@ -246,8 +247,8 @@ def bpf_filter(machine: str | None = None) -> bytes:
 
 
 def _number_ranges(numbers: Mapping[str, int]) -> list[tuple[int, _Code]]:
-    """Return ranges of system call numbers: the first number and the verdict, which applies up to
-    the next range."""
+    """Return ranges of system call numbers with the same verdict. A range is its first number and
+    the verdict; it ends where the next range begins."""
     verdicts = {number: _verdict(name) for name, number in numbers.items()}
     unknown = _return(_REFUSE | errno.ENOSYS)
     ranges: list[tuple[int, _Code]] = []
@@ -352,7 +353,8 @@ def _profile() -> dict[str, object]:
 
 
 def _profile_entries(name: str, rule: Rule) -> Iterator[dict[str, object]]:
-    """Yield entries whose sets of arguments do not overlap, so that their order has no effect."""
+    """Yield the entries of the profile for a rule. Their sets of arguments do not overlap, so that
+    their order has no effect."""
     match rule:
         case MaskClear(argument, mask):
             yield _allow_entry(name, argument, mask, 0)

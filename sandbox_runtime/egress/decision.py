@@ -20,7 +20,8 @@ class Decision:
     header or secret."""
 
     host: str
-    """Empty if the connection ended before the program had named its target."""
+    """The host of the target; empty if the connection ended before the program had named the
+    target."""
     port: int
     verdict: Literal["allowed", "denied"]
     reason: str
@@ -32,8 +33,8 @@ class Decision:
 
 
 ConfirmTarget = Callable[[Target], Awaitable[str | None]]
-"""Called before a connection that the sandbox's rules allow; returns the reason to deny it, or
-None."""
+"""A function that is called before a connection that the sandbox's rules allow. It returns the
+reason to deny the connection, or None."""
 OnDecision = Callable[[Decision], Awaitable[None] | None]
 
 

@@ -34,15 +34,16 @@ DNS_PORT = 53
 _LOOPBACK = ("127.0.0.1", "::1")
 Server = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[str, int], Awaitable[Server]]
-"""Open a connection to an address and a port. Raises OSError."""
+"""A function that opens a connection to an address and a port. Raises OSError."""
 Endpoint = tuple[str, int | None]
 """An address and a port; None stands for all ports."""
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
-"""Return the addresses of a name, best first. Raises OSError."""
+"""A function that returns the addresses of a name, best first. Raises OSError."""
 _Stamp = tuple[int, int, int] | None
 """A file's inode, size and modification time; None if it is missing."""
 _parse_ip = lru_cache(ipaddress.ip_address)
-"""Cached, as the dialers of all sandboxes parse the same forbidden addresses."""
+"""Parses an address. The results are cached, because the dialers of all sandboxes parse the same
+forbidden addresses."""
 
 
 async def open_connection(ip: str, port: int) -> Server:
@@ -56,7 +57,8 @@ async def open_connection(ip: str, port: int) -> Server:
 
 
 class Dialer:
-    """Resolves and connects for one sandbox."""
+    """Resolves names and opens connections for one sandbox, only to addresses that its rules
+    allow."""
 
     def __init__(
         self,

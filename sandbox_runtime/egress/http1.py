@@ -1,6 +1,7 @@
 """HTTP/1: the strict parsing of request and response heads, and the relaying of one plain exchange.
 
-A request is parsed so strictly that no server can understand it differently (request smuggling).
+A request is parsed so strictly that no server can understand it differently, which would allow
+request smuggling.
 """
 
 import re

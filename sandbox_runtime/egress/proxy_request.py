@@ -36,7 +36,7 @@ class ProxyRequest:
 
 
 ErrorReply = Callable[[EgressError], bytes]
-"""Encodes an error in the protocol of the request."""
+"""A function that encodes an error in the protocol of the request."""
 
 
 async def read_http(reader: BufferedReader) -> ProxyRequest:

@@ -37,9 +37,9 @@ class Relay:
         self._is_answered = False
 
     async def run(self, *sides: Side) -> None:
-        """Run all sides to their end; the first failure cancels the others.
+        """Run all `sides` concurrently to their end; the first failure cancels the others.
 
-        Raises ConnectionError if the program is gone, EgressError for all other reasons.
+        Raises ConnectionError if the program is gone, and EgressError for any other failure.
         """
         failures: list[Exception] = []
 

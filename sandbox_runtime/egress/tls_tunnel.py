@@ -31,7 +31,8 @@ _ENCRYPTED_ERROR = (
 async def tunnel(relay: Relay, target: Target, timeouts: Timeouts) -> None:
     """Relay both directions to their end. Raises ConnectionError, EgressError.
 
-    Only TLS is allowed to port 443. To other ports, a ClientHello at the start is checked too.
+    Only TLS is allowed to port 443. For other ports, a ClientHello is checked if the program's data
+    begins with one.
     """
 
     async def relay_to_server() -> None:

@@ -130,8 +130,8 @@ print({_MUCH_DISK_MIB})
 """
 _KEPT_OPEN = "os.unlink(path); kept.append(file)"
 _IN_FLIGHT = 'os.unlink(path); socket.send_fds(near, [b"x"], [file.fileno()]); file.close()'
-"""Sends the only descriptor of the file through a socket. While the descriptor is in flight, no
-process has the file open."""
+"""A statement for _DISK that deletes the file and sends its only descriptor through a socket. While
+the descriptor is in flight, no process has the file open."""
 _ENGINE_FILES = f"""
 import time
 written = 0
@@ -143,8 +143,8 @@ for path in ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf"):
 time.sleep(STAY_S)
 print({_MUCH_DISK_MIB})
 """
-"""Writes to the files that an engine mounts from the host; each file alone stays within the
-limit."""
+"""A program that writes to the files that an engine mounts from the host. Each file alone stays
+within the limit."""
 _DISK_SPEED = """
 import mmap, os, time
 piece, file_mib = mmap.mmap(-1, 1 << 20), 4
@@ -166,7 +166,7 @@ while time.monotonic() < began + 1:
     moved += 1
 print(int(moved / (time.monotonic() - began)))
 """
-"""Measures the speed of the disk itself, without the page cache."""
+"""A program that measures the speed of the disk itself, without the page cache."""
 INOTIFY = f"""
 import ctypes, time
 libc, made = ctypes.CDLL(None), 0

@@ -83,12 +83,12 @@ class MakeGateway(Protocol):
 
 
 Start = Callable[[Isolation], Awaitable[EscapeSandbox]]
-"""Start a sandbox. Raises SandboxStartError."""
+"""A function that starts a sandbox. Raises SandboxStartError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """An attempt from inside a sandbox."""
+    """An escape attempt that runs inside a sandbox."""
 
     name: str
     boundary: Boundary
@@ -100,7 +100,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """An attempt that needs the host's side, or more than one sandbox."""
+    """An escape attempt that needs the host's side, or more than one sandbox."""
 
     name: str
     boundary: Boundary
@@ -118,12 +118,13 @@ class Attack:
 
 @dataclass(frozen=True, slots=True)
 class EscapeFinding:
-    """The result of one attempt."""
+    """The result of one escape attempt."""
 
     probe: str
     boundary: Boundary
     verdict: Verdict
-    """`not tried` never counts as held. `accepted`: open, by the design of the backend."""
+    """held: the boundary stopped the attempt. open: it did not. accepted: open, by the design of
+    the backend. not tried: the attempt could not be made, which never counts as held."""
     detail: str
 
     def check(self) -> Check:
@@ -193,7 +194,7 @@ class EscapeContext:
 
 
 async def run_python(sandbox: Sandbox, program: str, *, timeout_s: float = 20.0) -> ExecResult:
-    """Run a Python program inside. Raises SandboxLostError and NotTriedError."""
+    """Run a Python program inside a sandbox. Raises SandboxLostError and NotTriedError."""
     result = await sandbox.exec(
         PYTHON, timeout_s=timeout_s, stdin=program.encode(), shell_state="none"
     )
@@ -207,7 +208,7 @@ async def run_python(sandbox: Sandbox, program: str, *, timeout_s: float = 20.0)
 async def running_python(
     sandbox: Sandbox, program: str, *, timeout_s: float = 30.0
 ) -> AsyncIterator[str]:
-    """Run a Python program inside until the block ends; yield its first output.
+    """Run a Python program inside a sandbox until the block ends; yield its first output.
 
     Raises SandboxLostError and NotTriedError.
     """

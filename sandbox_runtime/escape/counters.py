@@ -129,7 +129,7 @@ class _Bomb:
     resource: str
     program: str
     min_amount: int
-    """The minimum amount with which the attack succeeds."""
+    """The smallest amount with which the attack succeeds."""
     use_one: Callable[[EscapeSandbox], Awaitable[str]]
     """Uses the resource once, in the neighbour sandbox, and returns the output."""
 
@@ -142,7 +142,7 @@ class _Bomb:
         return self._attack(make)
 
     def attack_at_strict(self) -> Attack:
-        """Return the attack at level strict, where each sandbox is a user of its own."""
+        """Return the attack at level strict, where each sandbox has its own user on the host."""
 
         async def make(context: EscapeContext) -> str | None:
             strict = replace(context.isolation, level="strict")

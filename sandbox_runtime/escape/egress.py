@@ -115,7 +115,8 @@ async def _send_each(
     names: Mapping[str, Answers] | None = None,
     forbidden: Sequence[Endpoint] = (),
 ) -> FakeInternet:
-    """Send each of `requests` on a connection of its own; return the fake internet afterwards."""
+    """Send each of `requests` on its own connection. Return the fake internet, which has recorded
+    what arrived."""
     internet = FakeInternet(names)
     async with _with_gateway(context, egress, internet, forbidden) as sandbox:
         await _run_program(sandbox, _SEND.format(requests=list(requests)))
@@ -123,7 +124,7 @@ async def _send_each(
 
 
 async def _run_program(sandbox: EscapeSandbox, program: str) -> str:
-    """Run a program inside and return its output. Raises NotTriedError if it failed."""
+    """Run a program inside a sandbox and return its output. Raises NotTriedError if it failed."""
     result = await run_python(sandbox, program)
     if result.exit_code != 0:
         raise NotTriedError(f"the requests could not be sent: {result.stderr[-100:]!r}")
@@ -148,7 +149,7 @@ def _must_not_dial(
 
 
 def _must_not_arrive(name: str, description: str, secret: bytes, *requests: bytes) -> Attack:
-    """Return an attack that succeeds if a server receives `secret`."""
+    """Return an attack that sends `requests` and succeeds if a server receives `secret`."""
 
     async def make(context: EscapeContext) -> str | None:
         internet = await _send_each(context, _LISTED, requests)

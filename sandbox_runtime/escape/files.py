@@ -32,7 +32,7 @@ while True:
     os.{link}("secret", "next")
     os.replace("next", "file")
 """
-"""Swaps `file` between a plain file and a link to `secret`."""
+"""A program that swaps `file` between a plain file and a link to `secret`."""
 _MANY_FILES = """
 import os, time
 os.makedirs("/testbed/many")
@@ -123,7 +123,7 @@ async def _million_files(context: EscapeContext) -> str | None:
 
 
 async def _read(sandbox: EscapeSandbox, path: str) -> bytes:
-    """Return the bytes that the host received, also if the transfer failed."""
+    """Return the bytes of a file that the host received, even if the transfer failed."""
     received = bytearray()
 
     async def sink(piece: bytes) -> None:

@@ -38,8 +38,8 @@ for address in {addresses!r}:
         except OSError:
             pass
 """
-"""Prints the addresses to which a route exists. Nothing is sent, because connecting a datagram
-socket only looks up a route."""
+"""A program that prints the addresses to which a route exists. Nothing is sent, because connecting
+a datagram socket only looks up a route."""
 
 
 async def _namespaces(context: EscapeContext) -> str | None:

@@ -22,7 +22,7 @@ _IDLE_S = 0.3
 
 
 class FakeInternet:
-    """Resolves and connects for a gateway; nothing leaves the host."""
+    """Resolves names and opens connections for a gateway; nothing leaves the host."""
 
     def __init__(self, names: Mapping[str, Answers] | None = None) -> None:
         self.lookups: list[str] = []
@@ -32,7 +32,7 @@ class FakeInternet:
         self._port = 0
 
     async def resolve(self, host: str) -> Sequence[str]:
-        """Return the addresses of a name. Raises OSError for an unknown one."""
+        """Return the addresses of a name. Raises OSError for an unknown name."""
         earlier = self.lookups.count(host)
         self.lookups.append(host)
         if host not in self._names:
@@ -57,8 +57,8 @@ class FakeInternet:
                 await self._accept_pending()
 
     async def _accept_pending(self) -> None:
-        """Wait until pending connections are accepted: asyncio loses those that it accepts while a
-        server closes."""
+        """Wait until the server has accepted pending connections, because asyncio loses connections
+        that it accepts while a server closes."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         writer.write_eof()
         await reader.read()  # returns b"" once the server has accepted this connection

@@ -86,8 +86,8 @@ async def _agent_signalled(context: EscapeContext) -> str | None:
 async def _signal_agent(
     context: EscapeContext, command: str, *, timeout_s: float = 10
 ) -> str | None:
-    """Run a command that signals the agent. Return what went wrong; return None if the agent
-    survives or the host reports the loss of the sandbox, and the neighbour works."""
+    """Run a command that signals the agent. Return None if the agent survives or the host reports
+    the loss of the sandbox, and the neighbour works. Otherwise return what went wrong."""
     await context.neighbour()
     async with context.victim() as sandbox:
         try:

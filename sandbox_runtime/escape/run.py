@@ -66,7 +66,8 @@ _MODULES: tuple[tuple[ModuleType, Boundary, bool], ...] = (
     (network, "network", False),
     (processes, "processes", False),
 )
-"""Each module's boundary, and whether a kernel of the sandbox's own makes its attempts harmless."""
+"""The modules of the probes, each with its boundary, and True if a kernel of the sandbox's own
+makes its attempts harmless."""
 _OWN_KERNEL_HOLDS = frozenset(
     {"agent_descriptors", "agent_environment", "killed_last", "priority", "realtime"}
 )
@@ -187,7 +188,8 @@ async def _has_own_kernel_inside(context: EscapeContext) -> bool:
 
 
 async def _run_attempts(sandbox: Sandbox, names: list[str]) -> ExecResult:
-    """Run the attempts of these modules inside; the first line of output names the kernel."""
+    """Run the attempts of the named modules in the sandbox. The first line of the output names the
+    kernel."""
     return await sandbox.exec(
         PYTHON,
         timeout_s=_BATCH_TIMEOUT_S,
@@ -197,7 +199,7 @@ async def _run_attempts(sandbox: Sandbox, names: list[str]) -> ExecResult:
 
 
 def _batch_program(names: Sequence[str]) -> bytes:
-    """Return one Python program with these modules and the batch that runs their attempts."""
+    """Return one Python program that contains the named modules and runs their attempts."""
     package = resources.files("sandbox_runtime.escape.inside")
     modules = []
     for name in (f"{_INSIDE}.attempt", *names, f"{_INSIDE}.batch"):

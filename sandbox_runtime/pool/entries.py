@@ -109,7 +109,7 @@ class PoolRegistry:
         return self._states.get(entry)
 
     def entries(self, state: EntryState) -> list[PoolEntry]:
-        """Return the entries in `state`, the oldest there first."""
+        """Return the entries in `state`, in the order in which they reached it."""
         return list(self._entries[state])
 
     def matching(self, state: EntryState, pool_key: PoolKey) -> Iterator[PoolEntry]:

@@ -54,8 +54,9 @@ OnFull = Callable[[Callable[[], bool]], None]
 them or ending. The argument is a function that returns True as long as this holds."""
 
 OnAcquired = Callable[[float, float], None]
-"""Called when a lease has its sandbox, with two times in seconds, both from the lease's request:
-until a sandbox was assigned, and until that sandbox had answered a ping and had its limits."""
+"""Called when a lease has its sandbox. The arguments are two times in seconds since the lease's
+request: until a sandbox was assigned, and until that sandbox had answered a ping and had its
+limits."""
 
 IDLE_PING_TIMEOUT_S = 5.0
 """Maximum time for an idle sandbox to answer a ping."""
@@ -359,8 +360,8 @@ class Pool:
         self._schedule()
 
     def _report_failure(self, entry: PoolEntry, error: BaseException) -> None:
-        """Raise the error in the first waiter with the entry's pool key if such waiters outnumber
-        the other starts with this key; otherwise log the error."""
+        """Report a failed start. If more waiters than other starts have the entry's pool key, raise
+        the error in the first of these waiters. Otherwise log the error."""
         waiting = [waiter for waiter in self._queue if waiter.pool_key == entry.pool_key]
         if len(waiting) > len(list(self._registry.matching(EntryState.STARTING, entry.pool_key))):
             self._queue.remove(waiting[0])
@@ -429,8 +430,8 @@ class Pool:
         return True
 
     def _make_room(self, needed: Load, excluded: PoolEntry | None = None) -> bool:
-        """Return True if the load fits. Otherwise end as many idle sandboxes as are needed for it,
-        or none if all of them are not enough, and return False."""
+        """Return True if the load fits. Otherwise return False and end as many idle sandboxes as
+        make room for the load, or none if even all of them would not suffice."""
         if fits(self._settings, self._registry.load + needed):
             return True
         ending = sum((entry.load for entry in self._registry.entries(EntryState.ENDING)), Load())
@@ -443,8 +444,8 @@ class Pool:
         return False
 
     def _trim(self) -> None:
-        """End idle sandboxes of isolations for which the pool keeps none ready, and the oldest of
-        the idle sandboxes beyond `min_ready`."""
+        """End the idle sandboxes that the pool does not keep ready: those of other isolations, and
+        the oldest of those beyond `min_ready`."""
         missing = Counter(dict.fromkeys(self._kept_isolations, self._settings.min_ready))
         for entry in reversed(self._registry.entries(EntryState.IDLE)):
             if (

@@ -100,7 +100,7 @@ class ExecuteBash:
 
 
 def _parse(arguments: object) -> dict[str, Any]:
-    """Return the arguments. Without a job_id, the command and the timeout are valid. Raises
+    """Return the arguments, of which command and timeout are checked if there is no job_id. Raises
     ToolInputError."""
     fields = parse_arguments(SCHEMA, arguments)
     command: str = fields["command"]
@@ -148,7 +148,7 @@ _QUIET_PIP = {
 _UNSET_RETRIES = "unset PIP_RETRIES UV_HTTP_RETRIES"
 """A shell command that restores the number of retries that pip and uv have by default."""
 _MAX_ARGUMENT_BYTES = (128 << 10) - 1
-"""The longest argument of a program on Linux."""
+"""The length in bytes of the longest argument that Linux passes to a program."""
 _REFERENCE_SCHEMA: ToolSchema = {
     "type": "function",
     "function": {

@@ -82,7 +82,7 @@ class _Version:
 
     path: str
     data: bytes | None
-    """None if there was no file."""
+    """The bytes of the file; None if there was no file."""
 
     @property
     def bytes(self) -> int:
@@ -253,8 +253,8 @@ class StrReplaceEditor:
 
 
 def _parse(arguments: object) -> dict[str, Any]:
-    """Return the arguments, complete for their command, with an absolute path. Raises
-    ToolInputError."""
+    """Return the arguments with an absolute path. Raises ToolInputError if an argument that the
+    command needs is missing, or if the path is invalid."""
     fields = parse_arguments(SCHEMA, arguments)
     command, path = fields["command"], fields["path"]
     missing = [name for name in _NEEDED_ARGUMENTS.get(command, ()) if name not in fields]

@@ -76,7 +76,7 @@ class _ResolvedPath:
     """A path that was resolved in the sandbox."""
 
     kind: str
-    """dir, file or none."""
+    """The kind of the entry at the path: dir, file or none."""
     path: str
     """The absolute path without links, `.` and `..`."""
 

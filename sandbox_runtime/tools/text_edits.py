@@ -20,7 +20,7 @@ _NUMBERED_LINE = re.compile(rb"\s*\d+\t")
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A file after an edit, and which of its lines are new."""
+    """The content of a file after an edit, and the numbers of the new lines."""
 
     data: bytes
     first_line: int
@@ -29,7 +29,7 @@ class Edit:
 
 
 def lines_of(data: bytes) -> list[bytes]:
-    """Return the lines without their newlines; the last line need not end in one."""
+    """Return the lines without their newlines; the last line need not end in a newline."""
     lines = data.split(b"\n")
     return lines[:-1] if lines[-1] == b"" else lines
 
@@ -182,7 +182,7 @@ def view_edit(edit: Edit, limits: ObservationLimits) -> str:
 
 
 def view_directory(path: str, listing: Listing, limits: ObservationLimits) -> str:
-    """Return the names in a directory, without hidden ones and within the limits."""
+    """Return the names in a directory as text, without hidden names and within the limits."""
     entries = [entry for entry in listing.entries if not _is_hidden(entry)]
     entries.sort(key=lambda entry: entry.path.split("/"))
     shown, chars = [], 0

@@ -31,7 +31,7 @@ def disk_device() -> str | None:
 
 
 def root_disk() -> str | None:
-    """Makes the device of the disk that holds its own files, and opens it."""
+    """Makes the device of the disk that holds the sandbox's own files, and opens it."""
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         major, _, minor = line.split()[2].partition(":")
         if major != "0":  # a number of the kernel's own, without a device
@@ -46,7 +46,7 @@ def root_disk() -> str | None:
 
 
 def device_nodes() -> str | None:
-    """Looks for devices other than the harmless ones, such as /dev/null and terminals."""
+    """Looks for devices other than harmless ones such as /dev/null and terminals."""
     nodes = (path for path in Path("/dev").rglob("*") if _is_device(path.lstat().st_mode))
     unusual = (
         node for node in nodes if node.name not in _HARMLESS and node.parent != Path("/dev/pts")

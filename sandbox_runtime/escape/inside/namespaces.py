@@ -38,7 +38,7 @@ mnt, but a sandbox's own namespaces never have these.)"""
 
 
 def user_namespace() -> str | None:
-    """Makes a user namespace, in which it would have every capability."""
+    """Makes a user namespace, in which the process would have every capability."""
     call("unshare", _NEW_USER)
     return "a user namespace was made"
 
@@ -75,7 +75,7 @@ def setns() -> str | None:
 
 
 def host_namespaces() -> str | None:
-    """Looks for its own namespaces among those that the machine booted with."""
+    """Compares the namespaces of the process with those that the machine booted with."""
     inside = {
         name
         for name, initial in _INITIAL.items()
@@ -103,7 +103,8 @@ def pivot_root() -> str | None:
 
 
 def chroot() -> str | None:
-    """Sets its root directory to the current one; calling chroot twice escapes from a chroot."""
+    """Changes the root directory to the same directory; calling chroot twice escapes from a
+    chroot."""
     call("chroot", b"/")
     return "the root directory can be changed"
 

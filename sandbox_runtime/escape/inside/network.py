@@ -50,7 +50,7 @@ def link_local() -> str | None:
 
 
 def private_networks() -> str | None:
-    """Looks for a route to private networks, gateways of container engines among them."""
+    """Looks for a route to private networks, including gateways of container engines."""
     return _routes(_PRIVATE)
 
 
@@ -65,7 +65,7 @@ def multicast() -> str | None:
 
 
 def name_servers() -> str | None:
-    """Looks for a route to the name servers that are configured."""
+    """Looks for a route to the configured name servers."""
     lines = Path("/etc/resolv.conf").read_text(encoding="utf-8", errors="replace").splitlines()
     fields = [line.split() for line in lines]
     named = [line[1] for line in fields if len(line) > 1 and line[0] == "nameserver"]

@@ -47,14 +47,15 @@ def capabilities() -> str | None:
 
 
 def new_privileges() -> str | None:
-    """Looks whether set-user-id programs may give it more privileges than it has."""
+    """Checks whether set-user-id programs may give the process more privileges."""
     return (
         None if call("prctl", _GET_NO_NEW_PRIVILEGES, 0, 0, 0, 0) else "set-user-id programs work"
     )
 
 
 def core_files() -> str | None:
-    """Looks whether it may write core files, which the host's crash handler would receive."""
+    """Checks whether the process may write core files, which the host's crash handler would
+    receive."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     return None if 0 <= hard <= 1 else "core files are written"
 

@@ -100,7 +100,7 @@ def agent_descriptor_stolen() -> str | None:
 
 
 def inherited_descriptors() -> str | None:
-    """Looks for open files beside the three that a command is given."""
+    """Looks for open files other than standard input, standard output and standard error."""
     # A new program has only inherited descriptors, and one more for the directory being listed.
     shell = ("bash", "-c", "cd /proc/self/fd; echo *")
     shown = subprocess.run(shell, close_fds=False, capture_output=True, check=True)

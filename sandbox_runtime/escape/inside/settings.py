@@ -27,7 +27,8 @@ _SECRETS = (
 
 
 def core_pattern() -> str | None:
-    """Opens the setting that names the program which the host runs as root for a crash."""
+    """Opens the setting that names the program which the host runs as root when a process
+    crashes."""
     return _open_setting("/proc/sys/kernel/core_pattern")
 
 
@@ -37,7 +38,8 @@ def modprobe() -> str | None:
 
 
 def uevent_helper() -> str | None:
-    """Opens the setting that names the program which the host runs as root for a new device."""
+    """Opens the setting that names the program which the host runs as root when a device
+    appears."""
     return _open_setting("/sys/kernel/uevent_helper")
 
 
@@ -47,7 +49,7 @@ def sysrq() -> str | None:
 
 
 def binfmt_misc() -> str | None:
-    """Opens the register of interpreters that the host starts programs with."""
+    """Opens the file that registers interpreters with which the host starts programs."""
     return _open_setting("/proc/sys/fs/binfmt_misc/register")
 
 
@@ -91,21 +93,22 @@ def debug_files() -> str | None:
 
 
 def release_agent() -> str | None:
-    """Opens the setting that names the program which the host runs as root for an empty cgroup."""
+    """Opens the setting that names the program which the host runs as root when a cgroup gets
+    empty."""
     return summarize(
         "open", (p for p in writable_files_below(_CGROUPS) if p.name == "release_agent")
     )
 
 
 def own_limits() -> str | None:
-    """Opens its control groups, in which its limits are set."""
+    """Opens the files of control groups, which set the limits of the sandbox."""
     return summarize(
         "open", (p for p in writable_files_below(_CGROUPS) if p.name != "release_agent")
     )
 
 
 def kernel_secrets() -> str | None:
-    """Opens the kernel's memory and its lists for reading."""
+    """Opens files with the kernel's memory and its internal lists for reading."""
     # An engine masks a file with a null device, which is not a regular file.
     there = (path for path in map(Path, _SECRETS) if path.is_file())
     return summarize("open", (path for path in there if opens(path, os.O_RDONLY)))

@@ -44,7 +44,7 @@ def huge_pages() -> str | None:
 
 
 def huge_memory_file() -> str | None:
-    """Makes a file of huge pages, without any page."""
+    """Makes an empty file in memory that would use huge pages."""
     os.close(call("memfd_create", b"huge", _MFD_HUGETLB))
     return "files of huge pages can be made"
 
@@ -62,13 +62,14 @@ def keyctl() -> str | None:
 
 
 def add_key() -> str | None:
-    """Adds a key without a type to a keyring."""
+    """Adds a key to a keyring, with a null pointer as its type."""
     call("add_key", None, None, None, 0, -2, reached=_BAD)
     return "keys can be added"
 
 
 def request_key() -> str | None:
-    """Requests a key without a type; a valid request would start a program on the host."""
+    """Requests a key, with a null pointer as its type; a valid request would start a program on the
+    host."""
     call("request_key", None, None, None, 0, reached=_BAD)
     return "keys can be requested"
 
@@ -90,13 +91,13 @@ def process_vm_writev() -> str | None:
 
 
 def ptrace() -> str | None:
-    """Lets itself be traced, as every debugger's child does."""
+    """Permits its parent to trace it, as every debugger's child does."""
     call("ptrace", 0, 0, 0, 0)
     return "processes can be traced"
 
 
 def personality() -> str | None:
-    """Turns off the randomisation of its own addresses."""
+    """Turns off the randomisation of the process's own addresses."""
     call("personality", 0x0004_0000)
     return "addresses can be made predictable"
 
@@ -114,14 +115,14 @@ def bpf() -> str | None:
 
 
 def perf_event_open() -> str | None:
-    """Counts its own processor time, with kernel and hypervisor left out."""
+    """Opens a counter of its own processor time, with kernel and hypervisor left out."""
     attributes = struct.pack("=2I5Q16x", 1, 64, 0, 0, 0, 0, 1 << 5 | 1 << 6)
     os.close(call("perf_event_open", attributes, 0, -1, -1, 0))
     return "a performance counter was opened"
 
 
 def userfaultfd() -> str | None:
-    """Asks to handle page faults, with which races in the kernel are won."""
+    """Requests to handle page faults, which helps to win races in the kernel."""
     os.close(call("userfaultfd", 1))
     return "page faults can be handled"
 
@@ -151,7 +152,7 @@ def finit_module() -> str | None:
 
 
 def delete_module() -> str | None:
-    """Unloads a kernel module without a name."""
+    """Unloads a kernel module, with a null pointer as its name."""
     call("delete_module", None, 0, reached=_BAD)
     return "kernel modules can be unloaded"
 
@@ -163,13 +164,13 @@ def reboot() -> str | None:
 
 
 def swapon() -> str | None:
-    """Adds swap space without a name."""
+    """Adds swap space, with a null pointer as its name."""
     call("swapon", None, 0, reached=_BAD)
     return "swap space can be added"
 
 
 def swapoff() -> str | None:
-    """Removes swap space without a name."""
+    """Removes swap space, with a null pointer as its name."""
     call("swapoff", None, reached=_BAD)
     return "swap space can be taken away"
 
@@ -190,7 +191,7 @@ def kernel_log() -> str | None:
 
 
 def accounting() -> str | None:
-    """Turns process accounting on, to a file that does not exist."""
+    """Turns on process accounting, to a file that does not exist."""
     call("acct", b"/nonexistent/acct", reached=(errno.ENOENT,))
     return "process accounting can be set"
 
@@ -208,7 +209,7 @@ def io_privilege() -> str | None:
 
 
 def filtered() -> str | None:
-    """Looks whether a system call filter is in force at all."""
+    """Checks whether a system call filter is in force."""
     mode = _status()["Seccomp"]
     return None if mode == "2" else f"seccomp mode {mode}"
 
@@ -229,8 +230,8 @@ def i386_calls() -> str | None:
 
 
 def _require_x86_64(kind: str) -> None:
-    """Raise OSError on a machine without this kind of system calls, as `syscall_number` does. A
-    server would refuse the backend for a NotApplicableError."""
+    """Raise OSError on a machine without this kind of system calls, as `syscall_number` does. For a
+    NotApplicableError, a server would refuse the backend."""
     if platform.machine() != "x86_64":
         raise OSError(errno.ENOSYS, f"{kind} system calls do not exist on {platform.machine()}")
 
