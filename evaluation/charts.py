@@ -27,7 +27,7 @@ TURN_BINS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, 1
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a bar. `series` is its colour in the style sheet."""
+    """A part of a bar. `series` is the number of its colour in the style sheet."""
 
     series: int
     start: float
@@ -36,7 +36,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar with its number."""
+    """One bar, and the text beside it that shows its value."""
 
     y: int
     segments: Sequence[Segment]
@@ -72,7 +72,8 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class _BarData:
-    """The data of a bar: its parts as (colour, length), its number and its interval."""
+    """The data of a bar: its parts as (colour, length), the text that shows its value, and its
+    confidence interval."""
 
     parts: Sequence[tuple[int, float]]
     text: str
@@ -176,7 +177,7 @@ def _chart(
     data: _ChartData,
     max_value: float,
 ) -> Chart:
-    """Place the bars below each other, on an axis from 0 to at least `max_value`."""
+    """Return a chart with the bars below each other, on an axis from 0 to at least `max_value`."""
     step = _tick_step(max_value)
     scale = AXIS_WIDTH / (TICK_COUNT * step)
     y, groups = 0, []

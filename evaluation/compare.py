@@ -183,7 +183,7 @@ def _token_count(graded: GradedResult) -> int:
 def _domains_with_models(
     models: Sequence[ComparedModel], domain_order: Sequence[str]
 ) -> Iterator[tuple[str, ComparedModel]]:
-    """Yield each domain with each model."""
+    """Yield all pairs of a domain and a model, domain by domain."""
     for domain in domain_order:
         for each in models:
             yield domain, each

@@ -28,7 +28,7 @@ from evaluation.reasoning_gym_suite import load_reasoning_gym
 from evaluation.samples import GraderName, Sample
 
 MAX_ANSWER_CHARS = 100_000
-"""A longer answer is a format failure."""
+"""Maximum length of an answer; a longer answer is a format failure."""
 _NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?", re.ASCII)
 _ANSWER_LINE = re.compile(r"answer:\s*(\S.*)", re.IGNORECASE)
 _CHOICE = re.compile(r"([A-Z])|\\(?:text|mathrm|textbf|mathbf)\{([A-Z])\}")
@@ -253,8 +253,8 @@ def _grade_math(sample: Sample, text: str) -> Grade:
 
 
 def _grade_choice(sample: Sample, text: str) -> Grade:
-    """Compare the letters of two choices. The answer is a last line `Answer: X`, the last box, or
-    the letter alone."""
+    """Compare the letter of the answer with the letter of the right choice. It is in a last line
+    `Answer: X`, in the last box, or alone."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = _ANSWER_LINE.fullmatch(lines[-1])
     box = boxed(text)

@@ -42,7 +42,8 @@ class GradedResult:
     result: Result
     sample: Sample
     grade: Grade | None
-    """None for an infrastructure error, an ungradable answer and a judge failure."""
+    """The grade of the answer; None for an infrastructure error, an ungradable answer and a judge
+    failure."""
     error: GraderError | None = None
     """The error of the grader. After a grader failure, `grade` is that of a wrong answer."""
     reference_grade: Grade | None = None
@@ -50,7 +51,8 @@ class GradedResult:
     reference has no grader for the sample or if its graders were not requested."""
     reference_error: GraderError | None = None
     judge: str = ""
-    """The judge of the answer; empty if the sample's grader is not `judge`, or without a judge."""
+    """The judge of the answer; empty if the sample's grader is not `judge`, or if there is no
+    judge."""
 
     @property
     def error_kind(self) -> ErrorKind | None:

@@ -32,7 +32,7 @@ from evaluation.results import HTML_REPORT_FILE, MODES, Mode, Step
 from evaluation.trajectories import capabilities_of, shorten
 
 MAX_EMBEDDED_CHARS = 16_000_000
-"""Maximum characters of the HTML of all samples in the page."""
+"""Maximum number of characters of the HTML of all samples in the page."""
 MAX_SAMPLES = 20_000
 """Maximum number of samples in the viewer."""
 MAX_TEXT_CHARS = 20_000
@@ -63,7 +63,7 @@ class Side:
     mode: Mode
     graded: GradedResult | None
     verdict: str
-    """right, wrong, partly with the score, ungraded, or missing."""
+    """The grade in words: right, wrong, partly with the score, ungraded, or missing."""
 
 
 @dataclass(frozen=True, slots=True)

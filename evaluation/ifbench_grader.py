@@ -24,7 +24,7 @@ NLTK_DATA_PATH = "llama_index/core/_static/nltk_cache"
 imported."""
 PACKAGED_RESOURCES = ("punkt_tab", "stopwords")
 _RESOURCE = re.compile(r"nltk\.download\('([\w.-]+)'\)")
-"""Finds the name of a missing data file in the message of nltk's LookupError."""
+"""A pattern that finds the name of a missing data file in the message of nltk's LookupError."""
 
 
 def check_instructions(entry: Mapping[str, Any], answer: str) -> tuple[bool, bool]:

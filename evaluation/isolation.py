@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 TIMEOUT_S = 30.0
 """Timeout of one grading, in seconds."""
 MAX_MEMORY_BYTES = 4 * 2**30
-"""Address space of one grading."""
+"""Maximum address space of the process of one grading."""
 _PROCESS_CONTEXT = multiprocessing.get_context("forkserver")
 _Result = TypeVar("_Result")
 

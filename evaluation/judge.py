@@ -30,7 +30,7 @@ JUDGEMENTS_FILE = "judgements.jsonl"
 CONCURRENCY = 16
 """Maximum concurrent requests to the judge."""
 TEMPERATURE = 0.7
-"""The temperature of the judge in the paper."""
+"""The temperature of the judge, as in the paper."""
 MAX_REPLY_TOKENS = 16_384
 """Maximum tokens of one reply. The judge may reason before its verdict."""
 MAX_REPLY_CHARS = 2_000
@@ -42,7 +42,7 @@ MAX_RETRIES = 3
 TIMEOUT_S = 600.0
 """Timeout of one request."""
 MAX_FAILURES_IN_A_ROW = 32
-"""After so many votes without a verdict in a row, no further votes are asked for."""
+"""Number of votes without a verdict in a row, after which no further votes are requested."""
 _VERDICT = re.compile(r"\b(NOT\s+)?(INCORRECT|CORRECT)\b")
 
 Verdict = Literal["CORRECT", "INCORRECT", "UNKNOWN"]
@@ -183,7 +183,8 @@ class _Voting:
         self._failures_in_a_row = 0
 
     async def collect(self, judged_answers: Sequence[_JudgedAnswer]) -> None:
-        """Ask for all votes without a verdict. Equal answers to the same question share votes."""
+        """Request all votes that have no verdict yet. Equal answers to the same question share
+        votes."""
         votes = {
             key: (judged_answer, vote)
             for judged_answer in judged_answers

@@ -31,7 +31,7 @@ class Evaluation:
     graded: Sequence[GradedResult]
     trajectories: Trajectories
     patterns: Mapping[Key, PatternCounts]
-    """The patterns in the answers that have a trajectory."""
+    """The counts of patterns in each answer that has a trajectory, by the key of its result."""
     accuracies: Mapping[str, Sequence["Accuracy"]]
     """The accuracy of each model in each domain, and in all domains together."""
 
@@ -70,7 +70,7 @@ def evaluation_of(
 def results_by_key(
     graded: Sequence[GradedResult], key: Callable[[GradedResult], str]
 ) -> dict[str, list[GradedResult]]:
-    """Return the results by key. The keys are sorted."""
+    """Return the results grouped by the value of `key`, with these values sorted."""
     found: dict[str, list[GradedResult]] = defaultdict(list)
     for each in graded:
         found[key(each)].append(each)
@@ -140,7 +140,7 @@ def accuracies(graded: Sequence[GradedResult]) -> list[Accuracy]:
 
 
 def scores(graded: Sequence[GradedResult], mode: Mode) -> Mapping[str, Fraction]:
-    """Return the mean score of each problem that has a grade, by the sample's id."""
+    """Return the mean score in a mode of each problem that has a grade, by the sample's id."""
     found: dict[str, list[Fraction]] = defaultdict(list)
     for each in graded:
         if each.result.mode == mode and each.grade is not None:
@@ -347,7 +347,7 @@ class Speed:
     p50_s: float
     p95_s: float
     pairs: Pairs
-    """The pairs of the domain."""
+    """The pairs of answers in the domain, from which `ratio` is computed."""
     ratio: float | None
     """The sandbox mode's answers per minute divided by the plain mode's, over the pairs."""
 
@@ -372,8 +372,9 @@ def speeds(evaluation: Evaluation, graded: Sequence[GradedResult]) -> list[Speed
 
 
 def _latency_shares_s(evaluation: Evaluation, graded: Sequence[GradedResult]) -> list[float]:
-    """Return the latency of each request divided by its concurrency, in seconds. The parts of an
-    evaluation may differ in concurrency."""
+    """Return the latency of each request divided by its concurrency, in seconds. Requests may
+    differ in concurrency, because a later `sandbox-eval run` may continue an evaluation with
+    another one."""
     return [
         each.result.latency_s / (each.result.concurrency or evaluation.info.concurrency)
         for each in graded

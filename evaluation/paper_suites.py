@@ -95,7 +95,8 @@ class PaperSuite:
     answer_form: str = ""
     """The sentence after a problem that says which form the answer must have."""
     plain_answer_form: str = ""
-    """The sentence in the plain mode, if it differs."""
+    """The sentence that replaces `answer_form` in the plain mode; empty if there is no
+    difference."""
     count_per_kind: int | None = None
     """The number of problems to draw of each kind; None: `count` problems of all kinds together."""
 
@@ -227,7 +228,7 @@ def _draw(suite: PaperSuite, drafts: Sequence[Draft], seed: int) -> list[Draft]:
 
 
 def _slug(text: str) -> str:
-    """Return the text with only the characters that an identifier may have."""
+    """Return the text with dashes in place of the characters that an identifier cannot have."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:100]
 
 

@@ -20,8 +20,9 @@ core."""
 class ProgressBar:
     """Shows results, errors, tokens and cost on standard error, and one line at the end.
 
-    Errors, tokens and cost are those of this part of the evaluation, without earlier parts. The
-    cost is shown if there are prices."""
+    Errors, tokens and cost are those of this `sandbox-eval run`, without earlier runs that it
+    continues. The cost is shown if there are prices.
+    """
 
     def __init__(self, total: int, done: int, prices: Prices) -> None:
         self._total = total

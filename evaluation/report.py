@@ -31,7 +31,7 @@ from evaluation.results import MODES
 from evaluation.statistics import FLIPS, Estimate, PValue, mean, percentile
 
 EMPTY_CELL = "-"
-"""The entry of a table's cell without a value."""
+"""The text of a table's cell that has no value."""
 RECONSTRUCTED = "reconstructed"
 PAIRS_NOTE = (
     "over the pairs: the problems and repeats with an answer in both modes. Left out are those"
@@ -145,7 +145,7 @@ def percent_text(estimate: Estimate | None, sign: str = "") -> str:
 
 
 def p_value_text(p_value: PValue) -> str:
-    """Return a p-value with four digits. An estimated one begins with `≈`."""
+    """Return a p-value with four digits. An estimated p-value begins with `≈`."""
     if not p_value.is_exact:
         return f"≈ {p_value.value:.4f}"
     return f"{p_value.value:.4f}" if p_value.value >= 0.0001 else "< 0.0001"
@@ -169,8 +169,8 @@ def judge_names(graded: Sequence[GradedResult]) -> str:
 
 
 def grader_text(graders: Graders, graded: Sequence[GradedResult]) -> str:
-    """Return the graders that the accuracy is from, with the domains that the reference has no
-    grader for."""
+    """Return a text that names the graders of the accuracy, and the domains for which the reference
+    has no grader."""
     if graders != "reference":
         return "strict"
     text = f"those of the reference, {_reference_name()}"
@@ -180,7 +180,7 @@ def grader_text(graders: Graders, graded: Sequence[GradedResult]) -> str:
 
 
 def domains_without_reference_grader(graded: Sequence[GradedResult]) -> list[str]:
-    """Return the domains, sorted, of which the reference has a grader for no sample."""
+    """Return the domains, sorted, in which the reference has no grader for any sample."""
     domains = {each.sample.domain for each in graded}
     with_grader = {each.sample.domain for each in graded if has_reference_grader(each.sample)}
     return sorted(domains - with_grader)
@@ -218,8 +218,8 @@ def _accuracy_section(accuracies: Sequence[Accuracy]) -> Section:
 
 
 def _failure_count_section(graded: Sequence[GradedResult]) -> Section:
-    """Return the counts of format failures, context overflows, errors of graders and infrastructure
-    errors."""
+    """Return a table of the numbers of format failures, context overflows, errors of graders and
+    infrastructure errors."""
     rows = [
         [
             domain,
@@ -409,7 +409,7 @@ def _end_reason_section(graded: Sequence[GradedResult]) -> Section:
 
 
 def _error_section(graded: Sequence[GradedResult]) -> Section:
-    """Return all errors and retries by code, and all errors of graders."""
+    """Return a table of all errors and retries by code, and of all errors of graders."""
     final, retried = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for each in graded:
         codes = [failure.code for failure in each.result.failures]

@@ -91,7 +91,7 @@ class Result(_Record):
     """The failed attempts, in order. If the status is not answered, the last one is the reason."""
     seed: int | None = None
     started: str
-    """UTC, in ISO 8601."""
+    """The start of the last attempt, in UTC and ISO 8601."""
     latency_s: float
     """Seconds of the last attempt."""
     concurrency: int | None = None
@@ -117,7 +117,7 @@ class Step(_Record):
     """The text that the model got."""
     exit_code: int | None = None
     duration_ms: int | None = None
-    """None for a call that did not end."""
+    """The duration of the call in ms; None for a call that did not end."""
 
     @property
     def char_count(self) -> int:

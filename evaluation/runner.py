@@ -79,7 +79,8 @@ class Plan:
     """True to keep the turns of each run with a sandbox."""
 
     def samples(self) -> Iterator[tuple[Suite, Sample]]:
-        """Yield the samples up to the limit of their domain, with the kinds in turn."""
+        """Yield the samples with their suites, up to `limit` samples of each domain. The kinds of a
+        domain take turns."""
         of_kind, of_domain = Counter[tuple[str, str]](), Counter[str]()
         rounds: list[tuple[int, Suite, Sample]] = []
         for suite in self.suites:
@@ -241,7 +242,7 @@ class Runner:
 
 
 def _with_options(fields: Mapping[str, Any], options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the fields, overridden and extended by the options, without those that are None."""
+    """Return the fields, overridden and extended by the options, without fields that are None."""
     both = {**fields, **(options or {})}
     return {name: value for name, value in both.items() if value is not None}
 

@@ -50,7 +50,7 @@ class Sample(_Record):
     """One problem with its right answer."""
 
     id: _Id
-    """Unique in the suites of a run."""
+    """The id of the problem, which is unique in all suites of a run."""
     domain: _Name
     """The domain: the row of the results table that counts the problem."""
     kind: _Name
@@ -171,7 +171,7 @@ def write_suite(
     source: str,
     protocol: Protocol | None = None,
 ) -> Suite:
-    """Write a suite and return it. The manifest is written last: a suite without one is
+    """Write a suite and return it. The manifest is written last: a suite without a manifest is
     incomplete."""
     files = directory / FILES_DIRECTORY
     files.mkdir(parents=True, exist_ok=True)

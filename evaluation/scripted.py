@@ -16,7 +16,8 @@ from evaluation.samples import Sample
 
 MODEL_NAME = "scripted-model"
 WINDOW_CHARS = 40_000
-"""A longer prompt is refused, as by a model with a small context window."""
+"""Maximum length of a prompt. A longer prompt is refused, as by a model with a small context
+window."""
 PROMPT_TOKENS, COMPLETION_TOKENS = 100, 10
 """The token counts that each reply reports, whatever its length."""
 UNFORMATTED_ANSWER = "I counted twice.\nThe first time it was 7, the second time 8."
@@ -32,11 +33,12 @@ class Behaviour:
     """The conduct of the model for one kind of problem."""
 
     plain: PlainConduct
-    """Without tools: a right answer, a wrong one, or prose without the form of an answer."""
+    """The reply without tools: the right answer, a wrong answer, or prose without the form of an
+    answer."""
     tools: ToolConduct
-    """With tools. computes: run the solution, then submit its output. stumbles: the same after a
-    command that fails. guesses: submit a wrong answer at once. wanders: run commands and never
-    submit. fails: the server answers with status 500."""
+    """The conduct with tools. computes: run the solution, then submit its output. stumbles: the
+    same after a command that fails. guesses: submit a wrong answer at once. wanders: run commands
+    and never submit. fails: the server answers with status 500."""
 
 
 BEHAVIOURS: Mapping[str, Behaviour] = {

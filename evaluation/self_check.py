@@ -20,7 +20,8 @@ from evaluation.samples import load_suites
 from evaluation.scripted import MODEL_NAME, ScriptedModel, serve_model
 
 KNOWN_RESULTS_FILE = "known_results.md"
-"""The file of this package with the part of the report that does not depend on time."""
+"""The file of this package with the known results: the part of the report that does not depend on
+time."""
 COMMAND = (sys.executable, "-m", "evaluation")
 MAX_TURNS = 4
 START_TIMEOUT_S, STOP_TIMEOUT_S = 120, 20

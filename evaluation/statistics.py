@@ -24,7 +24,7 @@ class Estimate:
 
     mean: float
     interval: tuple[float, float] | None
-    """None for one value."""
+    """The 95 % interval of the mean; None if there is only one value."""
     count: int
     """The number of values."""
 
@@ -35,7 +35,7 @@ class PValue:
 
     value: float
     is_exact: bool
-    """False if it is estimated from FLIPS random assignments of signs."""
+    """False if the value is estimated from FLIPS random assignments of signs."""
 
 
 def estimate(values: Sequence[Fraction]) -> Estimate | None:
@@ -123,7 +123,8 @@ def _count_extreme_flips(numbers: Sequence[int], observed_sum: int) -> int:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that is at least as large as `share` (0 to 1) of all values."""
+    """Return the smallest of the values that at least `share` (0 to 1) of all values do not
+    exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 

@@ -108,7 +108,7 @@ def _letters_problem(rng: random.Random) -> Draft:
 
 
 def _orders(rng: random.Random, rows: int) -> list[tuple[int, str, str, int]]:
-    """Return orders: id, region, status, cents."""
+    """Return random orders as tuples of id, region, status and cents."""
     return [
         (number, rng.choice(REGIONS), rng.choice(("paid", "open")), rng.randrange(100, 100_000))
         for number in range(1, rows + 1)
@@ -327,4 +327,4 @@ KINDS: Mapping[str, Mapping[str, MakeProblem]] = {
     "long-documents": {"code": _code_problem, "hop": _hop_problem, "mentions": _mentions_problem},
     "formats": {"record": _record_problem, "table": _table_problem, "lines": _lines_problem},
 }
-"""The kinds of problems of each domain."""
+"""The kinds of problems of each domain, with the functions that make the problems."""

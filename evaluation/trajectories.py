@@ -55,14 +55,14 @@ STRUCTURE_MARK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PatternCounts:
-    """The patterns in one answer and its trajectory."""
+    """The numbers of patterns in one answer and its trajectory."""
 
     calls: Mapping[str, int]
     """The number of tool calls that match TABLE15, by capability."""
     matched_calls: int
     """The number of tool calls that match any pattern of TABLE15."""
     verification: int
-    """The number of words of verification in the reasoning and the answer."""
+    """The number of words such as `verify` and `check` in the reasoning and the answer."""
     structure: int
     """The number of headings, items and numbered steps in the reasoning and the answer."""
 
@@ -113,8 +113,8 @@ def capabilities_of(step: Step) -> list[str]:
 
 
 def shorten(text: str, max_chars: int) -> str:
-    """Return a text, without its middle if it is longer than `max_chars`. A mark in its place says
-    how many characters are left out."""
+    """Return a text; if it is longer than `max_chars`, leave out its middle. A mark in place of the
+    middle says how many characters are left out."""
     if len(text) <= max_chars:
         return text
     head, tail = text[: max_chars // 2], text[len(text) - max_chars // 2 :]
