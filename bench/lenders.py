@@ -100,7 +100,8 @@ class Lender:
         return float(json.loads(answer)["seconds"])
 
     def sandbox_processes(self) -> list[set[HostProcess]]:
-        """Return the processes of each sandbox, in Docker with the container's shim."""
+        """Return the processes of each sandbox. Those of a Docker sandbox include the container's
+        shim."""
         mains = [self._main_pid(container) for container in self.container_ids()]
         tree = ProcessTree()
         tops = [tree.parent(pid) for pid in mains] + tree.children(self.pid)

@@ -16,7 +16,7 @@ class Burst:
 
 
 def post_request(path: str, body: dict[str, Any], key: str) -> bytes:
-    """Return a request as bytes."""
+    """Return the bytes of a POST request with a JSON body."""
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {key}\r\n"
     return (

@@ -27,7 +27,7 @@ BACKENDS: Mapping[str, tuple[str, str | None]] = {
     "docker, runsc": ("docker", "runsc"),
     "bubblewrap": ("bubblewrap", None),
 }
-"""The backend and the engine's runtime, by name."""
+"""The backends under test by name: the kind, and the runtime of the engine or None."""
 ISOLATION = {"memory_mib": 512, "disk_mib": 256, "pids": 256}
 """Lower limits than the default, so that a bomb reaches them within seconds."""
 IDLE = "idle"
@@ -70,7 +70,7 @@ class BombModel:
         self.ends_at = 0.0
         """Time at which the neighbour stops."""
         self.bomb_is_sent = asyncio.Event()
-        """Set when the command of the bomb is sent."""
+        """An event that is set when the command of the bomb is sent."""
         self._command_sent_at: float | None = None
 
     async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:

@@ -26,7 +26,7 @@ class Plan:
     bubblewrap_sandboxes: int = 500
     """Number of concurrent bubblewrap sandboxes in `density`."""
     kubeconfig: Path | None = None
-    """The cluster of `pods`."""
+    """The kubeconfig file of the cluster for `pods`; None: no cluster."""
     simulated_sandboxes: int = SIMULATED_SANDBOXES
     """Number of sandboxes of the largest cluster that `cluster` simulates."""
     simulated_model_s: float = SIMULATED_MODEL_S
@@ -36,7 +36,8 @@ class Plan:
 async def interleave(
     rounds: int, measurements: Mapping[str, Measurement]
 ) -> dict[str, list[float]]:
-    """Measure everything once in each round, so that load on the machine affects all peers alike.
+    """Run each measurement once in each round, so that load on the machine affects all peers alike.
+    Return the measured values by row name.
 
     The first round is a warm-up and does not count.
     """

@@ -41,7 +41,7 @@ def alive_processes(processes: Iterable[HostProcess]) -> set[HostProcess]:
 
 
 class ProcessTree:
-    """A snapshot of all processes and their parents."""
+    """A snapshot of all processes of this host and their parents."""
 
     def __init__(self) -> None:
         self._parents: dict[int, int] = {}
@@ -55,7 +55,8 @@ class ProcessTree:
                 self._children.setdefault(int(fields[PARENT_FIELD]), []).append(process)
 
     def parent(self, pid: int) -> HostProcess:
-        """Return the parent. Raises KeyError if the process had ended."""
+        """Return the parent of a process. Raises KeyError if the process had ended before the
+        snapshot."""
         return self._by_pid[self._parents[pid]]
 
     def children(self, pid: int) -> list[HostProcess]:

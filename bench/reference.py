@@ -43,9 +43,8 @@ class ReferenceProcess:
 async def reference_process(
     model: BenchServer, script: str, image: str
 ) -> AsyncIterator[ReferenceProcess]:
-    """Run a process of the reference during the block. `script` is the name of the model, which
-    plays the script of this name. Raise PeerMissingError.
-    """
+    """Run a process of the reference during the block. `script` is the name of a script, which is
+    also the name of the model that plays it. Raise PeerMissingError."""
     python = await asyncio.to_thread(peer_python, "reference", *REFERENCE_PACKAGES)
     async with process(
         [str(python), str(DRIVER), model.base_url, script, image],

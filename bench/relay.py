@@ -25,7 +25,7 @@ REQUEST_COUNTS = {("whole", 1): 300, ("stream", 1): 100, ("whole", 64): 1000, ("
 LITELLM_DIVISOR = 10
 """Divisor of the number of requests for LiteLLM, which is slow."""
 KEY = f"sk-{secrets.token_hex(16)}"
-"""LiteLLM does not start without a key."""
+"""The key of LiteLLM, which does not start without a key."""
 MIN_RELAY_SHARE, MIN_TIMES_LITELLM = 0.7, 20
 MAX_ADDED_MS = 1.0
 

@@ -33,7 +33,7 @@ RUN_COUNTS: Mapping[tuple[Kind, int], int] = {
     ("bubblewrap", 8): 80,
     ("bubblewrap", 64): 128,
 }
-"""Number of runs in one round."""
+"""Number of runs in one round, by kind of sandbox and number of concurrent clients."""
 CONTAINER_COUNT, CONTAINERS_AT_ONCE = 24, 6
 REFERENCE_COUNT = 8
 """Number of concurrent reference processes; 64 would need 20 GB and be no faster."""

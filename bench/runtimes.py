@@ -16,7 +16,8 @@ from bench.venvs import PeerMissingError, peer_python
 
 ORDER_TIMEOUT_S = 180
 PEER_ENV = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-"""Without this variable, the reference downloads prices, and waits if there is no network."""
+"""The environment of the peers' programs. Without this variable, the reference downloads prices,
+and waits if there is no network."""
 
 Order = Literal["start", "exec", "put", "get", "stop"]
 

@@ -11,7 +11,7 @@ LICENCE = "Apache-2.0"
 DOCUMENTS_PER_CONTEXT = 3
 STATIONS_PER_CONTEXT = 6
 FILLER_SENTENCES = 10
-"""Sentences of each document that answer no question."""
+"""Number of sentences in each document that answer no question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,11 @@ class Question:
 
     text: str
     answers: tuple[str, ...]
-    """The accepted answers, or the letters of the right choices. Empty: unanswerable."""
+    """The accepted answers, or the letters of the right choices; empty if the question has no
+    answer."""
     choices: tuple[str, ...] = ()
     qa_type: QaType | None = None
-    """The type that the source states; None: found from the answer."""
+    """The type that the source states; None if the type follows from the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,8 @@ class _Station:
 
 
 def facts(seed: int, count: int) -> list[Context]:
-    """Return contexts about stations with keepers, sectors and towns. The names are made of
-    syllables, so that other contexts do not contain an answer."""
+    """Return contexts about stations with keepers, sectors and towns. Names are made of random
+    syllables, so that the documents of other contexts do not contain an answer."""
     return [_context(random.Random(f"{seed}/facts/{number}")) for number in range(count)]
 
 

@@ -45,7 +45,7 @@ TRAINER_SETTINGS: dict[str, Any] = {
     "bf16": False,
     "gradient_checkpointing": False,
 }
-"""Fields of TRL's configurations: fp32 on a CPU, and no files."""
+"""Fields of TRL's configurations: training in fp32 on a CPU, without writing files."""
 Reply = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
 """A function that returns the next message of a scripted policy after the messages so far."""
 

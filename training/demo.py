@@ -55,7 +55,8 @@ class DemoSize:
 
 FULL_SIZE = DemoSize(800, 600, 240, 80, 8, 20, 10)
 QUICK_SIZE = DemoSize(128, 64, 100, 10, 2, 2, 1)
-"""Too small to learn anything, but passes through all parts."""
+"""A size with which the model learns nothing, but the demonstration passes through all its
+parts."""
 
 
 def run(size: DemoSize, seed: int, sandbox: str) -> dict[str, Any]:

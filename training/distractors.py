@@ -60,9 +60,10 @@ class DistractorPool:
     ) -> list[Candidate]:
         """Return at most `count` documents of other contexts.
 
-        Documents that are in `own_documents`, the normalised documents of the context, or that
-        contain one of the answers are left out. Only the mode same-domain uses `topic`, and only
-        bm25 uses `question`. At most CANDIDATES_PER_DISTRACTOR * (count + 1) documents are tried.
+        Documents are left out if they are in `own_documents`, which are the normalised documents of
+        the context, or if they contain one of the answers. Only the mode same-domain uses `topic`,
+        and only bm25 uses `question`. At most CANDIDATES_PER_DISTRACTOR * (count + 1) documents are
+        tried.
         """
         found: dict[str, Candidate] = {}
         limit = CANDIDATES_PER_DISTRACTOR * (count + 1)

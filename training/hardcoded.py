@@ -13,7 +13,8 @@ from itertools import takewhile
 from typing import NamedTuple
 
 MAX_COMMANDS_CHARS = 500_000
-"""A run whose commands have more characters in all is not checked, and not flagged."""
+"""Maximum number of characters in all commands of a run. A run with more is not checked, and not
+flagged."""
 _HEREDOC = re.compile(r"(?<!<)<<-?\s*(?P<quote>['\"]?)(?P<tag>\w+)(?P=quote)")
 _PYTHON_PROGRAM = re.compile(r"python[\d.]*")
 _WRITING_PROGRAMS = frozenset(("echo", "printf", "cat", "tee"))

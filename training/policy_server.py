@@ -1,7 +1,8 @@
 """A server for the model of a trainer in the same process, for training on a CPU.
 
-It answers POST /v1/chat/completions with token ids and log probabilities, as vLLM does, always with
-the current weights. Requests that arrive together are generated as one batch. For a GPU use vLLM.
+The server answers POST /v1/chat/completions with token ids and log probabilities, as vLLM does,
+always with the current weights. Requests that arrive together are generated as one batch. For a GPU
+use vLLM.
 """
 
 import json
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 MAX_BATCH = 64
 MAX_BODY_BYTES = 64 << 20
 REPLY_TIMEOUT_S = 600.0
-"""Maximum time of one reply, the wait for its batch included."""
+"""Maximum time of one reply, including the wait for its batch."""
 _TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _CALL_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*')
 
@@ -194,7 +195,7 @@ class PolicyServer:
 
 
 def completion_of(message: dict[str, Any], finish_reason: str, model: str) -> dict[str, Any]:
-    """Return the chat completion with a message."""
+    """Return a chat completion with one message."""
     return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
         "object": "chat.completion",
@@ -210,7 +211,8 @@ def _temperature(request: _Request) -> float:
 
 
 def _message(text: str) -> dict[str, Any]:
-    """Return the message for a sampled text. The arguments of calls stay as they were written."""
+    """Return the message for a sampled text. The arguments of tool calls stay as the model wrote
+    them."""
     calls = []
     for written in _TOOL_CALL.findall(text):
         named = _CALL_HEAD.match(written)

@@ -1,7 +1,7 @@
 """A report on trajectories before and after training: rewards, turns, capabilities, tokens and
 patterns of reasoning.
 
-The input are two exports with `format=native` of the proxy's trajectories. Runs that failed or lost
+The input is two exports of the proxy's trajectories with `format=native`. Runs that failed or lost
 their sandbox are counted, and left out of everything else. The capability rates are those of arXiv
 2601.16206, section 4: the share of turns that use a capability.
 """
@@ -27,7 +27,7 @@ _CHECKING_WORDS = re.compile(
     r"\b(?:let me (?:check|confirm)|double[- ]check|verify(?:ing)?|wait|actually|to be sure)\b",
     re.IGNORECASE,
 )
-"""Words with which a model checks its own work."""
+"""Words that a model uses when it checks its own work."""
 _STRUCTURE_MARKS = re.compile(r"^(?:#{1,6} |[-*] |\d+[.)] )|\*\*[^*\n]+\*\*", re.MULTILINE)
 """Headings, list items and bold text."""
 
@@ -39,9 +39,9 @@ class Measures:
     trajectories: int
     infra_errors: int
     reward: float | None
-    """The mean of the tasks' mean rewards."""
+    """The mean reward over the tasks, each of which counts with the mean reward of its runs."""
     reward_interval: tuple[float, float] | None
-    """The 95 % interval of the mean, over tasks."""
+    """The 95 % interval of `reward`, over the tasks."""
     rates: Mapping[str, float | None]
     """Shares from 0 to 1, by name."""
     means: Mapping[str, float | None]

@@ -36,8 +36,8 @@ from training.leaks import normalise
 from training.rows import TaskError, TaskRow
 
 MAX_LENGTH_RATIO = 4
-"""An answer of the type span or free gets 0 instead of ROUGE-L if it is more than so many times as
-long as the right answer."""
+"""Maximum length of an answer of the type span or free, in lengths of the right answer. A longer
+answer gets 0 instead of ROUGE-L."""
 _LETTERS = re.compile(r"[A-Z](?:\s*(?:,|;|\band\b|\s)\s*[A-Z])*")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _LATEX_OR_DIGIT = re.compile(r"[\d\\]")
@@ -77,7 +77,8 @@ class Reward:
     """The reward of one attempt."""
 
     value: float | None
-    """From 0 to 1. None: the attempt cannot be scored, and is to be left out of its group."""
+    """The value from 0 to 1. None: the attempt cannot be scored, and a trainer must leave it out of
+    its group."""
     reason: Reason
     """The rule that decided the value."""
     is_hardcoded: bool = False

@@ -49,7 +49,7 @@ class Segment:
     response_mask: list[int]
     """1 for each sampled token, 0 for the others."""
     logprobs: list[float]
-    """0.0 for tokens that were not sampled."""
+    """The log probability of each sampled token, and 0.0 for tokens that were not sampled."""
 
     @property
     def sampled(self) -> int:
@@ -66,7 +66,7 @@ class Rollout:
     outcome: str
     """The stop reason of the run, or INFRA_ERROR."""
     reward: float | None
-    """From 0 to 1. None: the run cannot be scored."""
+    """The reward from 0 to 1; None if the run cannot be scored."""
     trajectory_id: str | None = None
     """The id of the trajectory in the proxy; None if no run was answered."""
     answer: str = ""
@@ -109,8 +109,8 @@ class RolloutClient:
 
     async def pause(self, timeout_s: float = PAUSE_TIMEOUT_S) -> int:
         """Let the proxy start no new runs until `resume`, for at most `timeout_s` seconds. Return
-        the number of runs at work, which go on. Needs the operator's key, if the proxy has several
-        keys. Raises RolloutError, HTTPError."""
+        the number of runs that are at work and continue. Needs the operator's key if the proxy has
+        several keys. Raises RolloutError, HTTPError."""
         return await self._set_pause("/pause", {"timeout_s": timeout_s})
 
     async def resume(self) -> None:
@@ -128,8 +128,8 @@ class RolloutClient:
         return runs_at_work
 
     async def run(self, rows: Sequence[TaskRow]) -> list[Rollout]:
-        """Return a rollout of each row, in their order. Rollouts of the same row are a group.
-        Raises RolloutError, and cancels the other rollouts."""
+        """Return a rollout of each row, in their order. Rollouts of the same row are a group. The
+        first RolloutError cancels the other rollouts and is raised."""
         step = uuid.uuid4().hex
         slots = asyncio.Semaphore(self._concurrency)
         timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=self._timeout_s)
@@ -202,7 +202,7 @@ class RolloutClient:
     async def _send_request(
         self, http: httpx.AsyncClient, request: Mapping[str, Any]
     ) -> httpx.Response:
-        """Send a request, and again after each `Retry-After` during a pause of the proxy."""
+        """Send a request. During a pause of the proxy, send it again after each `Retry-After`."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             answered = await http.post("/chat/completions", json=request)

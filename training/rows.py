@@ -51,7 +51,7 @@ class Meta(_Record):
     n_files: int
     n_distractors: int
     sizes: Annotated[tuple[int, ...], Field(strict=False)]
-    """The characters of each file, in the order of `input_files`."""
+    """The number of characters of each file, in the order of `input_files`."""
     gold_files: Annotated[tuple[str, ...], Field(strict=False)]
     """The names of the files that contain the right answer, or of all files of the context if
     none contains it literally."""
@@ -98,9 +98,9 @@ class Manifest(_Record):
     seed: int
     options: Mapping[str, Any]
     contexts: int
-    """The contexts of the source, after contexts with the same words were merged."""
+    """The number of contexts in the source, after contexts with the same words were merged."""
     questions: int
-    """The questions of the source."""
+    """The number of questions in the source."""
     dropped: Mapping[str, int]
     """The numbers of questions and contexts that were left out, by reason."""
     files: Mapping[str, FileRecord]
@@ -126,8 +126,8 @@ def write_tasks(
 ) -> TaskSet:
     """Write a set of tasks and return it. An earlier set in the directory is replaced.
 
-    `manifest.files` is replaced by the written files. The manifest is written last: a set without
-    one is incomplete. Raises TaskError if the directory cannot be written.
+    `manifest.files` is replaced by the written files. The manifest is written last: a set without a
+    manifest is incomplete. Raises TaskError if the directory cannot be written.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

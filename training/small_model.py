@@ -58,7 +58,7 @@ COMMANDS = {
     "What is the last number in": "tail -n 1",
     "How many numbers are in": "wc -l",
 }
-"""The beginnings of the questions, with the command that answers them."""
+"""The beginnings of the questions, each with the command that prints the answer."""
 
 
 def make_tasks(count: int, rng: random.Random) -> list[TaskRow]:

@@ -326,7 +326,7 @@ def _objects_field(row: Row, fields: Mapping[Any, Any], name: str) -> list[Mappi
 
 
 def _answer_texts(row: Row, values: Sequence[Any]) -> tuple[str, ...]:
-    """Return answers as different texts without white space around them."""
+    """Return the answers as texts, without white space around them and without duplicates."""
     texts: dict[str, None] = {}
     for value in values:
         if isinstance(value, bool) or not isinstance(value, str | int | float):

@@ -21,9 +21,11 @@ from training.sources import Source
 
 Names = Literal["neutral", "titles"]
 MAX_ANSWER_TOKENS = 30
-"""A question with a longer right answer is dropped. Tokens are words and punctuation marks."""
+"""Maximum length of a right answer in tokens, which are words and punctuation marks. A question
+with a longer answer is dropped."""
 MAX_FILES_CHARS = 2_000_000
-"""Maximum characters of the files of one task. Distractors that exceed it are left out."""
+"""Maximum number of characters of the files of one task. Distractors that exceed it are left
+out."""
 ANSWER_FORMS: Mapping[QaType, str] = {
     "mcq1": "One choice is right. The answer is its letter.",
     "mcqN": (
@@ -34,7 +36,8 @@ ANSWER_FORMS: Mapping[QaType, str] = {
     "span": "The answer is a few words from the documents.",
     "free": "The answer is a short text.",
 }
-"""The sentence of a problem that says which form the answer must have."""
+"""The sentence of a problem that says which form the answer must have, by the type of the
+question."""
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?", re.ASCII)
 _YES_NO = frozenset(("yes", "no", "true", "false"))

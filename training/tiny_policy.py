@@ -75,7 +75,7 @@ def _make_task(rng: random.Random) -> TaskRow:
 
 
 def reading_task(question: str, files: Mapping[str, str], answer: str, qa_type: QaType) -> TaskRow:
-    """Return a task with generated files."""
+    """Return a task with this question, these files and this answer."""
     digest = hashlib.sha256("".join([question, *files.values()]).encode()).hexdigest()
     meta = Meta(
         source="generated",
@@ -122,7 +122,7 @@ def scripted_reply(messages: Sequence[Message], rng: random.Random, search_share
 
 
 def call_message(tool: str, **arguments: str) -> Message:
-    """Return a message of the assistant with a call."""
+    """Return a message of the assistant with one tool call."""
     function = {"name": tool, "arguments": json.dumps(arguments)}
     call = {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
