@@ -95,7 +95,7 @@ LISTINGS = {
 
 
 @pytest.mark.parametrize("listing", LISTINGS.values(), ids=LISTINGS.keys())
-async def test_invalid_listing_is_rejected(listing: bytes) -> None:
+async def test_invalid_listing_from_the_guest_is_rejected(listing: bytes) -> None:
     sandbox, _ = await scripted_sandbox(
         lambda n: frame(n, DATA, listing) + json_frame(n, END, {"truncated": False})
     )
@@ -307,7 +307,7 @@ async def _connecting(frames: bytes) -> tuple[GuestSandbox, ScriptedGuest, list[
     return sandbox, guest, decided
 
 
-async def test_closed_connection_makes_room_for_another_at_once() -> None:
+async def test_closed_connection_makes_room_for_another_connection_at_once() -> None:
     all_there_may_be = range(2, 2 * MAX_CONNECTIONS + 2, 2)
     frames = b"".join(map(_opened, all_there_may_be))
     one_for_another = frame(2, RESET) + _opened(2 * MAX_CONNECTIONS + 2)

@@ -81,7 +81,7 @@ async def test_maximum_number_of_connections_may_be_open() -> None:
     await channel.close()
 
 
-async def test_connections_finished_by_both_ends_make_room() -> None:
+async def test_connections_finished_by_both_ends_make_room_for_new_connections() -> None:
     clock = ManualClock()
     channel, guest = await connected(clock)
 

@@ -18,7 +18,7 @@ async def test_sleep_takes_no_real_time_but_counts_as_duration() -> None:
     assert result.duration_s > 3600
 
 
-async def test_a_sleep_beyond_the_timeout_is_timed_out() -> None:
+async def test_command_that_sleeps_beyond_its_timeout_is_timed_out() -> None:
     result = await MemorySandbox().exec("echo before; sleep 3600", timeout_s=3000)
     assert (result.stdout, result.timed_out, result.duration_s) == ("before\n", True, 3000)
 
@@ -88,7 +88,7 @@ async def test_job_times_out_while_other_commands_sleep() -> None:
     assert (end.timed_out, round(end.duration_s)) == (True, 50)
 
 
-async def test_a_job_sleeps_on_while_other_commands_sleep() -> None:
+async def test_job_continues_its_sleep_while_other_commands_sleep() -> None:
     sandbox = MemorySandbox()
     command = "mkfifo gate; read line < gate; sleep 30; echo late > late"
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=1)
@@ -195,7 +195,7 @@ async def test_memory_sandbox_can_start_with_files() -> None:
     assert await read(sandbox, "/testbed/documents/a/b.txt") == b"text"
 
 
-async def test_lease_has_one_sandbox_and_closes_it_at_its_end() -> None:
+async def test_lease_has_one_sandbox_which_is_closed_with_the_lease() -> None:
     sandboxes = MemorySandboxes()
     async with sandboxes.lease(Isolation()) as lease:
         sandbox = await lease.sandbox()

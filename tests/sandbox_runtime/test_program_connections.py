@@ -46,7 +46,9 @@ async def _echo(connection: ProgramConnection) -> None:
     await connection.finish()
 
 
-async def test_bytes_go_both_ways_until_both_have_finished(sandbox: GuestSandbox) -> None:
+async def test_connection_carries_bytes_both_ways_until_both_sides_have_finished(
+    sandbox: GuestSandbox,
+) -> None:
     sandbox.set_connection_handler(_echo)
     program = "s = connect(); s.sendall(b'hello'); s.shutdown(1); print(rest(s))"
     assert await _python(sandbox, program) == "b'hello'\n"

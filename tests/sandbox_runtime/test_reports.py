@@ -110,7 +110,9 @@ async def run_with_report(operation: str, report: bytes) -> tuple[object, int]:
 @pytest.mark.parametrize(
     ("operation", "report"), CASES, ids=[f"{name} {said[:40]!r}" for name, said in CASES]
 )
-async def test_report_of_wrong_types_loses_that_sandbox(operation: str, report: bytes) -> None:
+async def test_report_with_values_of_wrong_types_loses_its_sandbox(
+    operation: str, report: bytes
+) -> None:
     outcome, killed = await run_with_report(operation, report)
     assert isinstance(outcome, SandboxLostError), repr(outcome)
     assert "the agent reported" in str(outcome)

@@ -11,7 +11,9 @@ PTY = Path("/proc/sys/kernel/pty")
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
-async def test_terminal_check_reports_how_many_sandboxes_fit(kind: str, tmp_path: Path) -> None:
+async def test_terminal_check_reports_for_how_many_sandboxes_terminals_are_enough(
+    kind: str, tmp_path: Path
+) -> None:
     free = int((PTY / "max").read_text()) - int((PTY / "reserve").read_text())
     async with open_backend(kind, tmp_path) as sandbox:
         check = await terminal_check(sandbox)

@@ -29,7 +29,7 @@ MAX_UNREAD_BYTES = 16 << 20
 """Maximum of all connections of one sandbox together."""
 
 
-def test_windows_of_all_connections_fit_the_bound_of_unread_data() -> None:
+def test_windows_of_all_connections_together_stay_within_the_bound_of_unread_data() -> None:
     assert MAX_HANDLERS * FIRST_WINDOW_BYTES + MAX_WIDE_STREAMS * WIDER <= MAX_UNREAD_BYTES
 
 

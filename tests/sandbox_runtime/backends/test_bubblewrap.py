@@ -83,7 +83,7 @@ async def test_programs_inside_have_no_host_root_and_no_capabilities() -> None:
 
 
 @needs_root
-async def test_configured_uid_of_root_is_refused() -> None:
+async def test_root_as_the_configured_uid_is_refused() -> None:
     backend = BubblewrapBackend(uid=0, state_dir=NOWHERE)
     with pytest.raises(SandboxStartError, match="must not run sandboxes as root"):
         await backend.start(SMALL)
@@ -218,7 +218,7 @@ def test_refused_system_calls_are_permitted_outside_a_sandbox() -> None:
     assert {name for name in probes.FREE_FOR_ALL if errors[name] in refused} == set()
 
 
-async def test_ordinary_programs_work() -> None:
+async def test_ordinary_programs_work_in_a_sandbox() -> None:
     async with new_sandbox() as sandbox:
         printed = await python(sandbox, probes.EVERYDAY)
         assert f"{printed}\n" == probes.EVERYDAY_PRINTS
@@ -351,7 +351,9 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("allow_weak", [False, True])
-async def test_unprivileged_proxy_limits_each_process(allow_weak: bool) -> None:
+async def test_unprivileged_proxy_limits_the_memory_and_the_number_of_processes(
+    allow_weak: bool,
+) -> None:
     memory = "try: bytearray(512 << 20)\nexcept MemoryError: print('refused')"
     programs = [memory, FORK_UNTIL_REFUSED]
     with anyio.fail_after(30):

@@ -110,7 +110,7 @@ async def test_shared_inputs_can_be_read_by_all_and_written_by_none(tmp_path: Pa
 # The agent
 
 
-async def test_nothing_inside_can_kill_the_agent() -> None:
+async def test_no_program_inside_can_kill_the_agent() -> None:
     async with new_sandbox() as sandbox:
         await sandbox.exec("kill -9 1; kill -TERM 1; kill -INT 1", timeout_s=20)
         assert await output(sandbox, "echo still there") == "still there\n"

@@ -34,7 +34,7 @@ def cgroups_of(id: str) -> list[Path]:
     return [path for each in hierarchies for path in each.folder.glob(f"*-{id}")]
 
 
-async def test_killing_ends_all_processes_and_leaves_no_cgroup() -> None:
+async def test_killing_a_sandbox_ends_all_its_processes_and_leaves_no_cgroup() -> None:
     guest = await BubblewrapBackend(state_dir=NOWHERE).start(SMALL)
     with anyio.fail_after(10):
         assert await next_output(guest)
@@ -49,7 +49,7 @@ async def test_killing_ends_all_processes_and_leaves_no_cgroup() -> None:
     assert not Path(f"/proc/{guest.pid}").exists()
 
 
-async def test_kill_at_many_moments_of_the_start_leaves_no_process_or_cgroup() -> None:
+async def test_sandbox_killed_at_many_moments_of_its_start_leaves_no_process_or_cgroup() -> None:
     backend = BubblewrapBackend(state_dir=NOWHERE)
     with anyio.fail_after(30):
         for turns in range(0, 400, 20):
@@ -162,7 +162,7 @@ opens /proc/sys/kernel/core_pattern
     ]
 
 
-def test_probe_without_output_fails_the_check() -> None:
+def test_probe_without_output_fails_the_isolation_checks() -> None:
     assert [check.ok for check in isolation_checks(b"")] == [False, False, False, True]
 
 

@@ -122,7 +122,7 @@ async def test_concurrent_starts_unpack_the_root_file_system_once(
     assert unpacked.stat().st_uid == OWNER
 
 
-async def test_truncated_tar_is_a_start_error_and_leaves_nothing(
+async def test_truncated_tar_fails_the_start_and_leaves_no_files(
     image: Path, tmp_path: Path
 ) -> None:
     half = tmp_path / "half.tar"
@@ -141,7 +141,7 @@ async def test_root_directory_must_belong_to_the_sandbox_user(image: Path, tmp_p
         await BubblewrapBackend(rootfs=Path("/usr"), state_dir=tmp_path).start(SMALL)
 
 
-async def test_missing_root_file_system_is_a_start_error(tmp_path: Path) -> None:
+async def test_missing_root_file_system_fails_the_start(tmp_path: Path) -> None:
     backend = BubblewrapBackend(rootfs=tmp_path / "none", state_dir=tmp_path)
     with pytest.raises(SandboxStartError, match=r"cannot use rootfs .*none'.*No such file"):
         await backend.start(SMALL)

@@ -111,7 +111,7 @@ async def test_drain_returns_once_the_peer_has_closed() -> None:
         assert await read_all(byte_stream) == b""
 
 
-async def test_incomplete_head_is_an_error() -> None:
+async def test_stream_that_ends_before_the_awaited_mark_raises_an_error() -> None:
     async with connected() as (byte_stream, peer):
         peer.send(b"HTTP/1.1")
         peer.close()
@@ -194,7 +194,7 @@ async def test_pauses_keep_all_bytes_in_order() -> None:
         assert taken == said
 
 
-async def test_bytes_that_arrive_before_listen_are_delivered_after_the_end() -> None:
+async def test_bytes_of_an_ended_stream_are_delivered_when_listen_begins_later() -> None:
     taken = bytearray()
 
     def take(data: bytes | memoryview) -> float | None:

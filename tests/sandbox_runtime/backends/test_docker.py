@@ -44,7 +44,9 @@ async def backend(tmp_path: Path) -> AsyncIterator[DockerBackend]:
     await backend.aclose()
 
 
-async def test_closing_removes_the_container(backend: DockerBackend, tmp_path: Path) -> None:
+async def test_closing_a_sandbox_removes_its_container(
+    backend: DockerBackend, tmp_path: Path
+) -> None:
     sandbox = await start_sandbox(backend, Isolation())
     assert sandbox.id in await asyncio.to_thread(names, tmp_path)
     await sandbox.close()
@@ -63,7 +65,9 @@ async def test_error_for_a_missing_image_has_its_name(tmp_path: Path) -> None:
     await backend.aclose()
 
 
-async def test_missing_image_is_reported_once_with_the_engine(tmp_path: Path) -> None:
+async def test_error_for_a_required_image_that_is_missing_names_the_engine_once(
+    tmp_path: Path,
+) -> None:
     await docker_backend(tmp_path).aclose()  # skips where there is no engine
     with pytest.raises(EngineMissingError) as raised:
         await asyncio.to_thread(
@@ -74,7 +78,7 @@ async def test_missing_image_is_reported_once_with_the_engine(tmp_path: Path) ->
     assert reason == "not have the image 'no-such-image:here'"
 
 
-async def test_image_needs_no_python(tmp_path: Path) -> None:
+async def test_sandbox_image_needs_no_python(tmp_path: Path) -> None:
     archive = tmp_path / "root.tar"
     with tarfile.open(archive, "w") as tar:
         add_programs(tar, ("bash", "cat"))
@@ -94,7 +98,7 @@ class ForeignEngine(DockerEngine):
         return {**await super().image(name), "Architecture": "s390x"}
 
 
-async def test_image_for_an_architecture_without_an_agent_is_an_error(
+async def test_image_for_an_architecture_without_an_agent_fails_the_start_and_the_check(
     backend: DockerBackend, tmp_path: Path
 ) -> None:
     await backend._engine.aclose()

@@ -60,7 +60,7 @@ async def test_agent_volume_is_filled_again_after_its_removal(
         ({}, 0),
     ],
 )
-def test_root_of_an_engine_with_userns_remap_is_the_uid_of_its_directory(
+def test_uid_of_root_with_userns_remap_is_in_the_name_of_the_engines_directory(
     info: dict[str, object], uid: int
 ) -> None:
     assert _root_uid(info) == uid
@@ -135,7 +135,7 @@ async def test_agent_volume_is_written_by_one_proxy_at_a_time(
         await engine.aclose()
 
 
-async def test_container_of_a_proxy_that_died_while_it_wrote_is_removed(
+async def test_helper_container_of_a_proxy_that_died_while_writing_the_agent_is_removed(
     backend: DockerBackend, tmp_path: Path
 ) -> None:
     program = tmp_path / "agent"

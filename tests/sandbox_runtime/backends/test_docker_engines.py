@@ -85,7 +85,7 @@ async def _certificates(directory: Path) -> ssl.SSLContext:
     return context
 
 
-async def test_an_unknown_scheme_is_refused(tmp_path: Path) -> None:
+async def test_docker_host_with_an_unknown_scheme_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SandboxStartError, match="no Docker engine answers"):
         DockerBackend(DOCKER_IMAGE, state_dir=tmp_path, host="carrier-pigeon://roof")
 

@@ -94,7 +94,7 @@ async def test_container_settings_enforce_every_boundary(backend: DockerBackend)
     assert facts["Config"]["StdinOnce"]
 
 
-async def test_boundaries_hold_from_inside(backend: DockerBackend) -> None:
+async def test_every_boundary_of_a_container_holds_from_inside(backend: DockerBackend) -> None:
     async with new_sandbox(backend, Isolation(pids=64)) as sandbox:
         status = await output(sandbox, "cat /proc/self/status")
         assert "CapEff:\t00000000000000fb\n" in status
@@ -115,13 +115,13 @@ async def test_system_calls_that_only_attacks_need_are_refused(backend: DockerBa
     assert wrong.keys() <= {"statmount", "listmount", "lsm_set_self_attr", "open_tree_attr"}
 
 
-async def test_ordinary_programs_work(backend: DockerBackend) -> None:
+async def test_ordinary_programs_work_in_a_container(backend: DockerBackend) -> None:
     async with new_sandbox(backend, Isolation()) as sandbox:
         assert await python(sandbox, probes.EVERYDAY) == probes.EVERYDAY_PRINTS
         assert await output(sandbox, "mkfifo pipe && test -p pipe && setarch -v true; echo $?")
 
 
-async def test_nothing_inside_can_kill_the_agent(backend: DockerBackend) -> None:
+async def test_no_program_inside_can_kill_the_agent(backend: DockerBackend) -> None:
     async with new_sandbox(backend, Isolation()) as sandbox:
         await sandbox.exec("kill -9 1; kill -TERM 1; kill -INT 1", timeout_s=20)
         assert await output(sandbox, "echo still there") == "still there\n"
@@ -225,7 +225,9 @@ async def test_limits_of_a_running_sandbox_can_be_raised_and_lowered(
             await sandbox.resize(Isolation(memory_mib=1))
 
 
-async def test_hitting_a_limit_is_counted(backend: DockerBackend) -> None:
+async def test_killed_and_refused_processes_of_a_command_are_counted(
+    backend: DockerBackend,
+) -> None:
     async with new_sandbox(backend, Isolation(memory_mib=64, pids=32)) as sandbox:
         hog = await sandbox.exec("python3 -c 'x = bytearray(200 << 20)'", timeout_s=30)
         assert (hog.oom_kills, hog.pids_refused) == (1, 0)

@@ -20,7 +20,9 @@ A_CONTAINERS = "         0     100000      65536\n"
         ("", "", False),
     ],
 )
-def test_host_uid_range_must_be_mapped(tmp_path: Path, uids: str, gids: str, enough: bool) -> None:
+def test_host_uid_range_is_usable_only_if_its_uids_and_gids_are_mapped(
+    tmp_path: Path, uids: str, gids: str, enough: bool
+) -> None:
     (tmp_path / "self").mkdir()
     (tmp_path / "self/uid_map").write_text(uids)
     (tmp_path / "self/gid_map").write_text(gids)

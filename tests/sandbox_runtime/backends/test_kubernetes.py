@@ -194,7 +194,7 @@ async def test_unreachable_api_is_reported(tmp_path: Path) -> None:
     await backend.aclose()
 
 
-async def test_missing_kubeconfig_is_named(tmp_path: Path) -> None:
+async def test_check_names_a_kubeconfig_that_is_missing(tmp_path: Path) -> None:
     backend = KubernetesBackend(
         PodSpec(TEST_IMAGE), namespace=NAMESPACE, kubeconfig=tmp_path / "none.yaml"
     )
@@ -226,7 +226,7 @@ async def service_account_backend(
     return kubernetes_backend(kubeconfig=file, **settings)
 
 
-async def test_role_of_the_manifests_is_enough(
+async def test_role_in_the_manifests_permits_all_requests_of_the_backend(
     admin: ClusterAdmin, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = await service_account_backend(admin, "sandbox-proxy", tmp_path)
@@ -239,7 +239,7 @@ async def test_role_of_the_manifests_is_enough(
     assert [record.getMessage() for record in caplog.records] == []  # nothing was forbidden
 
 
-async def test_missing_permissions_are_named(admin: ClusterAdmin, tmp_path: Path) -> None:
+async def test_check_names_missing_permissions(admin: ClusterAdmin, tmp_path: Path) -> None:
     backend = await service_account_backend(admin, "nobody", tmp_path)
     failed = [check for check in await backend.check() if not check.ok]
     assert [check.name for check in failed] == ["kubernetes permissions"]
@@ -310,7 +310,9 @@ async def test_running_command_raises_when_its_pod_is_deleted(
             await running
 
 
-async def test_deadline_ends_the_sandbox(admin: ClusterAdmin, backend: KubernetesBackend) -> None:
+async def test_deadline_of_a_pod_ends_its_sandbox(
+    admin: ClusterAdmin, backend: KubernetesBackend
+) -> None:
     async with started(backend) as sandbox:
         spec = {"activeDeadlineSeconds": 1}
         await admin.patch(f"/api/v1/namespaces/{NAMESPACE}/pods/{sandbox.id}", {"spec": spec})
@@ -369,7 +371,7 @@ async def test_lease_is_created_again_if_another_proxy_has_removed_it(
     assert (await admin.call("GET", path))["spec"]["holderIdentity"] == owner.id
 
 
-async def test_pool_keeps_pods_ready_and_leaves_none(
+async def test_pool_keeps_pods_ready_and_leaves_none_when_it_is_closed(
     admin: ClusterAdmin, backend: KubernetesBackend
 ) -> None:
     pool = Pool(backend, PoolSettings(min_ready=2), [SMALL])

@@ -55,7 +55,7 @@ def container(kind: str, **state: Any) -> list[dict[str, Any]]:
         (error_of(502, {}), KubernetesError),
     ],
 )
-def test_error_response_has_its_own_class(
+def test_error_responses_of_the_api_raise_their_own_error_classes(
     error: KubernetesError, kind: type[KubernetesError]
 ) -> None:
     assert type(error) is kind
@@ -185,11 +185,11 @@ def test_pod_that_is_not_ready_in_time_names_what_its_containers_wait_for() -> N
         (pod("Succeeded", containerStatuses=container("terminated", exitCode=0)), ""),
     ],
 )
-def test_cause_of_a_pods_end(state: Json | None, cause: str) -> None:
+def test_cause_of_a_pods_end_is_read_from_its_status(state: Json | None, cause: str) -> None:
     assert cause_of_end(state) == cause
 
 
-def test_states_of_the_container() -> None:
+def test_running_and_stopped_containers_are_recognised_in_the_status_of_a_pod() -> None:
     running = pod("Running", containerStatuses=container("running"))
     ended = pod("Failed", containerStatuses=container("terminated", exitCode=1))
     assert (is_running(running), is_running(ended), is_running(pod())) == (True, False, False)

@@ -78,14 +78,16 @@ async def test_process_limit_on_gvisor_leaves_the_sandbox_usable(backend: Docker
     await sandbox.close()
 
 
-async def test_exhausted_memory_loses_the_sandbox_with_the_reason(backend: DockerBackend) -> None:
+async def test_gvisor_sandbox_that_exhausts_its_memory_is_lost_with_the_reason(
+    backend: DockerBackend,
+) -> None:
     sandbox = await start_sandbox(backend, SMALL)
     with pytest.raises(SandboxLostError, match="memory ran out"):
         await sandbox.exec("python3 -c 'x = bytearray(2 << 30)'", timeout_s=PLENTY_S)
     await sandbox.close()
 
 
-async def test_sandbox_that_fills_the_disk_is_stopped(backend: DockerBackend) -> None:
+async def test_gvisor_sandbox_that_fills_its_disk_is_stopped(backend: DockerBackend) -> None:
     sandbox = await start_sandbox(backend, SMALL)
     fill = "for n in 1 2 3; do head -c 12M /dev/zero > $n; done; mkfifo never; cat never"
     with anyio.fail_after(60), pytest.raises(SandboxLostError, match="exceeded the limit"):
@@ -93,7 +95,7 @@ async def test_sandbox_that_fills_the_disk_is_stopped(backend: DockerBackend) ->
     await sandbox.close()
 
 
-async def test_gvisor_sandbox_keeps_its_limits(backend: DockerBackend) -> None:
+async def test_limits_of_a_running_gvisor_sandbox_cannot_be_changed(backend: DockerBackend) -> None:
     sandbox = await start_sandbox(backend, SMALL)
     with pytest.raises(SandboxStartError, match="cannot be changed"):
         await sandbox.resize(Isolation(memory_mib=1024))

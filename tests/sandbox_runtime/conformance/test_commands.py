@@ -28,7 +28,7 @@ async def test_the_exit_code_of_a_failing_command_is_reported(sandbox: Sandbox, 
     assert (result.exit_code, result.timed_out) == (code, False)
 
 
-async def test_an_unknown_command_is_exit_code_127_with_a_message(sandbox: Sandbox) -> None:
+async def test_unknown_command_has_exit_code_127_and_a_message(sandbox: Sandbox) -> None:
     result = await sandbox.exec("no-such-command --now", timeout_s=PLENTY_S)
     assert (result.exit_code, result.stdout) == (127, "")
     assert "no-such-command" in result.stderr
@@ -127,7 +127,7 @@ async def test_child_killed_by_a_signal_has_exit_code_128_plus_its_number(sandbo
     assert await output(sandbox, "sh -c 'kill -TERM $$' 2> /dev/null; echo $?") == "143\n"
 
 
-async def test_exit_code_124_is_no_timeout(sandbox: Sandbox) -> None:
+async def test_command_that_exits_with_124_is_not_reported_as_timed_out(sandbox: Sandbox) -> None:
     result = await sandbox.exec("sh -c 'exit 124'", timeout_s=PLENTY_S)
     assert (result.exit_code, result.timed_out) == (124, False)
 

@@ -66,12 +66,12 @@ async def test_special_characters_of_a_path_are_literal(sandbox: Sandbox, path: 
     assert await output(sandbox, f"cat -- {shlex.quote(path)}") == "content"
 
 
-async def test_putting_makes_the_parent_directories(sandbox: Sandbox) -> None:
+async def test_put_creates_the_parent_directories(sandbox: Sandbox) -> None:
     await write(sandbox, "/testbed/new/and deeper/file", b"x")
     assert await output(sandbox, "cat 'new/and deeper/file'; ls") == "xdocuments\nnew\noutput\n"
 
 
-async def test_putting_replaces_the_whole_file(sandbox: Sandbox) -> None:
+async def test_put_replaces_the_whole_file(sandbox: Sandbox) -> None:
     await write(sandbox, "/testbed/file", b"a long first version")
     await write(sandbox, "/testbed/file", b"short")
     assert await read(sandbox, "/testbed/file") == b"short"
@@ -88,7 +88,7 @@ async def test_an_existing_file_keeps_its_mode_and_a_new_one_is_not_executable(
     )
 
 
-async def test_putting_over_a_directory_is_refused(sandbox: Sandbox) -> None:
+async def test_put_at_the_path_of_a_directory_is_refused(sandbox: Sandbox) -> None:
     with pytest.raises(SandboxFileError):
         await sandbox.put("/testbed/output", pieces(b"x"))
     assert await output(sandbox, "[ -d output ] && ls -A") == "documents\noutput\n"
@@ -103,7 +103,7 @@ async def test_put_of_a_new_file_at_an_existing_path_is_refused(sandbox: Sandbox
     assert await output(sandbox, "cat file fresh/file") == "oldx"
 
 
-async def test_putting_below_a_file_is_refused(sandbox: Sandbox) -> None:
+async def test_put_at_a_path_below_a_file_is_refused(sandbox: Sandbox) -> None:
     await write(sandbox, "/testbed/file", b"x")
     with pytest.raises(SandboxFileError):
         await sandbox.put("/testbed/file/below", pieces(b"y"))

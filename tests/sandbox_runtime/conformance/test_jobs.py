@@ -125,7 +125,7 @@ async def test_command_that_waits_for_input_becomes_a_job_that_accepts_input(
     assert (end.running, end.stdout) == (False, "heard yes\n")
 
 
-async def test_end_of_input_reaches_a_terminal(
+async def test_end_of_input_reaches_a_job_on_a_terminal(
     sandbox: Sandbox, request: pytest.FixtureRequest
 ) -> None:
     if "runsc" in request.node.name:

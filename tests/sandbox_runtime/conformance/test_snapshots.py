@@ -55,7 +55,7 @@ async def test_invalid_snapshot_is_refused(sandbox: Sandbox) -> None:
     assert await output(sandbox, "echo well") == "well\n"
 
 
-async def test_a_manifest_has_the_hash_of_every_file(sandbox: Sandbox) -> None:
+async def test_listing_with_hashes_has_the_hash_of_every_regular_file(sandbox: Sandbox) -> None:
     data = bytes(range(256)) * 20_000
     await write(sandbox, "/testbed/data/large", data)
     await write(sandbox, "/testbed/data/empty", b"")

@@ -47,7 +47,7 @@ async def test_command_without_a_free_terminal_gets_a_pipe_and_a_message(sandbox
     assert (end.running, end.stdout, end.stderr) == (False, "heard yes\n", "")
 
 
-async def test_end_of_input_closes_the_pipe(sandbox: Sandbox) -> None:
+async def test_end_of_input_closes_a_pipe_that_replaces_a_terminal(sandbox: Sandbox) -> None:
     job = await sandbox.exec("cat; echo end", timeout_s=PLENTY_S, wait_s=PLENTY_S, stdin=None)
     text = b"text\n" * 20_000  # more than a pipe holds
     end = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed_bytes=text, end_of_input=True)

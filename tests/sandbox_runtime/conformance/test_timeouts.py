@@ -17,7 +17,7 @@ async def test_timed_out_command_is_stopped_and_its_output_returned(
     assert (result.stdout, result.stderr) == ("before\n", "warning\n")
 
 
-async def test_a_loop_that_ignores_signals_is_killed(sandbox: Sandbox) -> None:
+async def test_loop_that_ignores_signals_is_killed_at_the_timeout(sandbox: Sandbox) -> None:
     command = "trap '' TERM INT HUP; echo $$; while :; do :; done"
     result = await sandbox.exec(command, timeout_s=SOON_S)
     assert result.timed_out

@@ -184,7 +184,7 @@ async def test_a_name_without_addresses_cannot_be_resolved() -> None:
     ],
     ids=["open", "named network", "allowlist"],
 )
-async def test_own_addresses_of_the_proxy_are_denied_by_all_rules(
+async def test_forbidden_addresses_of_the_proxy_are_denied_whatever_the_rules_allow(
     egress: Egress, host: str, forbidden: tuple[str, int | None]
 ) -> None:
     internet = Internet()
@@ -220,7 +220,7 @@ async def test_port_of_a_proxy_that_listens_on_all_addresses_is_denied_on_each_o
     assert statuses == [b"403", b"200"]
 
 
-def test_invalid_own_address_is_an_error() -> None:
+def test_invalid_forbidden_address_raises_value_error() -> None:
     with pytest.raises(ValueError, match="localhost"):
         Gateway(OPEN, resolve=Internet().resolve, forbidden=[("localhost", 80)])
 

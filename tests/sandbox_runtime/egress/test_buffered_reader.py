@@ -10,20 +10,20 @@ HEAD = b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"
 
 
 @pytest.mark.parametrize("at", range(1, len(HEAD)))
-async def test_a_head_ends_at_its_empty_line(at: int) -> None:
+async def test_request_head_ends_at_its_empty_line(at: int) -> None:
     reader = BufferedReader(PieceConnection([HEAD[:at], HEAD[at:] + b"body\r\n\r\n"]))
     assert await reader.read_head(1000) == HEAD
     assert await reader.read_line(100) == b"body\r\n"
 
 
-async def test_a_head_may_come_byte_by_byte() -> None:
+async def test_request_head_may_arrive_byte_by_byte() -> None:
     reader = BufferedReader(PieceConnection([bytes((byte,)) for byte in HEAD]))
     assert await reader.read_head(len(HEAD)) == HEAD
     assert await reader.peek() is None
     assert await reader.read(10) == b""
 
 
-async def test_bare_line_feeds_end_a_head() -> None:
+async def test_bare_line_feeds_end_a_request_head() -> None:
     reader = BufferedReader(PieceConnection([b"GET / HTTP/1.1\n\nbody", b"\r\n\r\n"]))
     assert await reader.read_head(1000) == b"GET / HTTP/1.1\n\n"
 

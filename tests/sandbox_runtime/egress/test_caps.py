@@ -49,7 +49,7 @@ async def test_connections_beyond_the_cap_are_refused_with_a_reason() -> None:
     ]
 
 
-async def test_bytes_beyond_the_cap_do_not_pass() -> None:
+async def test_bytes_beyond_the_traffic_cap_do_not_pass() -> None:
     internet = Internet()
     async with (
         internet.server(pour, port=7),
@@ -69,7 +69,7 @@ async def test_bytes_beyond_the_cap_do_not_pass() -> None:
     assert decision.bytes_down <= MIB
 
 
-async def test_traffic_in_both_directions_counts_toward_the_cap() -> None:
+async def test_traffic_in_both_directions_counts_toward_the_traffic_cap() -> None:
     internet = Internet()
     async with (
         internet.server(echo, port=7),
@@ -106,7 +106,7 @@ def test_reservation_beyond_the_traffic_quota_uses_up_the_quota() -> None:
         traffic.check()
 
 
-def test_traffic_cap_limits_later_bytes() -> None:
+def test_new_traffic_cap_limits_only_later_bytes() -> None:
     traffic = TrafficQuota()
     assert traffic.reserve(MIB, now=0.0) == 0
     traffic.limit_further_traffic(MIB)

@@ -127,7 +127,7 @@ def reset(writer: Writer) -> None:
     writer.transport.abort()
 
 
-async def test_each_side_may_finish_before_the_other() -> None:
+async def test_program_and_server_may_finish_sending_in_any_order() -> None:
     internet = Internet()
 
     async def send_and_close(reader: Reader, writer: Writer) -> None:
@@ -179,7 +179,7 @@ async def test_connection_reset_by_the_host_is_reported() -> None:
     assert decision.reason.startswith("the host broke the connection: ")
 
 
-async def test_cancelled_task_closes_both_sides() -> None:
+async def test_cancelled_serving_task_closes_both_sides_of_the_connection() -> None:
     internet, host = Internet(), Host()
     async with internet.server(host, port=7), gateway_client(allowlist(HOST), internet) as sandbox:
         with fail_after(5):

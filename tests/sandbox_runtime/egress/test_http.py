@@ -70,7 +70,7 @@ async def test_refusal_reaches_a_program_that_still_sends_its_body() -> None:
             assert (await sandbox.exchange(post, bytes(9_999_999))).startswith(b"HTTP/1.1 403 ")
 
 
-async def test_without_network_everything_is_denied() -> None:
+async def test_sandbox_without_network_is_denied_every_host() -> None:
     async with gateway_client(Egress(), Internet()) as sandbox:
         with fail_after(5):
             assert (await sandbox.exchange(GET, b"\r\n")).endswith(b"this sandbox has no network\n")
@@ -92,7 +92,9 @@ async def test_without_network_everything_is_denied() -> None:
     ],
     ids=str,
 )
-async def test_a_body_arrives_whole(framing: bytes, body: list[bytes], seen: bytes) -> None:
+async def test_request_body_arrives_complete(
+    framing: bytes, body: list[bytes], seen: bytes
+) -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),
@@ -104,7 +106,7 @@ async def test_a_body_arrives_whole(framing: bytes, body: list[bytes], seen: byt
     assert origin.bodies == [seen]
 
 
-async def test_only_the_first_of_several_requests_is_answered() -> None:
+async def test_only_the_first_of_several_requests_on_a_connection_is_answered() -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),
@@ -207,7 +209,7 @@ async def test_non_http_response_is_a_bad_gateway(answer: bytes) -> None:
     assert decision.reason.startswith("the host")
 
 
-async def test_unreachable_host_is_reported() -> None:
+async def test_unreachable_host_is_reported_to_the_program() -> None:
     internet = Internet({"allowed.example": [PUBLIC]})
     async with gateway_client(allowlist("allowed.example", "gone.example"), internet) as sandbox:
         with fail_after(5):

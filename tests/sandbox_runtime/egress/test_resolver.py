@@ -32,7 +32,9 @@ async def test_ipv4_and_ipv6_addresses_of_a_name_are_found(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["missing.example", "none.example", "x" * 63 + ".example"])
-async def test_name_without_addresses_is_an_error(name: str, tmp_path: Path) -> None:
+async def test_lookup_of_a_name_without_addresses_raises_an_error(
+    name: str, tmp_path: Path
+) -> None:
     async with name_server(tmp_path, RECORDS) as (resolver, _):
         with pytest.raises(socket.gaierror, match="not known"):
             await resolver(name)
@@ -47,7 +49,9 @@ async def test_name_without_addresses_is_an_error(name: str, tmp_path: Path) -> 
         ("localhost", ["127.0.0.1"]),
     ],
 )
-async def test_the_hosts_file_comes_first(name: str, found: Sequence[str], tmp_path: Path) -> None:
+async def test_hosts_file_takes_precedence_over_name_servers(
+    name: str, found: Sequence[str], tmp_path: Path
+) -> None:
     hosts = """127.0.0.1 localhost # printer
 192.168.1.5\tPrinter.lan   printer
 fd00::5 printer.lan
@@ -75,7 +79,7 @@ async def test_search_domains_complete_a_short_name(tmp_path: Path) -> None:
         assert {name for name, _ in server.queries} == {"a.example."}
 
 
-async def test_files_that_change_are_read_again(tmp_path: Path) -> None:
+async def test_changed_resolver_files_are_read_again(tmp_path: Path) -> None:
     async with name_server(tmp_path, RECORDS) as (resolver, _):
         with pytest.raises(socket.gaierror):
             await resolver("new.example")

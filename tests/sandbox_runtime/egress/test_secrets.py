@@ -31,23 +31,23 @@ async def seen_by_the_host(sent: bytes) -> list[bytes]:
     return [line for line in head.split(b"\r\n") if line.lower().startswith((b"x-api", b"x_api"))]
 
 
-async def test_bound_header_reaches_its_host() -> None:
+async def test_secret_header_reaches_its_configured_host() -> None:
     assert await seen_by_the_host(GET + b"\r\n") == [b"X-Api-Key: " + SECRET.encode()]
 
 
 @pytest.mark.parametrize("name", [b"X-Api-Key", b"x-api-key", b"X_API_KEY", b"X-Api_Key"])
-async def test_header_sent_by_the_program_is_replaced(name: bytes) -> None:
+async def test_secret_header_replaces_the_same_header_sent_by_the_program(name: bytes) -> None:
     sent = GET + name + b": forged\r\nConnection: close, X-Api-Key\r\n\r\n"
     assert await seen_by_the_host(sent) == [b"X-Api-Key: " + SECRET.encode()]
 
 
-async def test_bound_header_reaches_no_other_host_or_port() -> None:
+async def test_secret_header_reaches_no_other_host_or_port() -> None:
     for other in (b"other.example", b"allowed.example:8080"):
         sent = GET.replace(b"allowed.example", other) + b"X-Api-Key: mine\r\n\r\n"
         assert await seen_by_the_host(sent) == [b"X-Api-Key: mine"]
 
 
-async def test_bound_header_is_added_inside_a_tunnel_to_port_80() -> None:
+async def test_secret_header_is_added_inside_a_tunnel_to_port_80() -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),
@@ -60,7 +60,7 @@ async def test_bound_header_is_added_inside_a_tunnel_to_port_80() -> None:
     assert b"\r\nX-Api-Key: " + SECRET.encode() + b"\r\n" in origin.heads[0]
 
 
-async def test_errors_do_not_contain_the_secret() -> None:
+async def test_errors_and_decisions_do_not_contain_the_secret() -> None:
     async def nonsense(reader: Reader, writer: Writer) -> None:
         writer.write(b"nonsense\r\n\r\n")
         await reader.read()
@@ -84,12 +84,12 @@ async def test_errors_do_not_contain_the_secret() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "a\r\nEvil: 1", "a\x00", "\u2603"], ids=ascii)
-def test_error_for_an_invalid_header_value_does_not_contain_it(value: str) -> None:
+def test_error_for_an_invalid_header_value_does_not_contain_the_value(value: str) -> None:
     with pytest.raises(ValueError, match="API_KEY holds no value") as raised:
         Gateway(egress(), resolve=Internet().resolve, secrets={"API_KEY": value})
     assert value == "" or value not in str(raised.value)
 
 
-def test_missing_header_value_is_an_error() -> None:
+def test_secret_header_without_a_value_raises_an_error() -> None:
     with pytest.raises(ValueError, match="API_KEY holds no value"):
         Gateway(egress(), resolve=Internet().resolve)

@@ -118,7 +118,7 @@ async def test_tls_server_name_must_match_the_target_on_ports_other_than_443() -
             writer.close()
 
 
-async def test_tls_to_an_address_carries_no_name() -> None:
+async def test_tls_to_an_ip_address_passes_only_without_a_server_name() -> None:
     internet = Internet()
     ip = "93.184.215.14"
     async with (
@@ -235,7 +235,7 @@ async def test_client_hello_is_read_in_arbitrary_pieces(
     assert await reader.read(10) == b"more"
 
 
-async def test_a_hello_of_many_kilobytes_is_read() -> None:
+async def test_client_hello_of_many_kilobytes_is_read() -> None:
     hello = client_hello("allowed.example", alpn=900)
     assert len(hello) > 10_000
     assert (

@@ -42,7 +42,7 @@ async def context(backend: Backend) -> AsyncIterator[EscapeContext]:
     await made.aclose()
 
 
-def test_at_least_sixty_attempts_have_distinct_names() -> None:
+def test_at_least_sixty_escape_attempts_have_distinct_names() -> None:
     names = [*(probe.name for probe in PROBES), *(attack.name for attack in ATTACKS)]
     assert len(set(names)) == len(names) >= 60
 

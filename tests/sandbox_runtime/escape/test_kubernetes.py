@@ -61,7 +61,7 @@ async def context(backend: KubernetesBackend) -> AsyncIterator[EscapeContext]:
     await made.aclose()
 
 
-def test_accepted_attempts_exist() -> None:
+def test_accepted_attempts_are_names_of_existing_attempts() -> None:
     names = {*(probe.name for probe in PROBES), *(attack.name for attack in ATTACKS)}
     assert set(accepted_attempts(has_own_profile=False)) <= names
     assert set(accepted_attempts(has_own_profile=True)) < set(

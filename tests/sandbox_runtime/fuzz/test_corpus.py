@@ -26,7 +26,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_corpus_inputs_cause_no_fault(targets: Path, target: str) -> None:
+def test_inputs_of_the_fuzz_corpus_cause_no_fault(targets: Path, target: str) -> None:
     inputs = [f"/fuzz/kept/{path.name}" for path in kept(target)]
     sandbox = sandboxed(targets, shown={"kept": CORPUS / target}, written={})
     ran = subprocess.run(
@@ -35,7 +35,7 @@ def test_corpus_inputs_cause_no_fault(targets: Path, target: str) -> None:
     assert (ran.returncode, ran.stderr.splitlines()) == (0, inputs), ran.stderr
 
 
-def test_every_target_has_inputs_and_they_are_small() -> None:
+def test_every_fuzz_target_has_small_inputs() -> None:
     for target in TARGETS:
         sizes = [path.stat().st_size for path in kept(target)]
         assert sizes

@@ -39,7 +39,7 @@ def agent(tmp_path: Path) -> Iterator[AgentProcess]:
         yield process
 
 
-def test_architecture_without_an_agent_is_an_error() -> None:
+def test_agent_program_of_an_unbuilt_architecture_raises_an_error() -> None:
     with pytest.raises(
         SandboxStartError, match=r"no guest agent for the machine 'pdp11'.*make install"
     ):

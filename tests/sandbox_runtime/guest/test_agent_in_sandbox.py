@@ -20,7 +20,7 @@ from tests.sandbox_runtime.conformance.backends import open_backend
 from tests.sandbox_runtime.transfer import PLENTY_S, output, write
 
 
-async def test_a_deep_tree_and_a_wide_directory_are_listed(tmp_path: Path) -> None:
+async def test_deep_directory_tree_and_wide_directory_are_listed(tmp_path: Path) -> None:
     async with open_backend("bubblewrap", tmp_path) as sandbox:
         dig = (
             "import os; [(os.mkdir('d'), os.chdir('d')) for _ in range(1500)]; open('bottom', 'w')"
@@ -121,7 +121,7 @@ async def test_agent_stopped_by_sigstop_is_lost(tmp_path: Path) -> None:
         await sandbox.list("/testbed")
 
 
-async def test_slow_on_output_does_not_lose_the_sandbox(tmp_path: Path) -> None:
+async def test_slow_output_callback_does_not_lose_the_sandbox(tmp_path: Path) -> None:
     async with open_backend("bubblewrap", tmp_path) as sandbox:
         waited = False
 

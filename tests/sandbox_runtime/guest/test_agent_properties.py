@@ -68,7 +68,9 @@ def _put(agent: AgentProcess, path: str, pieces: Sequence[bytes]) -> None:
 
 
 @given(sizes=st.lists(st.integers(1, WINDOW_BYTES), max_size=6))
-def test_pieces_of_a_file_are_concatenated(agent: AgentProcess, sizes: list[int]) -> None:
+def test_uploaded_file_is_the_concatenation_of_its_pieces(
+    agent: AgentProcess, sizes: list[int]
+) -> None:
     pieces = [_content(size) for size in sizes]
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "new", "file")
@@ -77,7 +79,7 @@ def test_pieces_of_a_file_are_concatenated(agent: AgentProcess, sizes: list[int]
 
 
 @given(size=SIZES, grants=st.lists(st.integers(1, WINDOW_BYTES), max_size=8))
-def test_file_data_is_limited_by_the_credit(
+def test_agent_sends_no_more_file_data_than_the_credit_of_its_host(
     agent: AgentProcess, size: int, grants: list[int]
 ) -> None:
     """The model: so many bytes as there was credit for, and the end once there is more of it."""

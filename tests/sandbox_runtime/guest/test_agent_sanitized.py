@@ -131,7 +131,7 @@ def test_invalid_frame_ends_the_agent_with_an_error(
     assert (code, said.startswith("agent: the host broke the protocol: ")) == (1, True), said
 
 
-def test_random_frames_cause_no_fault(binary: Path, tmp_path: Path) -> None:
+def test_random_frames_cause_no_fault_of_the_agent(binary: Path, tmp_path: Path) -> None:
     chance = random.Random(SEED)
     ends = set()
     for _ in range(FUZZED_RUNS):
@@ -216,7 +216,7 @@ def test_invalid_configuration_ends_the_agent_with_an_error(
 # What passes the link
 
 
-def test_frames_may_come_byte_by_byte(agent: WatchedProcess) -> None:
+def test_agent_reads_frames_that_arrive_byte_by_byte(agent: WatchedProcess) -> None:
     request = {**EXEC, "id": "c", "command": "cat", "stdin": "data"}
     for byte in json_frame(1, OPEN, request) + frame(1, DATA, b"text") + frame(1, EOF):
         agent.send(bytes([byte]))

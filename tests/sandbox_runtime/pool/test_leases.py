@@ -146,7 +146,7 @@ async def test_unresponsive_idle_sandbox_is_replaced_and_never_leased(
         assert bad not in fixture.backend.alive
 
 
-async def test_limits_are_changed_at_the_lease_only_if_they_differ() -> None:
+async def test_limits_of_an_idle_sandbox_are_changed_at_the_lease_only_if_they_differ() -> None:
     async with fake_pool(WARM) as fixture:
         await fixture.until(idle=2)
         for isolation in (LARGE, SMALL):
@@ -167,7 +167,7 @@ async def test_sandbox_is_started_with_limits_that_cannot_be_changed_later() -> 
         assert fixture.stats.replaced == 1
 
 
-async def test_egress_is_bound_at_the_lease_and_unbound_before_the_end() -> None:
+async def test_egress_gateway_is_attached_at_the_lease_and_closed_before_the_sandbox() -> None:
     closed: list[bool] = []
     backend, gateways = FakeSandboxBackend(), RecordingGateways()
 
@@ -186,7 +186,7 @@ async def test_egress_is_bound_at_the_lease_and_unbound_before_the_end() -> None
     assert {guest.made for guest in backend.guests} == {SMALL}
 
 
-async def test_failed_egress_binding_closes_the_sandbox_and_fails_the_lease() -> None:
+async def test_failed_creation_of_a_gateway_closes_the_sandbox_and_fails_the_lease() -> None:
     gateways = RecordingGateways(error=ValueError("no such preset"))
     async with fake_pool(COLD, gateways=gateways) as fixture:
         async with fixture.pool.lease(SMALL) as lease:
@@ -195,7 +195,7 @@ async def test_failed_egress_binding_closes_the_sandbox_and_fails_the_lease() ->
         await fixture.until(leased=0, ending=0)
 
 
-async def test_sandbox_with_other_limits_is_closed_when_its_lease_was_cancelled() -> None:
+async def test_sandbox_started_with_other_limits_is_closed_if_its_lease_has_ended() -> None:
     backend = FakeSandboxBackend()
     backend.refusal = "the engine is down"
     async with fake_pool(PoolSettings(min_ready=1), backend) as fixture:

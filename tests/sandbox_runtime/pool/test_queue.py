@@ -131,7 +131,7 @@ async def test_waiter_with_a_dead_sandbox_returns_to_the_front_of_the_queue() ->
         await holder.end_all()
 
 
-async def test_sandbox_started_for_a_cancelled_waiter_goes_to_the_next() -> None:
+async def test_sandbox_started_for_a_cancelled_waiter_goes_to_the_next_waiter() -> None:
     async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
@@ -171,7 +171,7 @@ async def test_each_lease_without_an_idle_sandbox_starts_its_own_at_once() -> No
         await holder.end_all()
 
 
-async def test_lease_without_an_idle_sandbox_has_a_retry_after_if_on_miss_is_fail() -> None:
+async def test_lease_that_finds_no_idle_sandbox_has_a_retry_time_if_on_miss_is_fail() -> None:
     async with fake_pool(PoolSettings(min_ready=1, on_miss="fail")) as fixture:
         await fixture.until(idle=1)
         fixture.backend.may_start.clear()

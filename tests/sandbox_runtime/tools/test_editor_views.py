@@ -67,7 +67,7 @@ async def test_invalid_view_range_is_explained(view_range: object, problem: str)
     assert problem in await _view(MemorySandbox({FILE: b"a\nb\nc\nd\n"}), FILE, view_range)
 
 
-async def test_an_empty_file_is_called_empty() -> None:
+async def test_view_of_an_empty_file_says_that_it_is_empty() -> None:
     assert await _view(MemorySandbox({FILE: b""})) == "/testbed/file is empty."
 
 
@@ -88,7 +88,7 @@ async def test_a_very_long_line_is_cut() -> None:
     )
 
 
-async def test_a_binary_file_is_named_and_not_dumped() -> None:
+async def test_binary_file_is_described_and_not_shown() -> None:
     text = await _view(MemorySandbox({FILE: b"\x89PNG\r\n\x1a\n" + bytes(5000)}))
     assert text.startswith("/testbed/file is a binary file of 5008 bytes. It begins 89 50 4e 47")
     assert "(.PNG...." in text
@@ -99,7 +99,7 @@ async def test_file_that_is_not_utf_8_is_shown_with_a_note() -> None:
     assert text == ("     1\tcaf\ufffd\n     2\tok\n[not UTF-8: \ufffd stands for other bytes]")
 
 
-async def test_crlf_is_shown_as_a_note() -> None:
+async def test_crlf_line_ends_are_reported_in_a_note() -> None:
     assert await _view(MemorySandbox({FILE: b"a\r\nb\r\n"})) == (
         "     1\ta\n     2\tb\n[lines end in CRLF]"
     )
@@ -159,7 +159,7 @@ async def test_a_directory_is_shown_two_levels_deep_without_hidden_entries() -> 
     )
 
 
-async def test_an_empty_directory_is_shown_as_such() -> None:
+async def test_view_of_an_empty_directory_says_that_it_has_no_entries() -> None:
     text = await _view(MemorySandbox(), "/testbed/output")
     assert text.endswith("left out:\n(nothing)")
 

@@ -28,7 +28,7 @@ def test_tools_are_in_the_order_of_the_paper_and_new_for_each_run() -> None:
     assert not any(one is other for one, other in zip(tools, make_tools(), strict=True))
 
 
-async def test_a_commands_output_and_exit_code_are_observed() -> None:
+async def test_observation_has_the_output_and_exit_code_of_a_command() -> None:
     observation = await _run(MemorySandbox(), "echo hello; echo oh >&2; exit 3")
     text = "Exit code: 3\n[stdout]\nhello\n[stderr]\noh"
     assert observation == Observation(text, exit_code=3, output_lines=2)
@@ -48,7 +48,7 @@ async def test_omitted_lines_count_in_the_observation(command: str, lines: int) 
     assert (await _run(MemorySandbox(), command)).output_lines == lines
 
 
-async def test_state_carries_over_from_call_to_call() -> None:
+async def test_shell_state_carries_over_from_call_to_call() -> None:
     sandbox = MemorySandbox()
     await _run(sandbox, "cd /tmp; export X=1; exit 1")
     assert (await _run(sandbox, "echo $X; pwd")).text == "Exit code: 0\n[stdout]\n1\n/tmp"
@@ -60,7 +60,7 @@ async def test_observation_of_a_timeout_has_the_output() -> None:
     assert observation.exit_code == 137
 
 
-async def test_an_exit_code_of_124_is_no_timeout() -> None:
+async def test_command_that_exits_with_124_is_not_observed_as_timed_out() -> None:
     observation = await _run(MemorySandbox(), "echo x; exit 124")
     assert observation.text == "Exit code: 124\n[stdout]\nx"
 

@@ -53,7 +53,7 @@ async def test_only_files_carry_over_between_commands(computer: ToolSession) -> 
     )
 
 
-async def test_commands_run_like_bash_dash_c(computer: ToolSession) -> None:
+async def test_commands_run_as_arguments_of_bash_c(computer: ToolSession) -> None:
     assert await computer.bash("echo \"$0 $# $-\"; echo 'it'\"'\"'s'") == "bash 0 hBc\nit's\n"
     assert (await computer.bash("echo 'open")).endswith(
         "\\[STDERR]\nbash: -c: line 1: unexpected EOF while looking for matching `''\n"
@@ -155,7 +155,7 @@ async def test_edit_of_a_missing_file_creates_no_file(computer: ToolSession) -> 
     assert await computer.bash("ls") == "documents\noutput\n"
 
 
-async def test_a_large_file_is_written(computer: ToolSession) -> None:
+async def test_file_larger_than_a_program_argument_is_written(computer: ToolSession) -> None:
     await computer.edit(command="create", path="/testbed/a.py", file_text="x" * 300_000)
     assert await computer.bash("wc -c < a.py") == "300001\n"
 

@@ -17,7 +17,7 @@ def _finished(answer: str | None) -> Observation:
     return Observation("Submitted.", finished=True, answer=answer)
 
 
-async def test_answer_ends_the_run() -> None:
+async def test_submitted_answer_ends_the_run() -> None:
     assert await _submit({"answer": " 42\n"}) == _finished(" 42\n")
 
 
@@ -41,7 +41,7 @@ async def test_object_as_answer_is_refused(given: object) -> None:
 
 
 @pytest.mark.parametrize("arguments", [{}, None, {"answer": None}, {"answer": " "}])
-async def test_answer_is_optional(arguments: object) -> None:
+async def test_submit_without_an_answer_ends_the_run(arguments: object) -> None:
     assert await _submit(arguments) == _finished(None)
 
 
