@@ -122,14 +122,14 @@ async def test_comparison_of_different_suites_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("names", [("a",), ("a", "a")])
-async def test_two_different_directories_are_needed(names: tuple[str], tmp_path: Path) -> None:
+async def test_compare_needs_two_different_directories(names: tuple[str], tmp_path: Path) -> None:
     evaluation(tmp_path / "a", sums(tmp_path / "data"), 1)
     ended = await sandbox_eval("compare", *(tmp_path / name for name in names))
     assert ended.returncode == 1
     assert ended.stderr == "sandbox-eval: compare needs two or more different directories\n"
 
 
-async def test_directory_without_a_run_is_named(tmp_path: Path) -> None:
+async def test_error_names_a_directory_that_has_no_run(tmp_path: Path) -> None:
     evaluation(tmp_path / "a", sums(tmp_path / "data"), 1)
     ended = await sandbox_eval("compare", tmp_path / "a", tmp_path / "b")
     assert ended.returncode == 1

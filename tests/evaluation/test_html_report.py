@@ -118,7 +118,7 @@ async def test_html_report_loads_and_links_nothing_outside_itself(tmp_path: Path
     assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
 
 
-async def test_page_has_the_tables_of_the_markdown_report(tmp_path: Path) -> None:
+async def test_html_report_has_the_tables_of_the_markdown_report(tmp_path: Path) -> None:
     records = [
         (plain("sum/0", "Answer: 0"), None),
         (with_sandbox("sum/0", "1"), None),
@@ -258,7 +258,7 @@ async def test_viewer_filters_and_opens_a_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_page_fits_a_phone(scheme: str, tmp_path: Path) -> None:
+async def test_html_report_fits_the_width_of_a_phone(scheme: str, tmp_path: Path) -> None:
     suite = sums(tmp_path / "data", 3)
     write(tmp_path / "output", suite, filtered_records(suite))
     await report(tmp_path / "output")

@@ -221,7 +221,7 @@ async def test_judge_that_always_fails_is_not_asked_for_every_vote(tmp_path: Pat
     assert grades_of(output)[-1]["error"] == last
 
 
-async def test_second_report_sends_no_request(tmp_path: Path) -> None:
+async def test_second_report_sends_no_request_to_the_judge(tmp_path: Path) -> None:
     work = [(judged(number), "1 m") for number in range(3)]
     code, report, output, judge = await judge_once(tmp_path, work, compare, votes=4)
     assert (code, judge.requests) == (0, 12), report
@@ -277,7 +277,9 @@ async def test_report_that_was_killed_while_it_judged_continues(
     assert sum(record["score"] for record in grades_of(output)) == 4
 
 
-async def test_report_is_refused_while_another_judges_in_its_directory(tmp_path: Path) -> None:
+async def test_report_is_refused_while_another_report_judges_in_its_directory(
+    tmp_path: Path,
+) -> None:
     output = answered(tmp_path, [(judged(), "0 m")])
     with open_judgements(output):
         ended = await sandbox_eval("report", output, *judge_arguments("http://127.0.0.1:9/v1"))
@@ -285,7 +287,7 @@ async def test_report_is_refused_while_another_judges_in_its_directory(tmp_path:
     assert ended.stderr.endswith("judgements.jsonl: another process writes to it.\n")
 
 
-async def test_malformed_judgement_is_named(tmp_path: Path) -> None:
+async def test_error_names_the_line_of_a_malformed_judgement(tmp_path: Path) -> None:
     output = answered(tmp_path, [(judged(), "0 m")])
     (output / JUDGEMENTS_FILE).write_text("{}\n", encoding="utf-8")
     ended = await sandbox_eval("report", output, *judge_arguments("http://127.0.0.1:9/v1"))

@@ -54,7 +54,7 @@ def test_known_tool_calls_follow_from_the_behaviours(domain: str) -> None:
     assert row[5:7] == [str(total), str(failed)]
 
 
-def test_manual_shows_the_known_table() -> None:
+def test_manual_shows_the_table_of_the_known_results() -> None:
     table = KNOWN.partition("\n\n")[2].partition("\n\n")[0]
     page = ROOT / "docs" / "research" / "sandbox-eval.md"
     assert f"```text\n{table}\n```" in page.read_text(encoding="utf-8")

@@ -375,7 +375,7 @@ WITHOUT_ANSWER = {name: text for name, text in CHEMISTRY.items() if name != "ans
         ("medxpertqa", REFERENCE, "ground_truth: 'Three' is none of the choices ABCDEFGHIJ"),
     ],
 )
-def test_malformed_row_is_named_by_line_and_field(
+def test_error_names_the_line_and_field_of_a_malformed_row(
     name: str, row: object, fault: str, tmp_path: Path
 ) -> None:
     good = {"problem": "3?", "answer": "3"} if name == "aime25" else None
@@ -383,7 +383,7 @@ def test_malformed_row_is_named_by_line_and_field(
     assert fault_of(name, path).removeprefix(f"rows.jsonl:{2 if good else 1}: ").startswith(fault)
 
 
-def test_file_without_a_problem_of_the_suite_is_named(tmp_path: Path) -> None:
+def test_file_without_a_problem_of_the_suite_is_refused(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "zh.jsonl", [{**PHYSICS, "language": "ZH"}])
     assert "no row is a problem of ugphysics (problem, answers, unit," in fault_of(
         "ugphysics", path
@@ -419,7 +419,7 @@ async def test_repeated_problem_is_left_out_and_counted(tmp_path: Path) -> None:
         (("--from", "x"), "--from needs the name of one suite of aime25,"),
     ],
 )
-async def test_missing_source_is_named(
+async def test_prepare_without_a_usable_source_is_refused_with_the_reason(
     arguments: Sequence[str], message: str, tmp_path: Path
 ) -> None:
     ended = await sandbox_eval("prepare", *arguments, "--data", tmp_path)
@@ -448,7 +448,7 @@ async def test_ugphysics_draw_has_fifty_problems_of_each_subject(tmp_path: Path)
     assert "the paper has" not in messages
 
 
-def test_draw_follows_from_the_seed_and_not_from_the_order(tmp_path: Path) -> None:
+def test_draw_depends_on_the_seed_and_not_on_the_order_of_rows(tmp_path: Path) -> None:
     rows = many_problems(13, 60)
     path = json_lines(tmp_path / "en.jsonl", rows)
     random.Random(0).shuffle(rows)

@@ -53,7 +53,9 @@ async def test_requests_have_the_fields_and_the_repeats_of_the_protocol(tmp_path
     assert sent == [(0.5, 100)] * 2
 
 
-async def test_options_override_fields_of_the_protocol_and_null_removes_one(tmp_path: Path) -> None:
+async def test_options_override_fields_of_the_protocol_and_null_removes_a_field(
+    tmp_path: Path,
+) -> None:
     suite_with_protocol(tmp_path / "data")
     options = ("--request", '{"temperature": null, "max_tokens": 7, "top_p": 0.9}', *ONCE)
     backend, results = await run(tmp_path, [RIGHT], *PLAIN, *options)
@@ -70,7 +72,7 @@ async def test_options_override_fields_of_the_protocol_and_null_removes_one(tmp_
     ("options", "stop_reason"),
     [((), "max_turns"), (("--sandbox", '{"limits": null}'), "submitted")],
 )
-async def test_sandbox_object_is_that_of_the_protocol(
+async def test_requests_have_the_sandbox_object_of_the_protocol(
     options: Sequence[str], stop_reason: str, tmp_path: Path
 ) -> None:
     suite_with_protocol(tmp_path / "data")
@@ -89,7 +91,7 @@ async def test_plain_mode_sends_its_own_problem_text(tmp_path: Path) -> None:
     assert backend.requests[0].body["messages"] == [{"role": "user", "content": "Think: 0 + 0?"}]
 
 
-async def test_results_of_another_protocol_are_not_continued(tmp_path: Path) -> None:
+async def test_evaluation_with_another_protocol_is_not_continued(tmp_path: Path) -> None:
     suite_with_protocol(tmp_path / "data")
     await run(tmp_path, [RIGHT], *PLAIN, *ONCE)
     path = tmp_path / "data" / "sums" / "manifest.json"
@@ -109,7 +111,7 @@ async def test_all_prepared_suites_run_by_default(tmp_path: Path) -> None:
     assert [result.sample for result in results] == ["one/0", "two/0"]
 
 
-async def test_directory_without_a_prepared_suite_is_named(tmp_path: Path) -> None:
+async def test_error_names_a_directory_without_a_prepared_suite(tmp_path: Path) -> None:
     ended = await sandbox_eval(
         *("run", "--output", tmp_path / "out", "--data", tmp_path, "--models", MODEL)
     )

@@ -37,13 +37,13 @@ def fault_of(source: Path) -> str:
         ("a.whl", "x", "/a.whl: File is not a zip file."),
     ],
 )
-def test_malformed_file_is_named(file: str, content: str, fault: str, tmp_path: Path) -> None:
+def test_error_names_a_malformed_file(file: str, content: str, fault: str, tmp_path: Path) -> None:
     path = tmp_path / file
     path.write_text(content, "utf-8")
     assert fault_of(path).removeprefix(str(tmp_path)).startswith(fault)
 
 
-def test_directory_without_the_files_of_the_data_set_is_named(tmp_path: Path) -> None:
+def test_error_names_a_directory_without_the_files_of_the_data_set(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("Problems.", "utf-8")
     assert fault_of(tmp_path) == (
         f"{tmp_path}: no file of the form math/* or */math/* or math.* or math-* or *.jsonl or"
@@ -51,7 +51,7 @@ def test_directory_without_the_files_of_the_data_set_is_named(tmp_path: Path) ->
     )
 
 
-def test_malformed_parquet_file_or_its_missing_package_is_named(tmp_path: Path) -> None:
+def test_error_names_a_malformed_parquet_file_or_the_missing_package(tmp_path: Path) -> None:
     path = tmp_path / "test.parquet"
     path.write_bytes(b"PAR1")
     if importlib.util.find_spec("pyarrow") is None:
@@ -118,7 +118,7 @@ async def test_data_set_is_downloaded_from_the_hub(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["hf:someone/else", "hf:not a name"])
-async def test_data_set_that_the_hub_does_not_have_is_named(name: str, tmp_path: Path) -> None:
+async def test_error_names_a_data_set_that_the_hub_does_not_have(name: str, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub", reason="the extra `evaluation` is not installed")
     async with hub("someone/AIME25", {}) as url:
         ended = await sandbox_eval(

@@ -70,7 +70,9 @@ async def test_refused_request_is_not_repeated(tmp_path: Path) -> None:
     assert [each.code for each in result.failures] == ["invalid_value"]
 
 
-async def test_infra_error_is_counted_apart_and_the_next_run_sends_it_again(tmp_path: Path) -> None:
+async def test_infra_error_is_counted_apart_and_the_next_run_repeats_its_request(
+    tmp_path: Path,
+) -> None:
     code, messages, (result,) = await evaluate(tmp_path, [Refusal(500, "broken")], *PLAIN)
     assert (code, result.status) == (3, "infra_error")
     assert "1 requests have no answer because of infrastructure errors." in messages
@@ -203,7 +205,7 @@ async def test_requests_send_the_seed_of_their_repeat(tmp_path: Path) -> None:
     assert rows(await report_of(tmp_path / "output"), f"## {MODEL}")[0][1] == "50.0"
 
 
-async def test_model_that_the_proxy_does_not_serve_is_named(tmp_path: Path) -> None:
+async def test_error_names_a_model_that_the_proxy_does_not_serve(tmp_path: Path) -> None:
     code, messages, results = await evaluate(tmp_path, [], "--models", "other-model")
     assert (code, results) == (1, [])
     assert (
@@ -218,7 +220,7 @@ async def test_results_do_not_continue_with_other_settings(tmp_path: Path) -> No
     assert "its results have seed null, not 1. Use the same value, or another --output" in messages
 
 
-async def test_run_json_is_replaced_in_one_step(tmp_path: Path) -> None:
+async def test_run_json_is_replaced_atomically(tmp_path: Path) -> None:
     settings = RunSettings(suites={}, sandbox={}, request={}, seed=None)
     info = RunInfo(settings=settings, data="", concurrency=1, versions={})
     with open_results(tmp_path, info):
@@ -252,7 +254,9 @@ async def test_limit_option_takes_problems_of_each_kind_in_turn(tmp_path: Path) 
     assert sent == [first, [*first, "1-optics"], [*first, "1-optics", "2-optics"]]
 
 
-async def test_totals_and_concurrency_are_those_of_each_part_of_a_run(tmp_path: Path) -> None:
+async def test_each_part_of_a_continued_run_has_its_own_totals_and_concurrency(
+    tmp_path: Path,
+) -> None:
     sums(tmp_path / "data", 3)
     messages = []
     async with (
@@ -302,7 +306,7 @@ async def test_input_file_that_is_missing_ends_the_run(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
-async def test_malformed_result_is_named(tmp_path: Path) -> None:
+async def test_error_names_the_line_of_a_malformed_result(tmp_path: Path) -> None:
     await evaluate(tmp_path, [RIGHT], *PLAIN)
     with (tmp_path / "output" / RESULTS_FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps({"model": MODEL}) + "\n")
@@ -311,7 +315,7 @@ async def test_malformed_result_is_named(tmp_path: Path) -> None:
     assert f"{RESULTS_FILE}:2: mode: Field required" in ended.stderr
 
 
-async def test_proxy_that_does_not_answer_is_named(tmp_path: Path) -> None:
+async def test_error_names_a_proxy_that_does_not_answer(tmp_path: Path) -> None:
     sums(tmp_path / "data")
     ended = await sandbox_eval(*arguments(tmp_path, "http://127.0.0.1:9", *PLAIN))
     assert ended.returncode == 1
@@ -320,7 +324,9 @@ async def test_proxy_that_does_not_answer_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("body", ["<html>", "[]", '{"data": [{}]}', '{"data": [{"id": null}]}'])
-async def test_server_without_a_list_of_models_is_named(body: str, tmp_path: Path) -> None:
+async def test_error_names_a_server_that_returns_no_list_of_models(
+    body: str, tmp_path: Path
+) -> None:
     async def page(request: web.Request) -> web.Response:
         return web.Response(text=body)
 

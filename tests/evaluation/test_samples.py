@@ -56,7 +56,7 @@ WITHOUT_PROBLEM = {name: value for name, value in SAMPLE.items() if name != "pro
         ({**SAMPLE, "grader": "ifbench", "entry": {"key": "1"}}, "entry.prompt: Field required"),
     ],
 )
-def test_malformed_sample_is_named_by_line_and_field(
+def test_error_names_the_line_and_field_of_a_malformed_sample(
     line: str | dict[str, Any], fault: str, tmp_path: Path
 ) -> None:
     text = line if isinstance(line, str) else json.dumps(line)
@@ -64,12 +64,12 @@ def test_malformed_sample_is_named_by_line_and_field(
     assert fault_of(suite).startswith(f"{suite}/samples.jsonl:2: {fault}")
 
 
-def test_id_that_occurs_twice_is_named(tmp_path: Path) -> None:
+def test_error_names_an_id_that_two_samples_of_a_suite_have(tmp_path: Path) -> None:
     suite = write_lines(tmp_path, json.dumps(SAMPLE), json.dumps(SAMPLE))
     assert fault_of(suite) == f"{suite}/samples.jsonl:2: id: sum/0 is also on line 1"
 
 
-def test_id_in_two_suites_is_named(tmp_path: Path) -> None:
+def test_error_names_an_id_that_two_suites_have(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_suite(tmp_path / name, name, [Draft(SAMPLE)], licence="none", source="a test")
     with pytest.raises(SuiteError, match="the id sum/0 is in two suites"):
@@ -100,7 +100,9 @@ def test_changed_input_file_is_refused(tmp_path: Path) -> None:
         suite.read(file)
 
 
-async def test_suite_that_is_not_prepared_is_named_with_the_command(tmp_path: Path) -> None:
+async def test_error_for_an_unprepared_suite_has_the_command_that_prepares_it(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("rich", reason="the extra `evaluation` is not installed")
     ended = await sandbox_eval(
         *("run", "--data", tmp_path, "--output", tmp_path / "out", "--models", "m"),
@@ -110,7 +112,7 @@ async def test_suite_that_is_not_prepared_is_named_with_the_command(tmp_path: Pa
     assert f"Prepare the suite: sandbox-eval prepare synthetic --data {tmp_path}\n" in ended.stderr
 
 
-async def test_unknown_suite_is_named(tmp_path: Path) -> None:
+async def test_error_names_an_unknown_suite(tmp_path: Path) -> None:
     ended = await sandbox_eval("prepare", "aime", "--data", tmp_path)
     assert (ended.returncode, ended.stderr) == (
         1,
@@ -129,7 +131,7 @@ def test_synthetic_problems_are_all_different() -> None:
     assert len(set(problems)) == len(problems)
 
 
-def test_plain_prompts_of_long_documents_are_long() -> None:
+def test_documents_of_long_document_problems_exceed_80_000_characters() -> None:
     drafts = [draft for draft in synthetic.generate(0, 6) if draft.documents]
     long = [draft for draft in drafts if draft.fields["domain"] == "long-documents"]
     assert min(sum(map(len, draft.documents.values())) for draft in long) > 80_000

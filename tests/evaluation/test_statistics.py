@@ -43,7 +43,7 @@ def test_exact_p_value_equals_that_of_all_sign_flips(values: list[Fraction]) -> 
     assert found.value == pytest.approx(flips(values))
 
 
-def test_p_value_of_whole_differences_is_that_of_mcnemar() -> None:
+def test_p_value_of_whole_differences_equals_that_of_mcnemars_test() -> None:
     better, worse = 9, 2
     differences = [Fraction(1)] * better + [Fraction(-1)] * worse + [Fraction(0)] * 100
     tail = sum(comb(11, k) for k in range(worse + 1)) / 2**11
@@ -75,7 +75,7 @@ def test_estimated_p_value_is_never_zero() -> None:
     assert paired_p_value(differences) == PValue(1 / (FLIPS + 1), is_exact=False)
 
 
-def test_interval_needs_two_values() -> None:
+def test_bootstrap_interval_needs_two_values() -> None:
     assert bootstrap_interval([HALF]) is None
 
 

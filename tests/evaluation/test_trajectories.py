@@ -125,7 +125,7 @@ def test_unfinished_line_is_ignored_and_removed_by_the_next_run(tmp_path: Path) 
     assert path.read_bytes() == complete
 
 
-def test_malformed_trajectory_is_named(tmp_path: Path) -> None:
+def test_error_names_the_line_of_a_malformed_trajectory(tmp_path: Path) -> None:
     (tmp_path / TRAJECTORIES_FILE).write_text('{"model": "m"}\n', encoding="utf-8")
     with pytest.raises(ResultsError, match=r"trajectories.jsonl:1: mode: Field required"):
         Trajectories(tmp_path)

@@ -44,7 +44,7 @@ def validated(packages: Path, traces: list[Any]) -> subprocess.CompletedProcess[
     return subprocess.run(command, input=text, capture_output=True, timeout=60, check=False)
 
 
-async def test_openenv_accepts_the_trace(packages: Path, tmp_path: Path) -> None:
+async def test_openenv_accepts_an_exported_trace(packages: Path, tmp_path: Path) -> None:
     (line,) = await lines(tmp_path, "openenv")
     ended = await anyio.to_thread.run_sync(validated, packages, [line["trace"]])
     assert (ended.returncode, ended.stdout) == (0, b"2\n"), ended.stderr
@@ -58,7 +58,9 @@ async def test_openenv_refuses_a_mask_that_is_too_short(packages: Path, tmp_path
     assert b"length_mismatch" in ended.stderr
 
 
-async def test_rows_have_the_fields_of_verl(packages: Path, tmp_path: Path) -> None:
+async def test_exported_rows_have_the_fields_of_verls_agent_loop_output(
+    packages: Path, tmp_path: Path
+) -> None:
     """verl's module imports ray and torch, so its class is read, not imported."""
     source = ast.parse((packages / AGENT_LOOP).read_text())
     (output,) = (

@@ -92,7 +92,7 @@ def test_report_without_runs_has_no_numbers(
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "{}", '{"outcome": "answered", "result": {}}', "null"])
-def test_line_that_is_no_trajectory_is_named(
+def test_error_names_a_line_that_is_no_trajectory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str
 ) -> None:
     good = write(tmp_path / "good.jsonl", trajectory("a", 1.0))
@@ -102,6 +102,8 @@ def test_line_that_is_no_trajectory_is_named(
     assert f"{bad}:2: not a trajectory" in capsys.readouterr().err
 
 
-def test_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_of_a_missing_file_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["report", str(tmp_path / "none"), str(tmp_path / "none")]) == 1
     assert "No such file" in capsys.readouterr().err

@@ -106,7 +106,9 @@ def test_reward_of_choices_is_the_f1_of_precision_and_recall(
     ],
     ids=lambda each: each.reason if isinstance(each, Reward) else "",
 )
-def test_guards_override_or_flag_the_reward_of_an_attempt(made: Attempt, expected: Reward) -> None:
+def test_reward_of_an_unusable_or_hardcoded_attempt_is_overridden_or_flagged(
+    made: Attempt, expected: Reward
+) -> None:
     assert reward(made_row("B", "mcq1"), made) == expected
 
 
@@ -237,7 +239,7 @@ def test_command_prints_a_reward_for_each_attempt(
         ({"id": "a", "answer": "x"}, "attempts.jsonl:1: id: a is no task of "),
     ],
 )
-def test_malformed_attempt_is_named_in_one_line(
+def test_error_names_a_malformed_attempt_in_one_line(
     line: dict[str, Any], fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build("2", "synthetic", tmp_path / "tasks")

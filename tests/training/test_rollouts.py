@@ -108,7 +108,7 @@ async def test_rollout_waits_for_the_end_of_a_pause(tmp_path: Path) -> None:
     assert (paused["paused"], 1 < paused["ends_in_s"] <= 600) == (True, True)
 
 
-async def test_profile_that_does_not_allow_tokens_is_an_error(tmp_path: Path) -> None:
+async def test_profile_that_does_not_allow_tokens_raises_rollout_error(tmp_path: Path) -> None:
     async with (
         scripted_backend([], has_tokens=True) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -118,14 +118,14 @@ async def test_profile_that_does_not_allow_tokens_is_an_error(tmp_path: Path) ->
             await client.run([task("a"), task("b")])
 
 
-async def test_request_without_a_sandbox_is_an_error(tmp_path: Path) -> None:
+async def test_request_without_a_sandbox_raises_rollout_error(tmp_path: Path) -> None:
     async with proxied([], tmp_path) as (backend, url, _):
         client = RolloutClient(f"{url}/v1", f"{backend.model}:plain", score=exact)
         with pytest.raises(RolloutError, match=r"400.*needs a sandbox"):
             await client.run([task("a")])
 
 
-async def test_backend_without_token_ids_is_an_error(tmp_path: Path) -> None:
+async def test_backend_without_token_ids_raises_rollout_error(tmp_path: Path) -> None:
     async with (
         scripted_backend([RIGHT]) as backend,
         running_proxy(backend, "memory", tmp_path, profiles=ALLOWED) as url,

@@ -22,7 +22,7 @@ from training.__main__ import main
 from training.rows import read_tasks
 
 
-def test_squad_1_gives_spans_and_numbers(tmp_path: Path) -> None:
+def test_questions_of_squad_1_become_tasks_of_the_types_span_and_number(tmp_path: Path) -> None:
     source = write_json(tmp_path / "train-v1.1.json", SQUAD_1)
     rows = build_all(source, "squad", tmp_path / "out")
     assert {question: (row.qa_type, row.ground_truth) for question, row in rows.items()} == {
@@ -72,7 +72,7 @@ def test_squad_rows_of_one_context_are_grouped(tmp_path: Path) -> None:
     )
 
 
-def test_race_directory_gives_choices(tmp_path: Path) -> None:
+def test_questions_of_a_race_directory_become_choice_tasks(tmp_path: Path) -> None:
     write_json(tmp_path / "RACE/train/high/1234.txt", RACE)
     rows = build_all(tmp_path / "RACE", "race", tmp_path / "out")
     row = rows["What does Omar do?"]
@@ -255,7 +255,7 @@ GENERIC: Mapping[str, Any] = {"context": HARBOUR, "tasks": [{"q": "Who?", "a": "
         ),
     ],
 )
-def test_malformed_source_is_named_in_one_line(
+def test_error_names_the_fault_of_a_malformed_source_in_one_line(
     kind: str,
     row: Mapping[str, Any],
     fault: str,
@@ -288,7 +288,7 @@ def test_malformed_source_is_named_in_one_line(
         ({"a.txt": "\udcff", "questions.jsonl": "{}"}, "a.txt: not UTF-8: "),
     ],
 )
-def test_malformed_directory_is_named_in_one_line(
+def test_error_names_the_fault_of_a_malformed_directory_in_one_line(
     files: Mapping[str, str], fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "docs"
@@ -307,7 +307,7 @@ def test_count_of_synthetic_contexts_is_checked(capsys: pytest.CaptureFixture[st
     assert "the source is a number of contexts from 1 to 200000" in capsys.readouterr().err
 
 
-def test_race_file_that_is_not_json_is_named(
+def test_error_names_a_race_file_that_is_not_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "1.txt").write_text("An article.", "utf-8")

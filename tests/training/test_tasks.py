@@ -160,7 +160,7 @@ def test_equal_seeds_give_equal_bytes_in_different_processes(tmp_path: Path) -> 
     assert len(found) == 1
 
 
-def test_other_seed_gives_other_tasks_and_the_same_split(tmp_path: Path) -> None:
+def test_another_seed_gives_other_tasks_and_the_same_split(tmp_path: Path) -> None:
     options = ("--val-fraction", "0.3")
     first, second = (
         build("30", "synthetic", tmp_path / str(seed), *options, seed=seed) for seed in (1, 2)
@@ -217,7 +217,7 @@ def test_context_has_one_task_by_default(tmp_path: Path) -> None:
     assert len(build(source, "squad", tmp_path / "out").all_rows) == 2
 
 
-def test_equal_titles_get_numbers(tmp_path: Path) -> None:
+def test_file_names_made_of_equal_titles_get_numbers(tmp_path: Path) -> None:
     contexts = {"Old port!": HARBOUR, "old port": "Another text."}
     row = {"contexts": contexts, "tasks": [{"q": "Who?", "a": "Edda Crane"}]}
     source = write_lines(tmp_path / "rows.jsonl", row)
@@ -357,7 +357,9 @@ def tasks(tmp_path: Path) -> Path:
     return tmp_path / "tasks"
 
 
-def test_statistics_are_those_of_the_rows(tasks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_stats_prints_the_counts_of_the_rows(
+    tasks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["tasks", "stats", str(tasks)]) == 0
     printed = capsys.readouterr().out
     rows = read_tasks(tasks).rows
@@ -404,7 +406,7 @@ def test_rows_of_trl_have_the_columns_of_the_task(tasks: Path) -> None:
     ]
 
 
-def test_rows_of_verl_have_its_fields(tasks: Path) -> None:
+def test_rows_of_verl_have_the_fields_of_its_data_format(tasks: Path) -> None:
     row, found = read_tasks(tasks).rows["val"][0], converted(tasks, "verl", "--split", "val")[0]
     assert found == {
         "data_source": "synthetic",
@@ -432,7 +434,7 @@ def test_prompt_with_context_contains_the_documents_of_its_row(target: str, task
     assert found[0].get("input_files", found[0].get("extra_info", {}).get("input_files")) == "{}"
 
 
-def test_suite_of_the_evaluation_has_the_files_and_graders(tmp_path: Path) -> None:
+def test_tasks_converted_to_a_suite_keep_their_files_and_get_graders(tmp_path: Path) -> None:
     rows = {
         "context": HARBOUR,
         "tasks": [

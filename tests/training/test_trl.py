@@ -30,7 +30,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     return found
 
 
-def test_every_rollout_is_trained_on(results: Mapping[str, Any]) -> None:
+def test_trainer_trains_on_every_rollout(results: Mapping[str, Any]) -> None:
     rollouts = {each["name"]: each["rollouts"] for each in results["trainings"]}
     assert rollouts == {"reward of the answer": 32, "random reward": 16}
     assert [each["unscorable"] for each in results["trainings"]] == [0, 0]
