@@ -1,8 +1,9 @@
-"""The cost of a captured trajectory: a run of five turns without capture, with `messages` and with
-`tokens`, in turn, on warm sandboxes, with a model that answers without delay.
+"""The cost of capturing trajectories, with `sandbox.capture`. Measures runs of five turns on warm
+sandboxes, in turn without capture, with `messages` and with `tokens`. The model answers without
+delay.
 
-The second measurement without capture is the control: it shows the noise. The processor time
-includes what the proxy does after the answer, such as the write of the trajectory.
+Runs without capture are measured twice; the difference between the two shows the noise. The
+processor time includes what the proxy does after the answer, such as writing the trajectory.
 """
 
 import asyncio
@@ -22,14 +23,14 @@ from bench.table import Row, TablePart
 
 ROUNDS = 20
 RUNS = 10
-"""Runs of each kind in one round, one at a time."""
+"""Number of runs of each kind in one round, one at a time."""
 CAPTURES: Mapping[str, str] = {
     "none": "none",
     "none, the control": "none",
     "messages": "messages",
     "tokens": "tokens",
 }
-"""The values of `sandbox.capture`, by the name of the measurement."""
+"""The values of `sandbox.capture` by the name of the measurement."""
 MAX_ADDED_PERCENT = 5
 
 

@@ -1,8 +1,9 @@
-"""Throughput of several proxies that share a PostgreSQL database, in front of a cluster whose
-sandboxes and model are delays. One machine simulates all of it, so the delays are chosen for the
-processors to be idle at least half of the time: then the proxies do not take them from each other.
+"""Throughput of several proxies that share a PostgreSQL database. Delays simulate the sandboxes of
+a cluster and the model. The clients and their sockets, the servers, their pools and the database
+are real.
 
-Everything else is real: clients on sockets, the servers, their pools and the database.
+One machine runs all of it. The delays are long enough for the processors to be idle at least half
+of the time, so that the proxies do not compete for them.
 """
 
 import asyncio
@@ -41,17 +42,17 @@ PART = "cluster: simulated, five turns"
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """The result of one number of proxies."""
+    """The measured values for one number of proxies."""
 
     runs_per_min: float
     cpu_share: float
-    """The work of all processors, other processes' included, as a share of all they could do."""
+    """Share of the processors' time in which they worked for any process, from 0 to 1."""
     mib_per_run: float
-    """Growth of the proxies' memory for each concurrent run."""
+    """Growth of the memory of all proxies divided by the number of concurrent runs, in MiB."""
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Measure one proxy, two and three, each with the same number of sandboxes."""
+    """Measure one, two and three proxies, each with the same number of sandboxes."""
     programs = find_programs()
     if programs is None:
         return [TablePart(PART, [Row("proxies", note="Debian's package postgresql is missing")])]
@@ -77,7 +78,7 @@ async def measure(plan: Plan) -> list[TablePart]:
 
 
 def _run_s(plan: Plan) -> float:
-    """Return the duration of a run if the proxies took no time, in seconds."""
+    """Return the duration of a run in seconds, if the proxies took no time."""
     calls = SCRIPTS[FIVE_TURN_MODEL]
     commands = sum(name == "execute_bash" for name, _ in calls)
     files = len(calls) - commands
@@ -104,7 +105,7 @@ async def _measure(nodes: int, per_node: int, model_s: float, database_url: str)
 
 
 async def _keep_busy(server: BenchServer, sandboxes: int) -> None:
-    """Be as many clients as the server has sandboxes."""
+    """Send the requests of as many clients as the server has sandboxes."""
     await burst(
         server.port,
         post_request("/v1/chat/completions", REQUEST, "any"),

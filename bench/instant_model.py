@@ -24,7 +24,8 @@ PRINT_COMMAND = "python3 -c 'print(6 * 7)'"
 RUN_COMMAND = f"python3 {PROGRAM_FILE}"
 PROGRAM = "print(6 * 7)\n"
 FIRST_PROMPT_TOKENS, REPLY_TOKENS, OBSERVATION_TOKENS = 1500, 60, 60
-"""Tokens of the first prompt, of each reply and of each observation: those of short runs."""
+"""Numbers of tokens of the first prompt, of each reply and of each observation, as in short
+runs."""
 VOCABULARY_SIZE, TOKEN_STEP = 151_936, 7919
 """The ids of the tokens are multiples of TOKEN_STEP below the size of Qwen3's vocabulary."""
 Call = tuple[str, dict[str, Any]]
@@ -71,8 +72,8 @@ def call_completion(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_tokens(turn: int, value: dict[str, Any]) -> dict[str, Any]:
-    """Return a completion with tokens as vLLM sends them. Each prompt begins with all tokens of the
-    call before, as it does in a run whose history is append-only."""
+    """Return a completion with token ids and log probabilities, as vLLM sends them. Each prompt
+    begins with all tokens of the call before, as in a run whose history is append-only."""
     start = FIRST_PROMPT_TOKENS + turn * (REPLY_TOKENS + OBSERVATION_TOKENS)
     ids = [number * TOKEN_STEP % VOCABULARY_SIZE for number in range(start + REPLY_TOKENS)]
     logprobs: list[dict[str, Any]] = [

@@ -1,5 +1,5 @@
-"""Finds what servers have left that were stopped or killed: in the database, in the bucket, on this
-machine and in a cluster."""
+"""Leftovers of servers that were stopped or killed: in the database, in the bucket, on this machine
+and in a cluster."""
 
 import asyncio
 import sys
@@ -24,7 +24,8 @@ from tests.s3.server import BUCKET, S3Server
 from tests.sandbox_runtime.backends.cluster import ClusterAdmin
 
 WAIT_S = 120.0
-"""Maximum time until the leases of killed servers have expired and their remains are swept."""
+"""Maximum time in seconds until the leases of killed servers have expired and their leftovers are
+swept."""
 POLL_S = 1.0
 
 
@@ -35,15 +36,15 @@ class Leftovers:
     homes: Sequence[Path]
     """The servers' data directories, each with its config.yaml."""
     pids: Sequence[int]
-    """The servers' processes, in all their lives."""
+    """The ids of all processes of the servers, those before a restart included."""
     database_url: str
     s3: S3Server
     kubeconfig: Path | None
     """The cluster with the sandboxes; None: they were on this machine."""
 
     async def find(self) -> Mapping[str, int]:
-        """Return the number of leftovers of each kind, as soon as there are none, or after WAIT_S.
-        `sandbox-proxy gc` and the store's sweep run meanwhile."""
+        """Return the number of leftovers of each kind, once all are 0 or WAIT_S seconds have
+        passed. Meanwhile runs `sandbox-proxy gc` and the store's sweep repeatedly."""
         database = postgresql.database_url(self.database_url)
         store = Store(self.homes[0] / "sweep", database_url=database)
         ends_at = time.monotonic() + WAIT_S

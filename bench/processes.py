@@ -30,7 +30,7 @@ class HostProcess:
 
 
 def allow_many_files() -> None:
-    """Let this process open as many files as it is allowed to."""
+    """Raise this process's soft limit of open files to its hard limit."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -111,7 +111,8 @@ def available_mib() -> float:
 
 
 def busy_s() -> float:
-    """Return the seconds that all processors together have worked since boot, for any process."""
+    """Return the seconds for which all processors together have worked since boot, for any
+    process."""
     user, nice, system, _, _, *interrupts = map(int, (PROC / "stat").read_text().split()[1:9])
     return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 

@@ -1,8 +1,8 @@
-"""Many clients at two servers behind a balancer, one of which is killed every minute:
-`python -m bench.replicas --minutes 10 --clients 64`.
+"""Many clients send requests to two servers behind a load balancer. Every minute one of the servers
+is killed: `python -m bench.replicas --minutes 10 --clients 64`.
 
-The servers share PostgreSQL and S3. Each client uses OpenAI's SDK. It sends chat requests, each
-with an idempotency key and an answer of its own, and every tenth time a file instead. The exit code
+The servers share PostgreSQL and S3. The clients use OpenAI's SDK. Each chat request has its own
+idempotency key and expects its own answer; every tenth request stores a file instead. The exit code
 is 1 if an answer was lost or wrong, or if anything is left at the end: sandboxes, leases,
 unfinished runs, files.
 """
@@ -42,13 +42,13 @@ from tests.s3.server import BUCKET, running_s3_server
 REPLICAS = 2
 KILL_EVERY_S = 60.0
 MODEL_DELAY_S = (0.5, 2.5)
-"""Range of the duration of a model call."""
+"""The shortest and the longest duration of a model call, in seconds."""
 FACTOR = 7
-"""The model multiplies the number of the request by this, in a sandbox."""
+"""Each request has a number. The model multiplies it by this factor, in a sandbox."""
 FILE_EVERY = 10
 FILE_BYTES = 100_000
 MAX_RETRIES = 40
-"""Retries of the SDK for each request: several minutes."""
+"""Maximum number of the SDK's retries of a request: enough for several minutes."""
 REQUEST_TIMEOUT_S = 120.0
 
 
@@ -63,7 +63,7 @@ class Outcomes:
     wrong: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
-    """The failures before the SDK's retries, by kind."""
+    """Number of failed attempts by kind, those that the SDK retried included."""
     seconds: list[float] = field(default_factory=list)
     seconds_of_retried: list[float] = field(default_factory=list)
     kills: int = 0
@@ -77,7 +77,8 @@ class Outcomes:
 
 
 class CountingTransport(httpx.AsyncHTTPTransport):
-    """Counts the attempts of one client's current request, and notes why attempts failed."""
+    """Counts the attempts of a client's current request, and the failed attempts of all requests by
+    kind."""
 
     def __init__(self, failures: Counter[str]) -> None:
         super().__init__()
@@ -98,7 +99,7 @@ class CountingTransport(httpx.AsyncHTTPTransport):
 
 
 async def _answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-    """Play a model that has a number multiplied in a sandbox."""
+    """Answer as a model that multiplies a number with a command in a sandbox."""
     await asyncio.sleep(random.uniform(*MODEL_DELAY_S))
     results = [message for message in body["messages"] if message["role"] == "tool"]
     found = re.search(r"product (\d+)", str(results[-1]["content"])) if results else None
@@ -151,7 +152,7 @@ async def _store_file(
 async def _work(
     base_url: str, numbers: "itertools.count[int]", ends_at: float, outcomes: Outcomes
 ) -> None:
-    """Be one client until a time of time.monotonic."""
+    """Send one client's requests, one after the other, until `ends_at` of `time.monotonic`."""
     transport = CountingTransport(outcomes.failures)
     async with AsyncOpenAI(
         base_url=base_url,
@@ -168,20 +169,20 @@ async def _work(
 
 @dataclass
 class Replica:
-    """One server, which is started again after each kill."""
+    """A server that is started again after each kill."""
 
     home: Path
     port: int
     environment: Mapping[str, str]
     pids: list[int] = field(default_factory=list)
-    """The processes so far."""
+    """The ids of the server's processes; the last one runs now."""
     is_stopping: bool = False
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the server answers."""
     _ends: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        """Run the server until `stop`, again after each `kill`."""
+        """Run the server until `stop`, and start it again after each `kill`."""
         config = str(self.home / "config.yaml")
         command = [sys.executable, "-m", "proxy", "serve", "--config", config]
         while not self.is_stopping:
@@ -198,7 +199,7 @@ class Replica:
                 self.ready.clear()
 
     def kill(self) -> None:
-        """Kill the server, which answers."""
+        """Send SIGKILL to the server, which must be ready."""
         os.kill(self.pids[-1], signal.SIGKILL)
         self._ends.set()
 
@@ -209,7 +210,8 @@ class Replica:
 
 
 async def _kill_in_turn(replicas: Sequence[Replica], ends_at: float, outcomes: Outcomes) -> None:
-    """Kill one replica after the other, when both answer, until a time of time.monotonic."""
+    """Kill the replicas in turn, one every KILL_EVERY_S seconds and only while all are ready, until
+    `ends_at` of `time.monotonic`."""
     for replica in itertools.cycle(replicas):
         if time.monotonic() + KILL_EVERY_S > ends_at:
             return
@@ -321,7 +323,7 @@ def _report(given: argparse.Namespace, outcomes: Outcomes, left: Mapping[str, in
 
 
 def main() -> int:
-    """Run the clients and print what they saw. Return the exit code."""
+    """Run the measurement, print its report and return the exit code."""
     parser = argparse.ArgumentParser("python -m bench.replicas", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10, help="default: %(default)s")
     parser.add_argument("--clients", type=int, default=64, help="default: %(default)s")

@@ -1,5 +1,5 @@
-"""Sandboxes of a cluster that exists only as delays: the starts and commands take as long as in
-Pods, and the guests speak the real protocol but run nothing."""
+"""Simulated sandboxes of a cluster. Starts, removals and round trips take as long as with Pods. The
+guests speak the real protocol but run nothing."""
 
 import asyncio
 import json
@@ -24,9 +24,11 @@ from sandbox_runtime.protocol import (
 )
 
 START_S, END_S = 2.6, 1.0
-"""Duration of the start and of the removal of a Pod, measured by `python -m bench pods`."""
+"""Duration of the start and of the removal of a Pod in seconds, measured by `python -m bench
+pods`."""
 ROUND_TRIP_S = 0.0046
-"""Duration of an operation in a Pod without the work itself, measured the same way."""
+"""Duration of an operation in a Pod without the operation's own work, in seconds, measured by
+`python -m bench pods`."""
 OUTPUT = b"42\n"
 """The output of every command."""
 _ZEROS = (
@@ -52,7 +54,7 @@ class SimulatedGuest:
         self._decoder = Decoder(MAX_OPEN_BYTES)
         self._output: asyncio.Queue[bytes] = asyncio.Queue()
         self._bytes_put: dict[int, int] = {}
-        """For each stream of a file that the host sends, the number of bytes so far."""
+        """Number of bytes that the host has sent so far, by the stream of the file."""
         self._output.put_nowait(json_frame(0, HELLO, {"version": VERSION, "agent": "simulated"}))
 
     async def listen(self, on_data: DataCallback) -> None:

@@ -24,7 +24,8 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class RequestError(Exception):
-    """A request has no response, or a refusal. The message is that of the server, if it has one."""
+    """A request failed: no response, a status other than 2xx, or a body that is too large. The
+    message is that of the server, if the response has one."""
 
     def __init__(
         self,
@@ -33,21 +34,22 @@ class RequestError(Exception):
         status: int | None = None,
         headers: Mapping[str, str] = NO_HEADERS,
     ) -> None:
-        """`code` is that of the server's error, `http_STATUS`, or a word for a failure without a
-        response: `timeout`, `connection_error` or `too_large`."""
+        """`code` is the code of the server's error, or `http_STATUS` if that has none. If the
+        response is missing or not complete, `code` is `timeout`, `connection_error` or
+        `too_large`."""
         super().__init__(message)
         self.code = code
         self.status = status
-        """The HTTP status; None without a response."""
+        """The HTTP status of a response that is not 2xx; None after other failures."""
         self.headers = headers
-        """The headers of the response."""
+        """The headers of a response that is not 2xx; empty after other failures."""
 
 
 class HTTPClient:
-    """Sends requests to an API. Each has a connection of its own, or one that is no longer used, so
-    the caller limits the number of requests at a time.
+    """Sends requests to an API. Each request uses an idle connection, or a new one if none is idle,
+    so the caller limits the number of requests at a time.
 
-    Proxies, as in `HTTPS_PROXY`, and `SSL_CERT_FILE` are those of the environment.
+    The proxies, such as `HTTPS_PROXY`, and `SSL_CERT_FILE` are those of the environment.
     """
 
     def __init__(self, base_url: str, api_key: str, timeout_s: float) -> None:
@@ -101,7 +103,8 @@ class HTTPClient:
 
     @cached_property
     def _route(self) -> Mapping[str, Any]:
-        """The proxy and the certificates. Raises ValueError if the URL is malformed."""
+        """The options of aiohttp for the proxy and the certificates. Raises ValueError if the URL
+        is malformed."""
         url = URL(self.base_url)
         return {"proxy": _proxy_url(url), "ssl": _ssl_context() if url.scheme == "https" else True}
 
@@ -118,8 +121,8 @@ async def _read_body(response: aiohttp.ClientResponse, max_bytes: int | None) ->
 
 
 def _refusal(response: aiohttp.ClientResponse, body: bytes) -> RequestError:
-    """Return the error of a response whose status is none of success. Its message is the whole
-    body if it does not have the form of OpenAI's errors."""
+    """Return the error of a response whose status is not 2xx. Its message is the whole body if that
+    does not have the form of OpenAI's errors."""
     code, message = None, body.decode(errors="replace")
     try:
         error = json.loads(body)["error"]
@@ -131,7 +134,7 @@ def _refusal(response: aiohttp.ClientResponse, body: bytes) -> RequestError:
 
 
 def _ssl_context() -> ssl.SSLContext:
-    """Return the certificates that httpx trusts. Reading them takes 30 ms."""
+    """Return a TLS context with the certificates that httpx trusts. Reading them takes 30 ms."""
     import httpx
 
     return httpx.create_ssl_context()

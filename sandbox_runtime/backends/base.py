@@ -97,7 +97,7 @@ class Backend(Protocol):
 
     @property
     def capacity(self) -> int | None:
-        """The number of sandboxes that may exist now, or None if only the pool limits them."""
+        """Maximum number of sandboxes now, or None if only the pool limits it."""
 
     @property
     def can_resize(self) -> bool:

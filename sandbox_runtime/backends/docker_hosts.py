@@ -1,8 +1,8 @@
 """Sandboxes on several Docker engines, each with a backend of its own.
 
 A new sandbox starts on the engine that has the smallest share of its `max_sandboxes`. An engine
-that does not answer, or fails its checks, gets no new sandboxes, and is tried again with backoff.
-The sandboxes of the other engines are not affected.
+that does not answer or fails its checks gets no new sandboxes, and is tried again with backoff. The
+sandboxes of the other engines are not affected.
 
 This module does not import Docker's SDK, so that the proxy can name the class without it.
 """
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 10.0
-"""Maximum time for an engine to describe its image; after it the engine does not answer."""
+"""Maximum time for an engine to return the id of its image. After it, the engine gets no new
+sandboxes."""
 OPEN_TIMEOUT_S = 10.0
-"""Time that `open` waits for the other engines once one can be used."""
+"""Maximum time that `DockerHosts.open` waits for every engine. After it, one usable engine is
+enough."""
 FULL_RETRY_AFTER_S = 5.0
 NOT_TRIED = "not tried yet"
 
@@ -45,11 +47,12 @@ class HostStats:
     is_up: bool
     """True if the engine gets new sandboxes."""
     sandboxes: int
-    """This process's sandboxes on the engine, from before their start until their removal."""
+    """Number of this process's sandboxes on the engine, each counted from before its start until
+    its removal."""
 
 
 class DockerHost:
-    """One engine, which may not answer yet. `connect` blocks until it returns the engine's backend,
+    """One engine, which may not answer yet. `connect` blocks until it returns the engine's backend
     or raises SandboxStartError."""
 
     def __init__(
@@ -60,15 +63,15 @@ class DockerHost:
         self.backend: DockerBackend | None = None
         """None until the engine has answered once."""
         self.failure: str | None = NOT_TRIED
-        """Why the engine gets no new sandboxes; None if it gets some."""
+        """The reason why the engine gets no new sandboxes; None if it gets some."""
         self.lost = asyncio.Event()
-        """Set while the engine is lost: it was used and has failed."""
+        """Set after an engine that was usable has failed, until it is usable again."""
         self.tried = asyncio.Event()
         """Set after the first attempt to use the engine."""
         self.image = ""
         """The id of the engine's image."""
         self.uncounted_starts: set[asyncio.Task[Guest]] = set()
-        """Starts that have not reached the backend."""
+        """Tasks that start sandboxes which the backend does not count yet."""
         self._connect = connect
         self._discard_tasks: set[asyncio.Task[None]] = set()
 
@@ -86,7 +89,8 @@ class DockerHost:
         return self.failure is None and self.sandbox_count < self.max_sandboxes
 
     async def open(self) -> "DockerBackend":
-        """Return the engine's backend. Raises SandboxStartError."""
+        """Connect to the engine at the first call, and return its backend. Raises
+        SandboxStartError."""
         if self.backend is None:
             self.backend = await asyncio.to_thread(self._connect)
         return self.backend
@@ -121,7 +125,7 @@ class DockerHost:
         return await self.backend.start(isolation)
 
     async def aclose(self) -> None:
-        """End the starts that nobody waits for, and close the backend."""
+        """Wait for the end of the starts that were given up, and close the backend."""
         if self._discard_tasks:
             await asyncio.wait(self._discard_tasks)
         if self.backend:
@@ -129,7 +133,7 @@ class DockerHost:
 
 
 async def _discard(starting: asyncio.Task[Guest]) -> None:
-    """Cancel a start, and end its sandbox if it has started."""
+    """Cancel the start of a sandbox. If the sandbox has started nevertheless, end it."""
     starting.cancel()
     await asyncio.wait([starting])
     if not starting.cancelled() and not starting.exception():
@@ -157,7 +161,8 @@ class DockerHosts:
         self._recovery_tasks: dict[DockerHost, asyncio.Task[None]] = {}
         self._opening: asyncio.Task[None] | None = None
         self._swept_count = 0
-        """Leftovers removed from engines before their first use, not yet returned by `sweep`."""
+        """Number of leftovers that were removed from engines before their first use and that
+        `sweep` has not returned yet."""
 
     @property
     def name(self) -> str:
@@ -173,8 +178,8 @@ class DockerHosts:
 
     @property
     def capacity(self) -> int:
-        """The number of sandboxes that may exist now, those of lost engines included until they are
-        removed."""
+        """Maximum number of sandboxes now: `max_sandboxes` of each usable engine, and those
+        sandboxes of lost engines that are not removed yet."""
         return sum(
             host.sandbox_count if host.failure else host.max_sandboxes for host in self.hosts
         )
@@ -184,8 +189,8 @@ class DockerHosts:
         return [host.stats for host in self.hosts]
 
     async def open(self, admit: Admit | None = None) -> None:
-        """Connect to the engines. An engine gets sandboxes only after `admit` has returned for it,
-        each time that it begins to answer. Raises SandboxStartError if no engine can be used."""
+        """Connect to the engines. Each time that an engine begins to answer, it gets sandboxes only
+        after `admit` has returned for it. Raises SandboxStartError if no engine can be used."""
         if self._opening is None:
             self._admit = admit
             self._opening = asyncio.create_task(self._open())
@@ -225,9 +230,9 @@ class DockerHosts:
         raise SandboxStartError(self._why_none())
 
     async def fingerprint(self) -> str:
-        """Return the images of all engines that have been used. Engines that do not answer get no
-        new sandboxes from now on, and their last image counts. Raises SandboxStartError if none
-        answers."""
+        """Return the image ids of all engines that have been used. An engine that does not answer
+        gets no new sandboxes from now on; its last id is returned. Raises SandboxStartError if no
+        engine answers."""
         await self.open()
         await asyncio.gather(*(self._check_answer(host) for host in self._usable_hosts()))
         if not self._usable_hosts():
@@ -273,7 +278,8 @@ class DockerHosts:
         return min(found, key=lambda host: host.sandbox_count / host.max_sandboxes, default=None)
 
     async def _check_answer(self, host: DockerHost) -> None:
-        """Give the engine no new sandboxes if it does not answer, or has no image."""
+        """Update the id of the engine's image. If the engine does not answer or has no image, give
+        it no new sandboxes."""
         assert host.backend
         try:
             async with asyncio.timeout(self._answer_timeout_s):

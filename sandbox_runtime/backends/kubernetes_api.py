@@ -314,8 +314,8 @@ class KubernetesApi:
 
 
 def _drop(response: aiohttp.ClientResponse) -> None:
-    """Close the connection of a response at once, unless the response was read to its end. The
-    connection would else wait for the end of TLS, also after `aclose`."""
+    """Close the connection of a response at once, unless the response was read to its end.
+    Otherwise the connection would wait for the server to end TLS, even after `aclose`."""
     if response.connection and response.connection.protocol:
         response.connection.protocol.abort()
     response.close()

@@ -132,7 +132,7 @@ class Waiter:
         self.isolation = isolation
         self.pool_key = pool_key
         self.owner = owner
-        """The client whose waiters form one line; see `WaiterQueue`."""
+        """The client of the lease; `WaiterQueue` keeps the waiters of each owner in order."""
         self.entry: PoolEntry | None = None
         """The entry that the waiter was given."""
         self.has_pending_start = False
@@ -166,8 +166,8 @@ class Waiter:
 
 class WaiterQueue:
     """The waiters that have no sandbox yet. Their owners take turns: iteration yields the first
-    waiter of each owner, then the second ones, and so on. An owner whose waiter was served goes
-    behind the others."""
+    waiter of each owner, then the second of each, and so on. An owner whose waiter was served goes
+    behind the other owners."""
 
     def __init__(self) -> None:
         # The inner mappings are ordered sets.
@@ -185,7 +185,8 @@ class WaiterQueue:
         return filter(None, chain.from_iterable(turns))
 
     def append(self, waiter: Waiter) -> None:
-        """Add a waiter behind those of its owner. A new owner has the last turn."""
+        """Add a waiter behind those of its owner. An owner that had no waiter gets the last
+        turn."""
         self._waiters_by_owner.setdefault(waiter.owner, {})[waiter] = None
         self._length += 1
 
@@ -204,7 +205,7 @@ class WaiterQueue:
             del self._waiters_by_owner[waiter.owner]
 
     def serve(self, waiter: Waiter) -> None:
-        """Remove a waiter that gets a sandbox. Its owner has the last turn from now on."""
+        """Remove a waiter that gets a sandbox, and give its owner the last turn."""
         self.remove(waiter)
         if line := self._waiters_by_owner.pop(waiter.owner, None):
             self._waiters_by_owner[waiter.owner] = line

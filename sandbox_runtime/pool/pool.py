@@ -142,7 +142,8 @@ class Pool:
 
     @property
     def _settings(self) -> PoolSettings:
-        """The settings, limited to the sandboxes that the backend can have now."""
+        """The configured settings, limited to the number of sandboxes that the backend can have
+        now."""
         capacity = self._backend.capacity
         if capacity is None:
             return self._configured_settings
@@ -306,8 +307,9 @@ class Pool:
         return False
 
     def _check_may_wait(self, waiter: Waiter) -> NoFreeSandboxError | None:
-        """If the waiter may not wait, remove it from the queue and return the error to raise; else
-        return None. A waiter that is refused in its place gets the error from `Waiter.wait`."""
+        """Check whether the waiter may stay in the queue; return None if it may. Otherwise remove
+        it and return the error to raise. If a full queue refuses another waiter instead, that
+        waiter's `wait` raises the error."""
         if waiter.entry:
             return None
         refused, why = waiter, ""
@@ -332,7 +334,7 @@ class Pool:
     @staticmethod
     def _refusable(queue: Sequence[Waiter], newest: Waiter) -> Waiter:
         """Return the newest waiter of the owner that has the most waiters in a full queue, so that
-        one owner cannot fill it. With several such owners, the owner of `newest` comes first."""
+        one owner cannot fill it. If several owners have the most, prefer the owner of `newest`."""
         counts = Counter(waiter.owner for waiter in queue)
         if counts[newest.owner] == max(counts.values()):
             return newest

@@ -50,7 +50,7 @@ async def test_request_and_response_pass_unchanged() -> None:
     assert body == b'{"one": 1} back'
 
 
-async def test_connection_is_used_again_after_its_response() -> None:
+async def test_idle_connection_is_used_for_the_next_request() -> None:
     connections = 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -65,7 +65,7 @@ async def test_connection_is_used_again_after_its_response() -> None:
     assert (bodies, connections) == ([b"ok"] * 3, 1)
 
 
-async def test_body_beyond_the_given_size_is_refused() -> None:
+async def test_body_larger_than_max_bytes_is_an_error() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(HEAD + b"Content-Length: 4\r\n\r\nfour")
@@ -88,7 +88,7 @@ async def test_body_beyond_the_given_size_is_refused() -> None:
         (100_000 * b"[", "http_503", 100_000 * "["),
     ],
 )
-async def test_refusal_has_the_code_and_message_of_the_server(
+async def test_error_has_the_code_message_and_headers_of_the_server_response(
     body: bytes, code: str, message: str
 ) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -134,7 +134,7 @@ async def test_server_that_cannot_be_reached_is_a_connection_error(url: str) -> 
 
 
 @pytest.mark.parametrize("sent", [b"", HEAD + b"Content-Length: 9\r\n\r\npart"])
-async def test_silent_server_is_a_timeout(sent: bytes) -> None:
+async def test_server_that_stops_sending_causes_a_timeout_error(sent: bytes) -> None:
     async def stop_sending(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(sent)
@@ -147,7 +147,9 @@ async def test_silent_server_is_a_timeout(sent: bytes) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["http://", ""])
-async def test_proxy_of_the_environment_gets_the_requests(scheme: str, tmp_path: Path) -> None:
+async def test_requests_go_through_the_http_proxy_of_the_environment(
+    scheme: str, tmp_path: Path
+) -> None:
     pytest.importorskip("rich", reason="the extra `evaluation` is not installed")
     sums(tmp_path / "data")
     command = ("run", "--output", tmp_path / "output", "--data", tmp_path / "data")

@@ -206,7 +206,7 @@ async def test_host_gets_no_sandbox_before_it_is_admitted(tmp_path: Path) -> Non
         await close_all(*sandboxes)
 
 
-async def test_start_without_any_host_names_the_reason_of_each(tmp_path: Path) -> None:
+async def test_start_error_names_the_reason_of_each_host_if_none_is_usable(tmp_path: Path) -> None:
     hosts = [host(NOWHERE, tmp_path), host(f"{NOWHERE}2", tmp_path)]
     backend = DockerHosts(hosts)
     with pytest.raises(SandboxStartError, match="no Docker engine can be used") as error:
@@ -217,7 +217,9 @@ async def test_start_without_any_host_names_the_reason_of_each(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("moment", range(0, 300, 50))
-async def test_start_can_be_cancelled_at_every_moment(moment: int, tmp_path: Path) -> None:
+async def test_start_that_is_cancelled_at_any_moment_leaves_no_sandbox(
+    moment: int, tmp_path: Path
+) -> None:
     async with two_hosts(tmp_path) as hosts:
         await hosts.backend.open()
         starting = asyncio.create_task(hosts.start())

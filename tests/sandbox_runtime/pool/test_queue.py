@@ -72,7 +72,7 @@ async def test_waiters_of_one_owner_do_not_delay_another_owner_in_a_large_queue(
         await holder.end_all()
 
 
-async def test_full_queue_refuses_the_newest_waiter_of_the_owner_with_the_most() -> None:
+async def test_full_queue_refuses_the_newest_waiter_of_the_owner_with_the_most_waiters() -> None:
     async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1, queue_size=3)) as fixture:
         holder = Leaseholder(fixture)
         for name in ("a1", "a2", "a3", "a4"):
