@@ -31,7 +31,7 @@ PROBLEM_COUNTS: Mapping[Kind, Sequence[int]] = {
 CONCURRENCY = 64
 MAX_CPU_PERCENT = 5
 MEASURED_COUNT = 1000
-"""The number of problems at which the share of a core has a target."""
+"""MAX_CPU_PERCENT applies to the evaluation with this number of problems."""
 ROUNDS = 1
 
 

@@ -58,7 +58,7 @@ class TransferLoad:
         return f"files: {self.size_text} in", f"files: {self.size_text} out"
 
     def figures(self, name: str, in_ms: float, out_ms: float) -> Mapping[str, float]:
-        """Return the two durations by row name."""
+        """Return the durations of an upload and a download by row name."""
         there, back = self.quantities
         return {sample_key(name, there): in_ms, sample_key(name, back): out_ms}
 

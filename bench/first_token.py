@@ -41,7 +41,7 @@ TIMEOUT = aiohttp.ClientTimeout(total=60)
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Measure every API with every kind of sandbox, and plain."""
+    """Measure every API without a sandbox and with every kind of sandbox."""
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(working_backends(plan.image))
         timer = StreamTimer()

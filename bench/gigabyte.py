@@ -9,7 +9,7 @@ from bench.table import Row, TablePart
 MB_PER_GB = 1000
 """Number of megabytes in a gigabyte."""
 MAX_GROWTH_MIB = 16
-"""Maximum growth of memory, in MiB: only buffers may be held."""
+"""Maximum growth of memory in MiB, because only buffers of the data may be in memory."""
 TARGET_MB_PER_S = 80
 
 

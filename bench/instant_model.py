@@ -86,7 +86,7 @@ def _with_tokens(turn: int, value: dict[str, Any]) -> dict[str, Any]:
 
 
 def json_response(value: Any) -> bytes:
-    """Return a JSON response."""
+    """Return the bytes of an HTTP response with a JSON body."""
     body = json.dumps(value).encode()
     return RESPONSE_HEAD + b"application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 

@@ -37,7 +37,7 @@ from sandbox_runtime.sandbox import Sandbox
 
 ROUNDS = 6
 RUNS = 8
-"""Runs in one round."""
+"""Number of runs in one round."""
 CPU_RUNS = 20
 """Runs in one measurement of processor time, which the kernel counts in steps of 10 ms."""
 SETTLE_S = 0.5

@@ -30,7 +30,7 @@ SMALL = Isolation(memory_mib=256, cpus=0.5)
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Measure both backends."""
+    """Measure the Docker engine of this machine and the Kubernetes cluster of the plan."""
     if plan.kubeconfig is None:
         return [TablePart(COMMAND, [Row(CLUSTER, note="--kubeconfig names no cluster")])]
     try:

@@ -1,4 +1,5 @@
-"""Cost of `:plain`: this proxy, a minimal relay on the same libraries, and the backend itself."""
+"""Cost of a request to a model with the suffix `:plain`, in comparison with a minimal relay on the
+same libraries and with the backend itself."""
 
 import asyncio
 import json

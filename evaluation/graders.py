@@ -253,8 +253,8 @@ def _grade_math(sample: Sample, text: str) -> Grade:
 
 
 def _grade_choice(sample: Sample, text: str) -> Grade:
-    """Compare the letter of the answer with the letter of the right choice. It is in a last line
-    `Answer: X`, in the last box, or alone."""
+    """Compare the letter of the answer with the letter of the right choice. The letter of the
+    answer is in a last line `Answer: X`, in the last box, or alone."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = _ANSWER_LINE.fullmatch(lines[-1])
     box = boxed(text)

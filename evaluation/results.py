@@ -93,7 +93,7 @@ class Result(_Record):
     started: str
     """The start of the last attempt, in UTC and ISO 8601."""
     latency_s: float
-    """Seconds of the last attempt."""
+    """Duration of the last attempt, in seconds."""
     concurrency: int | None = None
     """The maximum number of requests at a time; None in records of earlier versions."""
     prompt_tokens: int = 0

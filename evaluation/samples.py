@@ -144,7 +144,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A prepared suite."""
+    """The samples and the manifest of a prepared suite."""
 
     directory: Path
     manifest: Manifest

@@ -320,8 +320,8 @@ class ResetStreams:
         return len(self._streams) >= RESETS_BEFORE_PING and not self._pings
 
     def accept(self, number: int, kind: int, payload: bytes) -> None:
-        """Check and discard a frame that the agent sent on a reset stream. Forget the stream if it
-        is its last frame. Raises ProtocolError for a frame that breaks the protocol."""
+        """Check and discard a frame that the agent sent on a reset stream. Forget the stream after
+        its last frame. Raises ProtocolError for a frame that breaks the protocol."""
         if self._streams[number][1].accept(kind, payload):
             del self._streams[number]
 

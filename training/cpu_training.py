@@ -185,7 +185,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Measures:
-    """The measures of one training."""
+    """The measured values of one training; those that are lists have a value for each step."""
 
     name: str
     reward: list[float] = field(default_factory=list)

@@ -57,8 +57,8 @@ class Decontamination:
         return cls(row.text(*names) for row in read_files(path, (("*.jsonl",),)).rows)
 
     def is_contaminated(self, text: str) -> bool:
-        """Return True if a text shares NGRAM_WORDS words in a row with a prompt, or if its words
-        equal those of a prompt that has less than NGRAM_WORDS words."""
+        """Return True if a text shares NGRAM_WORDS consecutive words with a prompt. A prompt with
+        fewer words must equal the whole text."""
         words = normalise(text).split()
         if " ".join(words) in self._short_prompts:
             return True

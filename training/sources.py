@@ -343,8 +343,8 @@ def _domain_field(row: Row, default: str) -> str:
 
 
 def _require_unicode(row: Row, text: str) -> str:
-    """Return a text. Raises TaskError if it has a lone surrogate, which cannot be written to a
-    file."""
+    """Return the text unchanged. Raises TaskError if the text has a lone surrogate, which cannot be
+    written to a file."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

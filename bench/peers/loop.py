@@ -90,7 +90,7 @@ async def _read_text(sandbox: Sandbox, path: str) -> str:
 
 
 def create_app(base_url: str, kind: Kind, image: str) -> Starlette:
-    """Return an application with its own pool."""
+    """Return the server's application, which starts and closes its own sandbox pool."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

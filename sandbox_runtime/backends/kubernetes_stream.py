@@ -25,7 +25,8 @@ STDIN, STDOUT, STDERR, STATUS = range(4)
 MAX_MESSAGE_BYTES = 64 << 10
 """Maximum number of bytes of standard input in one message."""
 HIGH_WATER_BYTES, LOW_WATER_BYTES = 64 << 10, 16 << 10
-"""Unsent bytes above which writers must wait, and below which they may go on."""
+"""Writers wait while more than the first number of bytes are unsent, until fewer than the second
+are."""
 CLOSE_TIMEOUT_S = 0.5
 """Maximum time for the closing handshake; then the connection is dropped."""
 MESSAGE_FRAMES = 16

@@ -319,8 +319,8 @@ def _return(verdict: int) -> _Code:
 # profile: its system calls never reach the host's kernel.
 
 _ARCHITECTURES = ("SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64")
-"""Docker uses the entry of the engine's own architecture. If an architecture has an entry, a number
-beyond the last known system call fails with ENOSYS."""
+"""The architectures that the profile lists. A Docker engine uses the entry of its own architecture.
+If an architecture has an entry, a number beyond the last known system call fails with ENOSYS."""
 _ARGUMENT_BITS = 32
 
 

@@ -216,7 +216,7 @@ class _ConnectionHandler:
             )
 
     def decision(self) -> Decision:
-        """Return the outcome so far."""
+        """Return the decision on the connection, with the bytes relayed so far."""
         return Decision(
             host=self._target.host if self._target else "",
             port=self._target.port if self._target else 0,

@@ -141,7 +141,7 @@ class Waiter:
         self._settled_event = asyncio.Event()
 
     def give(self, entry: PoolEntry) -> None:
-        """Give the waiter an entry."""
+        """Have `wait` return the entry."""
         self.entry = entry
         self._settled_event.set()
 

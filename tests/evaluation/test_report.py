@@ -45,7 +45,9 @@ async def test_token_ratio_is_over_the_problems_and_repeats_with_an_answer_in_bo
     assert (row[5], row[9:]) == ("9,788", ["1.15", "1", "2"])
 
 
-async def test_p_value_of_many_denominators_is_marked_as_estimated(tmp_path: Path) -> None:
+async def test_p_value_is_marked_as_estimated_if_the_exact_test_is_too_large(
+    tmp_path: Path,
+) -> None:
     count = 24  # the problem number n has n + 1 repeats, one of which is right with a sandbox
     suite = sums(tmp_path / "data", count)
     records = [(plain(each.id, "Answer: -1"), None) for each in suite.samples]

@@ -135,7 +135,7 @@ async def test_failed_wait_says_that_the_job_is_missing() -> None:
     assert not killed
 
 
-async def test_command_that_cannot_start_says_why() -> None:
+async def test_command_that_cannot_start_has_the_reason_in_stderr() -> None:
     sandbox, _ = await scripted_sandbox(ending_with(b'{"error": "io", "message": "no memory"}'))
     result = await sandbox.exec("true", timeout_s=5)
     assert (result.exit_code, result.stderr) == (126, "no memory\n")

@@ -50,7 +50,7 @@ def usable(folder: Path, controllers: str) -> Path:
     return folder
 
 
-def test_version_1_uses_the_mount_of_each_controller(tmp_path: Path) -> None:
+def test_cgroup_version_1_uses_the_mount_of_each_controller(tmp_path: Path) -> None:
     for name in ("memory", "pids", "cpu,cpuacct"):
         pretend_cgroup(tmp_path / name)
     lines = [
@@ -68,7 +68,7 @@ def test_version_1_uses_the_mount_of_each_controller(tmp_path: Path) -> None:
     ]
 
 
-def test_version_1_limits_memory_swap_processes_and_cpu(tmp_path: Path) -> None:
+def test_cgroup_version_1_limits_memory_swap_processes_and_cpu(tmp_path: Path) -> None:
     hierarchy = Hierarchy(tmp_path, frozenset({"memory", "pids", "cpu"}))
     (directory,) = Cgroups(1, (hierarchy,)).create("a1", ISOLATION).directories
     assert {file.name: file.read_text() for file in directory.iterdir()} == {
@@ -79,7 +79,7 @@ def test_version_1_limits_memory_swap_processes_and_cpu(tmp_path: Path) -> None:
     }
 
 
-def test_version_2_limits_memory_processes_and_cpu(tmp_path: Path) -> None:
+def test_cgroup_version_2_limits_memory_processes_and_cpu(tmp_path: Path) -> None:
     hierarchy = Hierarchy(tmp_path, frozenset({"memory", "pids", "cpu"}))
     (directory,) = Cgroups(2, (hierarchy,)).create("a1", ISOLATION).directories
     assert re.fullmatch(rf"{process_key()}-\d+-a1", directory.name)
@@ -90,7 +90,7 @@ def test_version_2_limits_memory_processes_and_cpu(tmp_path: Path) -> None:
     }
 
 
-def test_version_2_uses_the_top_of_the_hierarchy_if_writable(tmp_path: Path) -> None:
+def test_cgroup_version_2_uses_the_top_of_the_hierarchy_if_writable(tmp_path: Path) -> None:
     top = pretend_cgroup(tmp_path / "cgroup", "cpu memory pids")
     folder = usable(top / CGROUP_DIR, "cpu memory pids")
     proc = pretend_proc(tmp_path, f"30 1 0:26 / {top} rw - cgroup2 cgroup2 rw", "0::/a.service\n")
@@ -99,7 +99,7 @@ def test_version_2_uses_the_top_of_the_hierarchy_if_writable(tmp_path: Path) -> 
     )
 
 
-def test_version_2_uses_the_subtree_delegated_to_the_user(tmp_path: Path) -> None:
+def test_cgroup_version_2_uses_the_subtree_delegated_to_the_user(tmp_path: Path) -> None:
     top = tmp_path / "cgroup"
     given = pretend_cgroup(top / "user.slice/user@1.service", "memory pids")
     folder = usable(given / CGROUP_DIR, "memory pids")

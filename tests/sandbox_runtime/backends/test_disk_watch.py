@@ -127,7 +127,7 @@ async def test_space_freed_by_one_sandbox_does_not_hide_writes_of_another(seen_b
     await sandboxes.watch.aclose()
 
 
-async def test_failed_measurement_is_repeated() -> None:
+async def test_failed_disk_measurement_is_repeated() -> None:
     disk = FakeDisk()
     sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("unseen")

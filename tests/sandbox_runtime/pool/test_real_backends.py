@@ -114,7 +114,7 @@ async def test_pings_of_the_pool_do_not_disturb_a_command(kind: Kind, tmp_path: 
         assert (await running).stdout == f"{numbers}went\n{numbers}"
 
 
-async def test_lease_of_a_killed_sandbox_gets_another(kind: Kind, tmp_path: Path) -> None:
+async def test_lease_of_a_killed_sandbox_gets_another_sandbox(kind: Kind, tmp_path: Path) -> None:
     recorder = OutputRecorder()
     async with (
         real_pool(kind, tmp_path, PoolSettings(min_ready=0)) as pool,

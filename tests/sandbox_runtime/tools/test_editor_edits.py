@@ -78,7 +78,7 @@ async def test_a_text_beyond_128_kib_is_written_whole() -> None:
 
 
 @pytest.mark.parametrize("making", ["printf old > file", "touch file", "mkdir file", "mkfifo file"])
-async def test_create_does_not_overwrite(making: str) -> None:
+async def test_create_does_not_overwrite_an_existing_path(making: str) -> None:
     session = EditorSession()
     await output(session.sandbox, making)
     text = await session.do("create", file_text="new")
