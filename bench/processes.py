@@ -36,7 +36,7 @@ def allow_many_files() -> None:
 
 
 def alive_processes(processes: Iterable[HostProcess]) -> set[HostProcess]:
-    """Return the processes that have not ended."""
+    """Return those of the processes that have not ended."""
     return {each for each in processes if _is_alive(each)}
 
 

@@ -154,8 +154,8 @@ def reward_all(
 def _grades_ground_truth(row: TaskRow, timeout_s: float) -> bool:
     """Return True if the rules give 1 to the right answer.
 
-    An answer at which the grader fails then gets 0. If it got None, a model could learn to write
-    such an answer where it does not know the right one.
+    If they do, an answer at which the grader fails gets 0, not None. With None, a model could learn
+    to write such an answer where it does not know the right one.
     """
     try:
         value, _ = run_isolated(score, row, row.ground_truth, timeout_s=timeout_s)
