@@ -23,7 +23,8 @@ ANSWER_FILES = ("/testbed/output/answer.txt", "/testbed/answer.txt")
 MAX_ANSWER_BYTES = 1 << 20
 
 _MAX_FILES = 1000
-"""Number of files of a conversation above which long texts are not split into documents."""
+"""Number of files of a conversation from which on a long text becomes one file instead of its
+documents."""
 _SLOW_CHARS = 200_000
 _MERGED = object()
 """Replaces a part that was merged into the part before it."""
