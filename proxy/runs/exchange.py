@@ -128,10 +128,12 @@ class RunExchange:
                     yield batch.events
                     if batch.is_last:
                         return
-                if process_id and timing.is_time_to_ask():
+                if process_id is None:
+                    if not seq:
+                        return
+                    timing.require_last_parts()
+                elif timing.is_time_to_ask():
                     await self._send(process_id, message)
-                elif process_id is None and timing.is_over(is_begun=seq > 0):
-                    return
                 with anyio.move_on_after(1.0):
                     await has_news.wait()
                 has_news.clear()
@@ -227,15 +229,12 @@ class _FollowTiming:
         self._asked_at = now_s
         return True
 
-    def is_over(self, *, is_begun: bool) -> bool:
-        """Decide about a run that is no longer running. Return True if no part was read, False
-        while the last parts may still come. Raises RunLostError LAST_EVENTS_S seconds after the
-        first call."""
-        now_s = time.monotonic()
-        self._ended_at = self._ended_at or now_s
-        if is_begun and now_s > self._ended_at + LAST_EVENTS_S:
+    def require_last_parts(self) -> None:
+        """Call this while the run has ended and its last parts are missing. Raises RunLostError
+        LAST_EVENTS_S seconds after the first call."""
+        self._ended_at = self._ended_at or time.monotonic()
+        if time.monotonic() > self._ended_at + LAST_EVENTS_S:
             raise RunLostError
-        return not is_begun
 
 
 class _Publication:
