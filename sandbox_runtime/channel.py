@@ -71,11 +71,18 @@ class Channel:
     """The link to one guest, which multiplexes operations and connections."""
 
     def __init__(
-        self, guest: Guest, silence_timeout_s: float = SILENCE_TIMEOUT_S, clock: Clock | None = None
+        self,
+        guest: Guest,
+        silence_timeout_s: float = SILENCE_TIMEOUT_S,
+        clock: Clock | None = None,
+        *,
+        max_outage_s: float = 0.0,
     ) -> None:
         self.lost: str | None = None
         """The reason why the guest cannot be used any more; None while it can be used."""
         self.guest = guest
+        self.max_outage_s = max_outage_s
+        """See `Backend.max_outage_s`. The agent's answers may be late by this time."""
         self._silence_timeout_s = silence_timeout_s
         self._received_at = 0.0
         self._silence_timer: asyncio.TimerHandle | None = None
@@ -182,11 +189,12 @@ class Channel:
             self.write(frame(0, PING))
 
     async def ping(self, timeout_s: float) -> None:
-        """Send a PING and wait for the answer. If none comes within `timeout_s`, kill the guest and
-        raise SandboxLostError."""
+        """Send a PING and wait for the answer. If none comes within `timeout_s`, besides an outage
+        of the connection, kill the guest and raise SandboxLostError."""
         self._pong.clear()
         self._reset_streams.ping_sent()
         self.write(frame(0, PING))
+        timeout_s += self.max_outage_s
         try:
             async with asyncio.timeout(timeout_s):
                 await self._pong.wait()

@@ -81,7 +81,7 @@ sandbox's user, not to the owners in the archive."""
 
 async def start_sandbox(backend: Backend, isolation: Isolation) -> "GuestSandbox":
     """Return a new sandbox, ready for its first command. Raises SandboxStartError."""
-    channel = Channel(await backend.start(isolation))
+    channel = Channel(await backend.start(isolation), max_outage_s=backend.max_outage_s)
     await channel.connect(START_TIMEOUT_S)
     return GuestSandbox(channel)
 
@@ -91,6 +91,7 @@ class GuestSandbox:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._report_timeout_s = REPORT_TIMEOUT_S + channel.max_outage_s
         self._ids = itertools.count(1)
         self._jobs: dict[str, _Job] = {}
         self._last_limit_events = LimitEvents()
@@ -186,7 +187,10 @@ class GuestSandbox:
         self._find_job(job_id)
         try:
             request = {"op": "stop", "id": job_id}
-            async with asyncio.timeout(REPORT_TIMEOUT_S), self._operation(request, None) as stream:
+            async with (
+                asyncio.timeout(self._report_timeout_s),
+                self._operation(request, None) as stream,
+            ):
                 if await stream.receive():
                     raise ProtocolError("the agent sent data that was not requested")
         except TimeoutError:
@@ -210,10 +214,10 @@ class GuestSandbox:
         end_of_input: bool,
     ) -> Stream:
         """Send `stdin`, read output until the reading ends (see `protocol`), and return the stream
-        with its report. Kill the guest if it sends too much output, or no report within `reading_s`
-        and REPORT_TIMEOUT_S."""
+        with its report. Kill the guest if it sends too much output, or no report within
+        `reading_s`, REPORT_TIMEOUT_S and the longest outage."""
         clock = asyncio.get_running_loop().time
-        deadline = clock() + reading_s + REPORT_TIMEOUT_S
+        deadline = clock() + reading_s + self._report_timeout_s
         try:
             async with (
                 asyncio.timeout_at(deadline) as timeout,

@@ -34,7 +34,7 @@ import json
 import struct
 from collections.abc import Generator
 
-VERSION = 3
+VERSION = 4
 HEADER = struct.Struct(">IBI")
 CREDIT = struct.Struct(">I")
 

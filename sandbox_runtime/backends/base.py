@@ -103,6 +103,11 @@ class Backend(Protocol):
     def can_resize(self) -> bool:
         """False if the limits of a running sandbox can never be changed."""
 
+    @property
+    def max_outage_s(self) -> float:
+        """Longest outage of the connection to a running sandbox that the sandbox survives, in
+        seconds, because the backend connects to it again; 0 if it ends with its connection."""
+
     async def start(self, isolation: Isolation) -> Guest:
         """Start a guest agent in a new sandbox. Raises SandboxStartError: its subclass
         NoCapacityError if a later start may succeed."""

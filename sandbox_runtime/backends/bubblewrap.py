@@ -104,6 +104,10 @@ class BubblewrapBackend:
     def can_resize(self) -> bool:
         return True
 
+    @property
+    def max_outage_s(self) -> float:
+        return 0.0
+
     async def start(self, isolation: Isolation) -> ProcessGuest:
         message = first_message(self._guest_config(isolation))
         agent = self._agent_descriptor()

@@ -12,9 +12,9 @@ from sandbox_runtime.protocol import ProtocolError
 _MAX_EARLY_BYTES = 1 << 20
 """Maximum number of bytes that are buffered until `listen` is called."""
 _TURN_BYTES = 32 << 10
-"""Maximum number of bytes that the callback gets in one call. Each call may request a pause."""
-_MAX_UNREAD_BYTES = 256 << 10
-"""Maximum number of bytes that `write_control` queues while the peer does not read."""
+"""Maximum of the bytes that the callback gets in one call. Each call may request a pause."""
+MAX_UNREAD_BYTES = 256 << 10
+"""Maximum of the bytes that `write_control` queues while the peer does not read."""
 TAIL_BYTES = 4096
 """Number of bytes at the end of an agent's standard error that are kept for error messages."""
 MAX_STDERR_BYTES = 1 << 20
@@ -109,7 +109,7 @@ class ByteStreamProtocol(asyncio.Protocol):
         """Queue data even if the buffer has no room. If the peer leaves too much of it unread,
         `listen` raises ProtocolError."""
         self._unread_bytes = 0 if self._writable.is_set() else self._unread_bytes + len(data)
-        if self._unread_bytes > _MAX_UNREAD_BYTES:
+        if self._unread_bytes > MAX_UNREAD_BYTES:
             self.fail(ProtocolError("the agent does not read its input"))
         else:
             self.write(data)

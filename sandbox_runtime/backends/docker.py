@@ -108,6 +108,10 @@ class DockerBackend:
     def can_resize(self) -> bool:
         return True
 
+    @property
+    def max_outage_s(self) -> float:
+        return 0.0
+
     async def start(self, isolation: Isolation) -> DockerGuest:
         name = f"sandbox-{self._owner.id}-{uuid.uuid4().hex[:12]}"
         guest = DockerGuest(name, self._engine, self._runtime, self._runsc, self._on_removed)

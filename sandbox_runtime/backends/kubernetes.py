@@ -1,9 +1,10 @@
 """Sandboxes in Pods of a Kubernetes cluster.
 
 Each sandbox is one Pod without a controller, whose main process is the guest agent. The proxy
-attaches to the agent's standard streams through the API server, so no port is opened and no program
-is started with `exec`. If the proxy dies, the agent's standard input closes and the agent ends; the
-Pod's object remains until another proxy sweeps it.
+attaches to its standard streams through the API server, so no port is opened and no program is
+started with `exec`. If the connection is lost, the proxy attaches again and nothing is lost. If the
+proxy dies, the agent ends when its lease is over; the Pod's object remains until another proxy
+sweeps it.
 
 Unlike a local sandbox, a Pod has a network interface. A network policy must deny its traffic, and
 no sandbox is started before it is verified that the cluster enforces the policy.
@@ -12,6 +13,7 @@ no sandbox is started before it is verified that the cluster enforces the policy
 import asyncio
 import itertools
 import logging
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -38,21 +40,30 @@ from sandbox_runtime.backends.kubernetes_errors import (
     start_error,
     start_failure,
 )
-from sandbox_runtime.backends.kubernetes_guest import CAUSE_WAIT_S, KubernetesGuest
+from sandbox_runtime.backends.kubernetes_guest import KubernetesGuest
 from sandbox_runtime.backends.kubernetes_owner import SELECTOR, LeaseOwner
 from sandbox_runtime.backends.kubernetes_pod import OWNER_LABEL, PodSpec, guest_config
 from sandbox_runtime.backends.kubernetes_stream import AttachedStream
 from sandbox_runtime.backends.kubernetes_watch import PodWatch
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest.agent import first_message
+from sandbox_runtime.packets import TOKEN_BYTES
 
 logger = logging.getLogger(__name__)
+
+LEASE_S = 30.0
+LEASE_MARGIN_S = 5.0
+"""Time after the end of a lease in which the agent has ended in any case. Only then is its Pod
+given up, so that no sandbox is replaced while it still runs."""
+CAUSE_WAIT_S = 3.0
+"""Time in which the API server learns why a Pod has ended, when it refuses to attach to it."""
 
 
 class KubernetesBackend:
     """Starts sandboxes as Pods in one namespace of one cluster; see KubernetesApi.
 
-    A Pod must run within `start_timeout_s`, which includes pulling its images.
+    A Pod must run within `start_timeout_s`, which includes pulling its images. An agent ends when
+    this process has not heard it for `lease_s`.
     """
 
     def __init__(
@@ -64,9 +75,11 @@ class KubernetesBackend:
         context: str | None = None,
         allow_unenforced_network_policy: bool = False,
         start_timeout_s: float = 60.0,
+        lease_s: float = LEASE_S,
     ) -> None:
         self._spec = spec
         self._start_timeout_s = start_timeout_s
+        self._lease_s = lease_s
         self._allow_unenforced = allow_unenforced_network_policy
         self._api = KubernetesApi(namespace, kubeconfig=kubeconfig, context=context)
         self._owner = LeaseOwner(self._api)
@@ -94,9 +107,16 @@ class KubernetesBackend:
     def can_resize(self) -> bool:
         return False
 
+    @property
+    def max_outage_s(self) -> float:
+        return self._lease_s + LEASE_MARGIN_S
+
     async def start(self, isolation: Isolation) -> KubernetesGuest:
         name = f"sandbox-{self._owner.id}-{next(self._numbers)}"
-        guest = KubernetesGuest(name, self._api, self._watch, self._own_pods.discard)
+        guest = KubernetesGuest(
+            name, self._api, self._watch, self._own_pods.discard, self.max_outage_s
+        )
+        link_token = secrets.token_bytes(TOKEN_BYTES)
         try:
             await self._begin()
             if not self._allow_unenforced:
@@ -105,9 +125,10 @@ class KubernetesBackend:
             pod = self._spec.sandbox(name, self._owner.id, isolation)
             await run_to_end(self._api.create_pod(pod))
             await self._wait_until_running(name)
-            guest.stream = await self._attach(name)
-            guest.write(first_message(guest_config(isolation)))
-            await guest.drain()
+            stream = await self._attach(name)
+            stream.write(first_message(guest_config(isolation, link_token, self._lease_s)))
+            guest.attached(stream, link_token)
+            await stream.drain()
         except (KubernetesError, OSError) as error:
             await self._discard(guest)
             if isinstance(error, KubernetesError):
@@ -140,6 +161,8 @@ class KubernetesBackend:
             return [Check("kubernetes api", False, str(error))]
         if all(check.ok for check in found):
             found += [await self._check_network(), *isolation_checks(self._spec)]
+            survives = f"sandboxes survive the loss of their connection for {self._lease_s:g} s"
+            found.append(Check("kubernetes connection", True, survives))
         return found
 
     async def aclose(self) -> None:

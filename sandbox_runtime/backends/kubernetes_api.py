@@ -46,9 +46,8 @@ MAX_RESPONSE_BYTES = 64 << 20
 Method = Callable[..., Awaitable[Any]]
 """A method of the library that makes one request."""
 REMOVAL_GRACE_S = 1
-"""Time between SIGTERM and SIGKILL when a Pod is deleted. Usually the agent has ended before,
-because its input has ended. With 0 the API server would forget the Pod before its processes have
-ended."""
+"""Time between SIGTERM and SIGKILL. The agent has mostly ended before, because the host told it to.
+With 0 the API server would forget the Pod before its processes have ended."""
 _UNAUTHORIZED = 401
 
 
@@ -165,6 +164,18 @@ class KubernetesApi:
     async def attach(self, name: str) -> AttachedStream:
         """Attach to the standard streams of a running Pod's sandbox."""
         await self._connect()
+        try:
+            socket = await self._open_attach(name)
+        except KubernetesError as error:
+            if error.status != _UNAUTHORIZED:
+                raise
+            await self._load_credentials(self._configuration)  # they may have expired
+            socket = await self._open_attach(name)
+        stream = AttachedStream()
+        WebSocketTransport(socket, stream)
+        return stream
+
+    async def _open_attach(self, name: str) -> aiohttp.ClientWebSocketResponse:
         attach = client.CoreV1Api(self._sockets).connect_get_namespaced_pod_attach
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
@@ -186,9 +197,8 @@ class KubernetesApi:
             ) from error
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             raise self._no_answer(error) from error
-        stream = AttachedStream()
-        WebSocketTransport(socket, stream)
-        return stream
+        assert isinstance(socket, aiohttp.ClientWebSocketResponse)
+        return socket
 
     # Leases
 

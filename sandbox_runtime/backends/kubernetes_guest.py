@@ -1,4 +1,5 @@
-"""A running Pod: the byte stream of its guest agent, the cause of its end, and its removal."""
+"""A running Pod: the byte stream of its guest agent, the connections that carry it, the cause of
+its end, and its removal."""
 
 import asyncio
 import logging
@@ -8,6 +9,7 @@ from policies.isolation import Isolation
 from sandbox_runtime.backends.base import DataCallback, LimitEvents
 from sandbox_runtime.backends.kubernetes_api import KubernetesApi
 from sandbox_runtime.backends.kubernetes_errors import (
+    Json,
     KubernetesError,
     cause_of_end,
     has_ended,
@@ -15,29 +17,39 @@ from sandbox_runtime.backends.kubernetes_errors import (
 )
 from sandbox_runtime.backends.kubernetes_stream import AttachedStream
 from sandbox_runtime.backends.kubernetes_watch import PodWatch
+from sandbox_runtime.backends.resumable_stream import ResumableStream
 from sandbox_runtime.errors import SandboxStartError
 
 logger = logging.getLogger(__name__)
 
-CAUSE_WAIT_S = 3.0
-"""Maximum time to wait until the API server knows why a Pod has ended. The kubelet reports the
-cause after the attached connection has ended."""
+ATTACH_TIMEOUT_S = 5.0
+"""Maximum time of one attempt to attach again. The API server may wait longer for a node."""
+MIN_RETRY_S, MAX_RETRY_S = 0.1, 2.0
 STOP_WAIT_S = 10.0
 """Maximum time until a deleted Pod has stopped; its node may not answer."""
 
 
 class KubernetesGuest:
-    """One Pod. After its removal has succeeded or failed, `on_end` is called with its name."""
+    """One Pod. After its removal has succeeded or failed, `on_end` is called with its name.
+
+    A Pod that was not heard for `max_outage_s` is given up.
+    """
 
     def __init__(
-        self, name: str, api: KubernetesApi, watch: PodWatch, on_end: Callable[[str], None]
+        self,
+        name: str,
+        api: KubernetesApi,
+        watch: PodWatch,
+        on_end: Callable[[str], None],
+        max_outage_s: float,
     ) -> None:
-        self.stream: AttachedStream | None = None
-        """The standard streams of the agent; None until the Pod runs and is attached."""
+        self._stream: ResumableStream | None = None
+        """Set once the Pod runs and is attached."""
         self._name = name
         self._api = api
         self._watch = watch
         self._on_end = on_end
+        self._max_outage_s = max_outage_s
         self._cause = ""
         self._removal: asyncio.Task[None] | None = None
 
@@ -45,23 +57,25 @@ class KubernetesGuest:
     def id(self) -> str:
         return self._name
 
+    def attached(self, stream: AttachedStream, link_token: bytes) -> None:
+        """Use the first connection to the agent, which has been sent its configuration."""
+        self._stream = ResumableStream(link_token, stream, self._attach_again)
+
     async def listen(self, on_data: DataCallback) -> None:
-        assert self.stream
-        await self.stream.listen(on_data)
-        if self._removal is None:
-            self._cause = await self._find_cause()
+        assert self._stream
+        await self._stream.listen(on_data)
 
     async def drain(self) -> None:
-        assert self.stream
-        await self.stream.drain()
+        assert self._stream
+        await self._stream.drain()
 
     def write(self, data: bytes) -> None:
-        assert self.stream
-        self.stream.write(data)
+        assert self._stream
+        self._stream.write(data)
 
     def write_control(self, data: bytes) -> None:
-        assert self.stream
-        self.stream.write_control(data)
+        assert self._stream
+        self._stream.write_control(data)
 
     async def kill(self) -> None:
         # One task for all callers: each waits until the Pod is removed.
@@ -77,12 +91,12 @@ class KubernetesGuest:
         return None  # the agent inside reads the counters of the container
 
     def diagnostics(self) -> str:
-        printed = self.stream.stderr_tail() if self.stream else ""
+        printed = self._stream.stderr_tail() if self._stream else ""
         return "\n".join(filter(None, (printed, self._cause)))
 
     async def _remove(self) -> None:
-        if self.stream:
-            self.stream.abort()
+        if self._stream:
+            self._stream.end()
         try:
             await self._api.delete_pod(self._name)
             if not await self._watch.wait(self._name, has_stopped, STOP_WAIT_S):
@@ -91,15 +105,34 @@ class KubernetesGuest:
             logger.warning("%s could not be removed, a sweep tries again: %s", self._name, error)
         finally:
             self._on_end(self._name)
-            if self.stream:
-                await self.stream.wait_closed()
+            if self._stream:
+                self._stream.abort()
+                await self._stream.wait_closed()
 
-    async def _find_cause(self) -> str:
-        """Return why the stream has ended, or an empty string if the agent ended by itself."""
-        is_over = await self._watch.wait(
-            self._name, lambda pod: pod is None or has_ended(pod), CAUSE_WAIT_S
-        )
-        if is_over:
-            return cause_of_end(self._watch.pod(self._name))
-        assert self.stream
-        return f"the API server closed the connection {self.stream.status()}".strip()
+    async def _attach_again(self, failures: int) -> AttachedStream | None:
+        """Return another connection after `failures` on which the agent did not answer; None if
+        the Pod has ended or its lease is over."""
+        assert self._stream
+        delay_s = min(MAX_RETRY_S, MIN_RETRY_S * 2 ** (failures - 1)) if failures else 0.0
+        why = "it does not answer"
+        try:
+            async with asyncio.timeout_at(self._stream.heard_at_s + self._max_outage_s):
+                # A Pod that is being removed is known to the watch before it is gone.
+                while not await self._watch.wait(self._name, _is_over, delay_s):
+                    delay_s = min(MAX_RETRY_S, max(MIN_RETRY_S, 2 * delay_s))
+                    try:
+                        async with asyncio.timeout(ATTACH_TIMEOUT_S):
+                            return await self._api.attach(self._name)
+                    except KubernetesError as error:
+                        why = str(error)
+                    except TimeoutError:
+                        why = f"no answer in {ATTACH_TIMEOUT_S:g} s"
+        except TimeoutError:
+            self._cause = f"no connection to its Pod for {self._max_outage_s:g} s: {why}"
+        else:
+            self._cause = cause_of_end(self._watch.pod(self._name))
+        return None
+
+
+def _is_over(pod: Json | None) -> bool:
+    return pod is None or has_ended(pod)

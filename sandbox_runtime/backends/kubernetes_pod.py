@@ -69,8 +69,8 @@ class PodSpec:
         container = {
             "command": ["/bin/sh", "-c", _START, AGENT_PATH],
             "env": _env({"HOME": user.home, "USER": user.name}),
-            # The agent's input ends with the first attach call, and the agent with its input.
-            **dict.fromkeys(("stdin", "stdinOnce"), True),
+            # Not stdinOnce: the agent's input stays open when an attach call ends.
+            "stdin": True,
         }
         pod = self._pod(name, owner, "sandbox", isolation, uid, container)
         if self.agent_image:
@@ -174,9 +174,8 @@ class PodSpec:
         ]
 
 
-def guest_config(isolation: Isolation) -> GuestConfig:
-    """Return the agent's configuration. The agent sets the rlimits, because a Pod has no setting
-    for them."""
+def guest_config(isolation: Isolation, link_token: bytes, lease_s: float) -> GuestConfig:
+    """Return the agent's configuration. The agent sets the rlimits, which a Pod cannot have."""
     limits = dict(rlimits(isolation))
     if isolation.level == "strict":
         # The kernel counts the processes of a host uid, and each sandbox has its own. Root is
@@ -186,6 +185,8 @@ def guest_config(isolation: Isolation) -> GuestConfig:
     return GuestConfig(
         rlimits={f"RLIMIT_{name.upper()}": value for name, value in limits.items()},
         directories=(*config.directories, guest_user(isolation).home),
+        watchdog_s=lease_s,
+        link_token=link_token.hex(),
     )
 
 

@@ -15,15 +15,17 @@ import aiohttp
 
 from sandbox_runtime.backends.base import DataCallback
 from sandbox_runtime.backends.byte_stream import TAIL_BYTES, ByteStreamProtocol, StderrTail
+from sandbox_runtime.packets import MAX_PACKET_BYTES
 from sandbox_runtime.protocol import FrameRate, ProtocolError
 
 logger = logging.getLogger(__name__)
 
 SUBPROTOCOLS = "v5.channel.k8s.io, v4.channel.k8s.io"
 STDIN, STDOUT, STDERR, STATUS = range(4)
-"""The numbers of the channels."""
-MAX_MESSAGE_BYTES = 64 << 10
-"""Maximum number of bytes of standard input in one message."""
+"""The channels."""
+MAX_MESSAGE_BYTES = MAX_PACKET_BYTES
+"""Maximum of the standard input that one message carries. A message has whole packets, so that a
+container runtime writes them to the standard input in one piece."""
 HIGH_WATER_BYTES, LOW_WATER_BYTES = 64 << 10, 16 << 10
 """Writers wait while more than the first number of bytes are unsent, until fewer than the second
 are."""

@@ -51,13 +51,18 @@ class GuestConfig:
     directories: tuple[str, ...] = (WORKING_DIR, INPUT_DIR, OUTPUT_DIR)
     """Directories that the agent creates at start."""
     watchdog_s: float = 30.0
-    """The agent ends if it receives nothing from the host for this long; 0: no limit."""
+    """The agent ends if it receives nothing from the host for this long; 0: no limit. With a link
+    token, the time begins when the agent sent the last packet that the host is known to have
+    received."""
     lifetime_s: float = LIFETIME_S
     """The agent ends this long after its start; 0: no limit."""
     egress_port: int = EGRESS_PORT
     """The port of the egress proxy on the sandbox's loopback; 0: no egress proxy."""
     pressure: Mapping[str, Sequence[str]] = field(default_factory=lambda: _PRESSURE)
     """The files that count limit events; the agent uses the first readable file of each list."""
+    link_token: str | None = None
+    """The token of the link's packets, in hexadecimal digits; None: the link has no packets and
+    ends with the agent's input. See `sandbox_runtime.packets`."""
 
 
 def agent_program(machine: str) -> Path:

@@ -143,6 +143,10 @@ class FakeSandboxBackend:
     def can_resize(self) -> bool:
         return True
 
+    @property
+    def max_outage_s(self) -> float:
+        return 0.0
+
     async def start(self, isolation: Isolation) -> FakeGuest:
         self.on_start()
         self.asked += 1

@@ -88,6 +88,7 @@ struct config config_read(void)
     free(text);
     if (!root || root->kind != JSON_OBJECT)
         die("the configuration is not a JSON object");
+    const struct json *token = json_member(root, "link_token");
     return (struct config){
         .root = root,
         .env = make_env(json_require(root, "env", JSON_OBJECT)),
@@ -95,6 +96,7 @@ struct config config_read(void)
         .watchdog_s = json_number(root, "watchdog_s"),
         .lifetime_s = json_number(root, "lifetime_s"),
         .egress_port = (int)json_count(root, "egress_port"),
+        .link_token = token && token->kind == JSON_TEXT ? token->text : NULL,
     };
 }
 

@@ -10,6 +10,7 @@ struct config {
     const char *working_dir;
     double watchdog_s, lifetime_s; /* 0: none */
     int egress_port;               /* 0: none */
+    const char *link_token;        /* NULL: the link is not resumable */
 };
 
 struct config config_read(void);

@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define PROTOCOL_VERSION 3
+#define PROTOCOL_VERSION 4
 #define FRAME_HEADER_BYTES 9
 #define WINDOW_BYTES (256u << 10)
 #define FIRST_WINDOW_BYTES (16u << 10)

@@ -5,8 +5,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "memory.h"
 #include "loop.h"
+#include "memory.h"
+#include "resume.h"
 
 #define BLOCK_BYTES (4u << 10) /* most operations are no larger: nothing is allocated for them */
 #define READ_BYTES (256u << 10)
@@ -19,6 +20,7 @@ static struct buffer unsent = {.fixed_block = unsent_block, .fixed_capacity = BL
 static struct watch input, output;
 static struct timer watchdog;
 static double timeout;
+static bool is_resumable;
 
 /* The host has closed the link or is silent. */
 static void exit_agent(void *unused)
@@ -33,18 +35,30 @@ static void reset_watchdog(void)
         timer_set(&watchdog, timeout, exit_agent, NULL);
 }
 
-static void receive(void *unused)
+/* Append what the host has sent to `received`. */
+static ssize_t read_input(void)
 {
-    (void)unused;
     static bool has_more; /* the last read filled the block */
+    if (is_resumable)
+        return resume_read(&received);
     size_t max_bytes = has_more || received.length ? READ_BYTES : BLOCK_BYTES;
     ssize_t count = buffer_read(&received, STDIN_FILENO, max_bytes);
     has_more = count >= (ssize_t)BLOCK_BYTES;
+    if (count > 0)
+        reset_watchdog();
+    return count;
+}
+
+static void receive(void *unused)
+{
+    (void)unused;
+    ssize_t count = read_input();
     if (count < 0 && (errno == EAGAIN || errno == EINTR))
         return;
-    if (count <= 0)
+    if (count <= 0 && !is_resumable)
         exit_agent(NULL);
-    reset_watchdog();
+    if (count <= 0)
+        unwatch(&input); /* until the lease ends */
     struct frame frame;
     size_t used = 0;
     enum frame_state state;
@@ -58,10 +72,13 @@ static void receive(void *unused)
     buffer_consume(&received, used);
 }
 
-void link_begin(void (*receiver)(const struct frame *frame), double timeout_s)
+void link_begin(void (*receiver)(const struct frame *frame), double timeout_s, const char *token)
 {
     on_frame = receiver;
-    timeout = timeout_s;
+    timeout = token ? 0 : timeout_s;
+    is_resumable = token != NULL;
+    if (token)
+        resume_begin(token, timeout_s, &unsent);
     for (int fd = STDIN_FILENO; fd <= STDOUT_FILENO; fd++)
         if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) < 0)
             die("the link cannot be used: %s", strerror(errno));
@@ -83,19 +100,26 @@ bool link_is_full(void)
     return unsent.length >= MAX_UNSENT_BYTES;
 }
 
-static void flush(void *unused)
+/* Write the unsent bytes; return true if standard output does not take all of them now. */
+static bool write_unsent(void)
 {
-    (void)unused;
     while (unsent.length) {
         ssize_t count = write(STDOUT_FILENO, buffer_data(&unsent), unsent.length);
         if (count >= 0)
             buffer_consume(&unsent, (size_t)count);
         else if (errno == EAGAIN)
-            break;
+            return true;
         else if (errno != EINTR)
             exit_agent(NULL);
     }
-    watch(&output, STDOUT_FILENO, unsent.length ? POLLOUT : 0, flush, NULL);
+    return false;
+}
+
+static void flush(void *unused)
+{
+    (void)unused;
+    bool is_blocked = is_resumable ? resume_flush() : write_unsent();
+    watch(&output, STDOUT_FILENO, is_blocked ? POLLOUT : 0, flush, NULL);
 }
 
 void link_flush(void)

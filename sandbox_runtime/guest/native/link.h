@@ -1,5 +1,5 @@
 /* The link to the host: frames arrive on standard input and are sent on standard output. The agent
-   ends when the host closes its end. */
+   ends when the host closes its end, unless the link is resumable. */
 #pragma once
 
 #include <stdbool.h>
@@ -9,8 +9,8 @@
 #include "frames.h"
 
 /* Call `receive` with each frame from the host. If `timeout_s` is not 0, the agent ends after that
-   long without data from the host. */
-void link_begin(void (*receive)(const struct frame *frame), double timeout_s);
+   long without data from the host. With a token, the frames travel in packets; see resume.h. */
+void link_begin(void (*receive)(const struct frame *frame), double timeout_s, const char *token);
 void link_send(uint32_t stream, enum frame_type type, const void *payload, size_t length);
 /* Return true if no more data should be queued until the host has read some. */
 bool link_is_full(void);

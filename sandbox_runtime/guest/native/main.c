@@ -1,7 +1,8 @@
 /* The guest agent: serves the host over standard input and output; see protocol.py.
 
    The agent ends, and with it everything in the sandbox, when its input ends or when the host has
-   been silent for too long: a dead host leaves nothing running. */
+   been silent for too long: a dead host leaves nothing running. Only a resumable link may be without
+   a connection for some time. */
 #include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -112,7 +113,7 @@ int main(void)
         egress_begin(config.egress_port);
     if (config.lifetime_s > 0)
         timer_set(&lifetime, config.lifetime_s, on_lifetime_over, NULL);
-    link_begin(receive, config.watchdog_s);
+    link_begin(receive, config.watchdog_s, config.link_token);
     send_hello();
     loop_run(serve_round);
 }

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from sandbox_runtime.backends.byte_stream import (
-    _MAX_UNREAD_BYTES,
     _TURN_BYTES,
     MAX_STDERR_BYTES,
+    MAX_UNREAD_BYTES,
     TAIL_BYTES,
     ByteStreamProtocol,
 )
@@ -133,7 +133,7 @@ async def test_control_data_for_a_peer_that_does_not_read_is_bounded() -> None:
             await listening
         assert sent < MEGABYTE
         waiting = byte_stream._transport.get_write_buffer_size()
-        assert waiting <= _MAX_UNREAD_BYTES + (128 << 10)  # asyncio's own high-water mark
+        assert waiting <= MAX_UNREAD_BYTES + (128 << 10)  # asyncio's own high-water mark
         byte_stream.write_control(bytes(9))
         assert byte_stream._transport.get_write_buffer_size() == waiting
 

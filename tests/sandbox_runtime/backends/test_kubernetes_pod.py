@@ -13,6 +13,7 @@ from sandbox_runtime.backends.kubernetes_pod import (
 )
 from sandbox_runtime.backends.limits import HOST_UIDS
 from sandbox_runtime.guest.agent import LIFETIME_S
+from sandbox_runtime.packets import TOKEN_BYTES
 from tests.kubernetes_models import validate
 
 SPEC = PodSpec("registry.example.com/sandbox:1", "registry.example.com/agent:1", "gvisor")
@@ -22,6 +23,7 @@ BASELINE_CAPABILITIES = {
     *("NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
 }
 """The capabilities that the Pod Security Standard `baseline` permits to add."""
+TOKEN = bytes(TOKEN_BYTES)
 
 
 def containers_of(pod: dict[str, Any]) -> list[dict[str, Any]]:
@@ -119,5 +121,7 @@ def test_strict_sandbox_writes_only_to_volumes_in_its_memory() -> None:
 
 
 def test_agent_limits_the_processes_of_a_strict_sandbox() -> None:
-    assert guest_config(Isolation(level="strict", pids=99)).rlimits["RLIMIT_NPROC"] == 99
-    assert "RLIMIT_NPROC" not in guest_config(Isolation()).rlimits  # root is exempt from it
+    strict = guest_config(Isolation(level="strict", pids=99), TOKEN, 30.0)
+    assert strict.rlimits["RLIMIT_NPROC"] == 99
+    standard = guest_config(Isolation(), TOKEN, 30.0)
+    assert "RLIMIT_NPROC" not in standard.rlimits  # root is exempt from it

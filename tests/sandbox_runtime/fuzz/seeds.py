@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from sandbox_runtime.guest.agent import GuestConfig
+from sandbox_runtime.packets import PACKET_DATA, PACKET_END, Packet, packet_bytes
 from sandbox_runtime.protocol import ACK, DATA, EOF, OPEN, PING, RESET, frame, json_frame
 from tests.sandbox_runtime.fuzz.building import CORPUS
 from tests.sandbox_runtime.guest.agent_process import EXEC
@@ -17,6 +18,8 @@ SEND, SEND_MUCH, SEND_RAW, GRANT, HOST_READS, HOST_READS_ALL = range(6)
 PRINT, PRINT_MUCH, PROGRAM_READS, PROGRAM_ENDS = range(6, 10)
 CALL, CALLER_SENDS, CALLER_READS, HANG_UP = range(10, 14)
 WAIT, MAKE_FILE, FAIL = range(14, 17)
+PACKETS_TOKEN = b"defghijklmnopqrs"
+"""As in native/target_packets.c."""
 _COMMAND = {**EXEC, "id": "a", "command": "true", "shell_state": "snapshot"}
 _LIST = {"op": "list", "path": ".", "max_depth": None, "max_entries": 99, "hashes": True}
 
@@ -37,10 +40,23 @@ def _seeds() -> Mapping[str, Mapping[str, bytes]]:
             "whole": json.dumps(config).encode(),
             "no-directory": json.dumps({**config, "directories": [""]}).encode(),
         },
+        "packets": _packets(),
         "frames": {"three": b"\4" + frames, "too-long": b"\1" + b"\xff" * 9},
         "json": {"request": json.dumps({**_COMMAND, "n": [-1.5e9, True, "\udce9🎉"]}).encode()},
         "report": {"words": 'caf\udce9 \udcff"\\\n數🎉\ud800'.encode("utf-8", "surrogatepass")},
         "capture": {"lines": b"\2\4\1\1" + b"text\n" * 40 + "數🎉".encode() * 9},
+    }
+
+
+def _packets() -> Mapping[str, bytes]:
+    one = packet_bytes(PACKETS_TOKEN, Packet(PACKET_DATA, 1, 0, 0, 5, b"x" * 40))
+    two = packet_bytes(PACKETS_TOKEN, Packet(PACKET_END, 2, 40, 7, 6))
+    raw, repaired = b"\0\6", b"\1\6"
+    return {
+        "two": raw + one + two,
+        "interrupted": raw + one[:60] + two + one[60:] + one,
+        "rest": raw + one[20:] + two,
+        "made-valid": repaired + PACKETS_TOKEN + bytes(range(90)),
     }
 
 

@@ -11,6 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_runtime.guest.agent import GuestConfig, agent_program, first_message
+from sandbox_runtime.packets import (
+    PACKET_DATA,
+    Packet,
+    PacketDecoder,
+    packet_bytes,
+)
 from sandbox_runtime.protocol import (
     ACK,
     CREDIT,
@@ -41,6 +47,7 @@ EXEC = {
     "shell_state": "none",
 }
 Frame = tuple[int, int, bytes]
+TOKEN = bytes(range(100, 116))
 
 
 class AgentProcess:
@@ -96,9 +103,74 @@ class AgentProcess:
         return sum(1 for _ in Path(f"/proc/{self.process.pid}/fd").iterdir())
 
 
+class PacketAgent:
+    """The host's end of a resumable link, on which each packet is sent by hand."""
+
+    def __init__(self, stream: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.clock_ms = 0
+        """The newest that was received."""
+        self._socket = stream
+        self._packets = PacketDecoder(TOKEN, may_begin_inside=False)
+        self._received: list[Packet] = []
+
+    def send_bytes(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def send(self, payload: bytes, offset: int, **fields: int) -> None:
+        """Send a packet of the first connection that acknowledges nothing, but for `fields`."""
+        self.send_bytes(self.packet(payload, offset, **fields))
+
+    def packet(self, payload: bytes, offset: int, **fields: int) -> bytes:
+        packet = Packet(PACKET_DATA, 1, offset, 0, self.clock_ms, payload)
+        return packet_bytes(TOKEN, packet._replace(**fields))
+
+    def receive(self) -> Packet | None:
+        """Return the next packet, or None when the agent has ended."""
+        while not self._received:
+            data = self._socket.recv(1 << 16)
+            if not data:
+                return None
+            self._received += self._packets.feed(data)
+        packet = self._received.pop(0)
+        self.clock_ms = packet.clock_ms
+        return packet
+
+    def receive_bytes(self, length: int) -> bytes:
+        """Return the payloads of the next packets, which must have so many bytes together."""
+        received = b""
+        while len(received) < length:
+            packet = self.receive()
+            assert packet is not None
+            received += packet.payload
+        assert len(received) == length
+        return received
+
+
+@contextmanager
+def packet_agent(directory: Path, **config: Any) -> Iterator[PacketAgent]:
+    """Start an agent with a resumable link. Its first packet, with HELLO, has not been read."""
+    settings = {"link_token": TOKEN.hex(), **config}
+    with _started(directory, settings) as (stream, process):
+        yield PacketAgent(stream, process)
+
+
 @contextmanager
 def agent_process(directory: Path, **config: Any) -> Iterator[AgentProcess]:
     """Start an agent with its working directory in `directory` and wait until it is ready."""
+    with _started(directory, config) as (stream, process):
+        agent = AgentProcess(stream, process)
+        hello = agent.receive()
+        assert hello is not None
+        assert hello[:2] == (0, HELLO)
+        yield agent
+
+
+@contextmanager
+def _started(
+    directory: Path, config: dict[str, Any]
+) -> Iterator[tuple[socket.socket, subprocess.Popen[bytes]]]:
+    """Start an agent and send it its configuration."""
     work = str(directory / "work")
     guest_config = GuestConfig(
         **{"working_dir": work, "directories": (work,), "egress_port": 0, **config},
@@ -109,13 +181,11 @@ def agent_process(directory: Path, **config: Any) -> Iterator[AgentProcess]:
         program = agent_program(platform.machine())
         process = subprocess.Popen([program], stdin=theirs, stdout=theirs)
         theirs.close()
-        agent = AgentProcess(ours, process)
         try:
-            agent.send(first_message(guest_config))
-            hello = agent.receive()
-            assert hello is not None
-            assert hello[:2] == (0, HELLO)
-            yield agent
+            ours.sendall(first_message(guest_config))
+            yield ours, process
         finally:
             ours.close()
+            if config.get("link_token"):  # it outlives its connections
+                process.kill()
             process.wait(PATIENCE_S)

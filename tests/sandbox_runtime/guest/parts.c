@@ -7,6 +7,7 @@
 #include "capture.h"
 #include "frames.h"
 #include "json.h"
+#include "packets.h"
 
 /* Read a case into a block of its exact length, so that a read beyond it is detected. */
 static char *read_block(size_t *length)
@@ -86,6 +87,24 @@ static void show_frames(char *data, size_t length)
     printf("%s", state == FRAME_IS_TOO_LONG ? "too long" : "");
 }
 
+/* A token, then bytes. */
+static void show_packets(char *data, size_t length)
+{
+    struct packet packet;
+    size_t start = TOKEN_BYTES, used;
+    while (packet_parse(data, data + start, length - start, &packet, &used) == PACKET_IS_COMPLETE) {
+        printf("%u %u %llu %llu %llu ", packet.kind, packet.connection,
+               (unsigned long long)packet.offset, (unsigned long long)packet.received,
+               (unsigned long long)packet.clock);
+        print_hex(packet.payload, packet.length);
+        char *copy = malloc(MAX_PACKET_BYTES);
+        size_t written = packet_write(copy, data, &packet);
+        printf("%s,", memcmp(copy, data + start + used - written, written) ? " differs" : "");
+        free(copy);
+        start += used;
+    }
+}
+
 /* The cap as two u32, then pieces of output as blocks. */
 static void show_capture(char *data, size_t length)
 {
@@ -110,7 +129,8 @@ int main(int count, char **arguments)
         const char *name;
         void (*show)(char *data, size_t length);
     } parts[] = {
-        {"json", show_json}, {"native", show_native}, {"frames", show_frames}, {"capture", show_capture}};
+        {"json", show_json}, {"native", show_native}, {"frames", show_frames}, {"packets", show_packets},
+        {"capture", show_capture}};
     size_t length;
     for (size_t n = 0; count == 2 && n < sizeof parts / sizeof *parts; n++) {
         if (strcmp(arguments[1], parts[n].name) != 0)

@@ -27,7 +27,7 @@ def build_agent(directory: Path) -> Path:
 
 def build_parts(directory: Path) -> Path:
     """Build parts.c. Skips the test without gcc."""
-    names = ("capture", "frames", "json", "memory")
+    names = ("capture", "frames", "json", "memory", "packets")
     return _build(directory / "parts", [PARTS, *(SOURCES / f"{name}.c" for name in names)])
 
 

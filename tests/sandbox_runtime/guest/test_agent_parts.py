@@ -4,13 +4,14 @@ import codecs
 import json
 import random
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from sandbox_runtime.packets import Packet, PacketDecoder, packet_bytes
 from sandbox_runtime.protocol import MAX_OPEN_BYTES, Decoder, ProtocolError, frame
 from tests.sandbox_runtime.guest.sanitized import BuiltPart, block, build_parts, part
 
@@ -35,6 +36,26 @@ FRAMES = st.lists(
     max_size=4,
 )
 
+TOKEN = bytes(range(100, 116))
+U64 = st.integers(0, (1 << 64) - 1)
+PACKET = st.builds(
+    Packet,
+    st.integers(0, 255),
+    st.integers(0, (1 << 32) - 1),
+    U64,
+    U64,
+    U64,
+    st.binary(max_size=300),
+)
+PACKETS = st.lists(PACKET, max_size=4)
+PACKET_PIECES = (
+    st.binary(max_size=100),
+    st.builds(
+        lambda packet, start: packet_bytes(TOKEN, packet)[start:], PACKET, st.integers(16, 60)
+    ),
+)
+"""Bytes that are no packet: any, and what follows the token of one."""
+
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -56,6 +77,12 @@ def native(parts: Path) -> Iterator[BuiltPart]:
 @pytest.fixture(scope="module")
 def framing(parts: Path) -> Iterator[BuiltPart]:
     with part(parts, "frames") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def packeting(parts: Path) -> Iterator[BuiltPart]:
+    with part(parts, "packets") as process:
         yield process
 
 
@@ -116,6 +143,53 @@ def test_agent_and_host_parse_the_same_frames(
 def test_host_parses_frames_from_arbitrary_pieces(frames: list[bytes], cuts: list[int]) -> None:
     data = b"".join(frames)
     assert _frames(_pieces(data, cuts)) == _frames([data])
+
+
+# Packets
+
+
+@settings(max_examples=EXAMPLES)
+@given(packets=PACKETS, cuts=st.lists(st.integers(0, 3000)))
+def test_agent_and_host_write_and_parse_the_same_packets(
+    packeting: BuiltPart, packets: list[Packet], cuts: list[int]
+) -> None:
+    data = b"".join(packet_bytes(TOKEN, packet) for packet in packets)
+    assert packeting.shown(TOKEN + data) == _shown(packets)
+    decoder = PacketDecoder(TOKEN, may_begin_inside=False)
+    assert [each for piece in _pieces(data, cuts) for each in decoder.feed(piece)] == packets
+
+
+@settings(max_examples=EXAMPLES)
+@given(packets=PACKETS, start=st.integers(0))
+def test_host_begins_in_the_middle_of_a_packet(packets: list[Packet], start: int) -> None:
+    wholes = [packet_bytes(TOKEN, packet) for packet in packets]
+    data = b"".join(wholes)
+    start %= len(data) + 1
+    begins = list(accumulate(map(len, wholes), initial=0))
+    decoder = PacketDecoder(TOKEN, may_begin_inside=True)
+    expected = [packet for packet, at in zip(packets, begins, strict=False) if at >= start]
+    assert list(decoder.feed(data[start:])) == expected
+
+
+@settings(max_examples=EXAMPLES)
+@given(packets=PACKETS, other=st.one_of(PACKET_PIECES), at=st.integers(0))
+def test_agent_skips_what_interrupts_a_packet_and_the_packet(
+    packeting: BuiltPart, packets: list[Packet], other: bytes, at: int
+) -> None:
+    """Only the packet within which other bytes arrive is lost."""
+    wholes = [packet_bytes(TOKEN, packet) for packet in packets]
+    data = b"".join(wholes)
+    at %= len(data) + 1
+    begins = list(accumulate(map(len, wholes), initial=0))
+    places = zip(packets, begins, begins[1:], strict=False)
+    received = data[:at] + other + data[at:]
+    assume(received.count(TOKEN) <= len(packets))  # else they make a packet of their own
+    intact = [
+        packet
+        for packet, begin, end in places
+        if at <= begin or received[begin:end] == data[begin:end]
+    ]
+    assert packeting.shown(TOKEN + received) == _shown(intact)
 
 
 # What is shown of an output
@@ -193,6 +267,11 @@ def _captured(
     head, tail, *counts = capture.shown(caps + b"".join(map(block, pieces))).split(" ")
     length, lines, shown_lines = map(int, counts)
     return bytes.fromhex(head), bytes.fromhex(tail), length, lines, shown_lines
+
+
+def _shown(packets: list[Packet]) -> str:
+    """Return what the part prints for packets."""
+    return "".join(f"{' '.join(map(str, each[:-1]))} {each.payload.hex()}," for each in packets)
 
 
 def _pieces(data: bytes, cuts: Sequence[int]) -> list[bytes]:

@@ -1,0 +1,93 @@
+"""Packets, which carry the bytes of a link over connections that may be lost, replaced and overlap.
+
+A packet has the number of its first byte in all bytes that its sender has sent, so the receiver
+recognises bytes that it has received already and bytes that are missing. A connection to a guest
+may begin in the middle of a packet, and bytes of an earlier connection may arrive late, even
+between those of the next one. Each packet therefore begins with a random token, which nothing else
+contains, and ends with a trailer that repeats its connection and offset: if other bytes have come
+in between, the trailer is not where it should be.
+
+The agent skips bytes that belong to no packet. The host does so only at the beginning of a
+connection, because nothing can come between the packets of the agent. The agent's side is
+`guest/native/packets.c`.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from sandbox_runtime.protocol import ProtocolError
+
+TOKEN_BYTES = 16
+PACKET_DATA, PACKET_END = 1, 2
+"""The kinds of packets. END, from the host, ends the agent."""
+HEADER = struct.Struct(f">{TOKEN_BYTES}sBIQQQI")
+TRAILER = struct.Struct(">IQ")
+MAX_PACKET_BYTES = 32 * 1024
+"""Container runtimes copy standard input in pieces of this size, each in one write."""
+MAX_PAYLOAD_BYTES = MAX_PACKET_BYTES - HEADER.size - TRAILER.size
+
+
+class Packet(NamedTuple):
+    """One packet."""
+
+    kind: int
+    connection: int
+    """The number of the newest connection that the sender knows, counted from 1."""
+    offset: int
+    """The number of bytes that the sender has sent before the payload."""
+    received: int
+    """The number of bytes that the sender has received."""
+    clock_ms: int
+    """The agent's clock. The host sends back the newest value that it has received, by which the
+    agent knows when it was last heard."""
+    payload: bytes = b""
+
+
+def packet_bytes(token: bytes, packet: Packet) -> bytes:
+    """Return the bytes of a packet."""
+    *numbers, payload = packet
+    header = HEADER.pack(token, *numbers, len(payload))
+    return header + payload + TRAILER.pack(packet.connection, packet.offset)
+
+
+class PacketDecoder:
+    """Splits the agent's bytes into packets. With `may_begin_inside`, they may begin in the middle
+    of a packet, the rest of which is skipped."""
+
+    def __init__(self, token: bytes, *, may_begin_inside: bool) -> None:
+        self._token = token
+        self._buffer = bytearray()
+        self._has_begun = not may_begin_inside
+
+    def feed(self, data: bytes | memoryview) -> Iterator[Packet]:
+        """Yield the packets that `data` completes. Raises ProtocolError for bytes between
+        packets."""
+        self._buffer += data
+        if not self._has_begun:
+            self._skip_to_token()
+        start = 0
+        try:
+            while len(self._buffer) - start >= HEADER.size:
+                token, kind, connection, offset, received, clock_ms, length = HEADER.unpack_from(
+                    self._buffer, start
+                )
+                if token != self._token or length > MAX_PAYLOAD_BYTES:
+                    raise ProtocolError(f"no packet: {self._buffer[start : start + 80]!r}")
+                payload_at = start + HEADER.size
+                trailer_at = payload_at + length
+                if len(self._buffer) < trailer_at + TRAILER.size:
+                    break
+                if TRAILER.unpack_from(self._buffer, trailer_at) != (connection, offset):
+                    raise ProtocolError("a packet with a wrong trailer")
+                payload = bytes(self._buffer[payload_at:trailer_at])
+                start = trailer_at + TRAILER.size
+                yield Packet(kind, connection, offset, received, clock_ms, payload)
+        finally:
+            del self._buffer[:start]
+
+    def _skip_to_token(self) -> None:
+        at = self._buffer.find(self._token)
+        self._has_begun = at >= 0
+        kept_from = at if self._has_begun else max(0, len(self._buffer) - TOKEN_BYTES + 1)
+        del self._buffer[:kept_from]

@@ -1,0 +1,322 @@
+"""A cluster of this process: an API server whose Pods are agents under bubblewrap, and whose attach
+calls can be cut anywhere.
+
+The containers' standard streams behave as with containerd. What attached clients send is written to
+one pipe in pieces, also what an earlier client has sent and what arrives late. What the agent
+prints goes to the clients that are attached at that moment, and to nobody else.
+"""
+
+import asyncio
+import json
+import platform
+import random
+import shutil
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from sandbox_runtime.backends.kubernetes import KubernetesBackend
+from sandbox_runtime.backends.kubernetes_pod import AGENT_PATH, PodSpec
+from sandbox_runtime.guest.agent import agent_program
+
+SUBPROTOCOL = "v4.channel.k8s.io"
+PIECE_BYTES = 32 << 10
+"""The runtime copies standard streams in pieces of this size."""
+NAMESPACE = "sandboxes"
+_ROOT = (
+    *("--unshare-pid", "--unshare-net", "--unshare-uts", "--die-with-parent", "--clearenv"),
+    *("--ro-bind", "/usr", "/usr", "--symlink", "usr/lib", "/lib", "--symlink", "usr/bin", "/bin"),
+    *("--symlink", "usr/lib64", "/lib64", "--proc", "/proc", "--dev", "/dev"),
+    *(part for path in ("/tmp", "/testbed", "/root", "/run") for part in ("--tmpfs", path)),
+)
+
+
+class Cuts:
+    """How many bytes each attach call carries in each direction before its connection is cut, and
+    whether what is on its way then arrives late. By default no call is cut."""
+
+    def next(self) -> tuple[int | None, int | None]:
+        """Return the numbers of bytes to and from the agent; None: no limit."""
+        return None, None
+
+    def is_delayed(self) -> bool:
+        """Return True if the bytes of a message that was cut arrive during the next call."""
+        return False
+
+    def interrupts(self) -> bool:
+        """Return True if late bytes arrive in the middle of a message, as no runtime that copies
+        in large pieces lets them."""
+        return False
+
+
+class RandomCuts(Cuts):
+    """Cuts at random positions, up to `max_bytes` in each direction."""
+
+    def __init__(self, seed: int, max_bytes: int) -> None:
+        self._random = random.Random(seed)
+        self._max_bytes = max_bytes
+        self.count = 0
+
+    def next(self) -> tuple[int | None, int | None]:
+        self.count += 1
+        return self._random.randrange(self._max_bytes), self._random.randrange(self._max_bytes)
+
+    def is_delayed(self) -> bool:
+        return self._random.random() < 0.5
+
+
+class FakePod:
+    """One Pod and its agent."""
+
+    def __init__(self, document: dict[str, Any], process: asyncio.subprocess.Process) -> None:
+        self.document = document
+        self.process = process
+        self.late_pieces: list[bytes] = []
+        self.attached: set[_Attachment] = set()
+        self._write_lock = asyncio.Lock()
+
+    async def write(self, data: bytes) -> None:
+        """Write to the agent's standard input, as one client of several."""
+        stdin = self.process.stdin
+        assert stdin
+        for start in range(0, len(data), PIECE_BYTES):
+            async with self._write_lock:
+                with suppress(ConnectionError):
+                    stdin.write(data[start : start + PIECE_BYTES])
+                    await stdin.drain()
+
+    async def run(self) -> None:
+        """Pass on what the agent prints until it ends."""
+        assert self.process.stdout
+        while printed := await self.process.stdout.read(PIECE_BYTES):
+            for each in list(self.attached):
+                await each.send(printed)
+        await self.process.wait()
+
+
+class _Attachment:
+    """One attach call."""
+
+    def __init__(
+        self,
+        request: web.Request,
+        socket: web.WebSocketResponse,
+        limits: tuple[int | None, int | None],
+    ) -> None:
+        self._request = request
+        self._socket = socket
+        self._to_agent, self._from_agent = limits
+
+    def take(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return what of a message still reaches the agent, and what is cut off."""
+        passed, self._to_agent = _up_to(self._to_agent, data)
+        if len(passed) < len(data):
+            self.cut()
+        return passed, data[len(passed) :]
+
+    async def send(self, data: bytes) -> None:
+        passed, self._from_agent = _up_to(self._from_agent, data)
+        with suppress(ConnectionError):
+            await self._socket.send_bytes(b"\x01" + passed)
+        if len(passed) < len(data):
+            self.cut()
+
+    def cut(self) -> None:
+        """Break the connection without a word."""
+        if self._request.transport:
+            self._request.transport.abort()
+
+
+def _up_to(limit: int | None, data: bytes) -> tuple[bytes, int | None]:
+    if limit is None:
+        return data, None
+    return data[:limit], max(0, limit - len(data))
+
+
+class FakeCluster:
+    """The API server, with the calls that KubernetesBackend makes."""
+
+    def __init__(self) -> None:
+        self.cuts = Cuts()
+        self.refuses_to_attach = False
+        self.loses_events = False
+        """True if nobody is told of the end of a Pod."""
+        self.attach_calls = 0
+        self.pods: dict[str, FakePod] = {}
+        self.url = ""
+        self._events: list[bytes] = []
+        """Each is a line of a watch's response. A resource version is the number of events."""
+        self._has_event = asyncio.Event()
+        self._is_closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def application(self) -> web.Application:
+        core = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        leases = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+        app = web.Application()
+        app.router.add_post(core, self._create)
+        app.router.add_get(core, self._list_or_watch)
+        app.router.add_delete(core + "/{name}", self._delete)
+        app.router.add_get(core + "/{name}/attach", self._attach)
+        for method, path in (("POST", leases), ("PATCH", leases + "/{name}")):
+            app.router.add_route(method, path, self._accept)
+        app.router.add_delete(leases + "/{name}", self._accept)
+        return app
+
+    def cut_all(self) -> None:
+        """Break all connections of attach calls."""
+        for pod in self.pods.values():
+            for each in list(pod.attached):
+                each.cut()
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        self._has_event.set()
+        for pod in self.pods.values():
+            if pod.process.returncode is None:
+                pod.process.kill()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _accept(self, request: web.Request) -> web.Response:
+        return web.json_response({})
+
+    async def _create(self, request: web.Request) -> web.Response:
+        document = await request.json()
+        container = document["spec"]["containers"][0]
+        env = {each["name"]: each["value"] for each in container["env"]}
+        env["PATH"] = "/usr/bin:/bin"
+        process = await asyncio.create_subprocess_exec(
+            "bwrap",
+            *_ROOT,
+            *("--ro-bind", str(agent_program(platform.machine())), AGENT_PATH),
+            *(part for name, value in env.items() for part in ("--setenv", name, value)),
+            *("--", *container["command"]),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        name = document["metadata"]["name"]
+        pod = self.pods[name] = FakePod(document, process)
+        self._set_state(pod, "ADDED", "Running", {"running": {}})
+        running = asyncio.create_task(self._run(pod))
+        self._tasks.add(running)
+        return web.json_response(document, status=201)
+
+    async def _run(self, pod: FakePod) -> None:
+        await pod.run()
+        code = pod.process.returncode
+        # 137: killed, see wait(1)
+        ended = {"terminated": {"exitCode": 137 if code else 0}}
+        if not self.loses_events:
+            self._set_state(pod, "MODIFIED", "Failed" if code else "Succeeded", ended)
+        for each in list(pod.attached):
+            each.cut()
+
+    def _set_state(self, pod: FakePod, event: str, phase: str, state: dict[str, Any]) -> None:
+        pod.document["metadata"]["resourceVersion"] = str(len(self._events) + 1)
+        pod.document["status"] = {"phase": phase, "containerStatuses": [{"state": state}]}
+        line = json.dumps({"type": event, "object": pod.document})
+        self._events.append(line.encode() + b"\n")
+        self._has_event.set()
+
+    async def _list_or_watch(self, request: web.Request) -> web.StreamResponse:
+        if request.query.get("watch") is None:
+            items = [pod.document for pod in self.pods.values()]
+            metadata = {"resourceVersion": str(len(self._events))}
+            return web.json_response({"items": items, "metadata": metadata})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        sent = int(request.query["resourceVersion"])
+        while not self._is_closed:
+            for line in self._events[sent:]:
+                await response.write(line)
+            sent = len(self._events)
+            self._has_event.clear()
+            await self._has_event.wait()
+        return response
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        pod = self.pods.get(request.match_info["name"])
+        if pod is None:
+            return web.json_response({"reason": "NotFound"}, status=404)
+        if pod.process.returncode is None:
+            pod.process.kill()
+        else:
+            self._set_state(pod, "DELETED", "Succeeded", {})
+        return web.json_response({})
+
+    async def _attach(self, request: web.Request) -> web.StreamResponse:
+        self.attach_calls += 1
+        pod = self.pods[request.match_info["name"]]
+        if self.refuses_to_attach or pod.process.returncode is not None:
+            return web.json_response({"message": "refused by the test"}, status=500)
+        socket = web.WebSocketResponse(protocols=[SUBPROTOCOL], max_msg_size=1 << 20)
+        await socket.prepare(request)
+        attachment = _Attachment(request, socket, self.cuts.next())
+        pod.attached.add(attachment)
+        try:
+            async for message in socket:
+                passed, cut_off = attachment.take(message.data[1:])
+                middle = len(passed) // 2 if self.cuts.interrupts() else len(passed)
+                late, pod.late_pieces = pod.late_pieces, []
+                for piece in (passed[:middle], *late, passed[middle:]):
+                    await pod.write(piece)
+                if cut_off and self.cuts.is_delayed():
+                    pod.late_pieces.append(cut_off)
+        finally:
+            pod.attached.discard(attachment)
+        return socket
+
+
+@asynccontextmanager
+async def fake_cluster() -> AsyncIterator[FakeCluster]:
+    """Serve a cluster. Skips the test without bubblewrap."""
+    if not shutil.which("bwrap"):
+        pytest.skip("there is no bubblewrap")
+    cluster = FakeCluster()
+    async with TestServer(cluster.application()) as server:
+        cluster.url = str(server.make_url(""))
+        try:
+            yield cluster
+        finally:
+            cluster.cut_all()
+            await cluster.aclose()
+
+
+@asynccontextmanager
+async def backend_of(
+    cluster: FakeCluster, directory: Path, **settings: Any
+) -> AsyncIterator[KubernetesBackend]:
+    """Yield a backend that starts sandboxes in the cluster."""
+    kubeconfig = directory / "kubeconfig"
+    kubeconfig.write_text(json.dumps(_kubeconfig(cluster.url)), encoding="utf-8")
+    backend = KubernetesBackend(
+        PodSpec("sandbox:1"),
+        namespace=NAMESPACE,
+        kubeconfig=kubeconfig,
+        allow_unenforced_network_policy=True,
+        **settings,
+    )
+    try:
+        yield backend
+    finally:
+        await backend.aclose()
+
+
+def _kubeconfig(url: str) -> dict[str, Any]:
+    def named(**value: Any) -> Iterable[dict[str, Any]]:
+        return [{"name": "test", **value}]
+
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": named(cluster={"server": url}),
+        "users": named(user={"token": "any"}),
+        "contexts": named(context={"cluster": "test", "user": "test"}),
+        "current-context": "test",
+    }

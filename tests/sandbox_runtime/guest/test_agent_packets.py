@@ -1,0 +1,193 @@
+"""The agent's resumable link, packet by packet: what is lost, late, damaged or sent twice."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox_runtime.packets import MAX_PAYLOAD_BYTES, PACKET_END, Packet
+from sandbox_runtime.protocol import (
+    END,
+    HEADER,
+    OPEN,
+    PING,
+    PONG,
+    VERSION,
+    Decoder,
+    frame,
+    json_frame,
+)
+from tests.sandbox_runtime.guest.agent_process import (
+    EXEC,
+    PATIENCE_S,
+    TOKEN,
+    PacketAgent,
+    packet_agent,
+)
+
+PING_FRAME, PONG_FRAME = frame(0, PING), frame(0, PONG)
+COUNT = json_frame(1, OPEN, {**EXEC, "id": "one", "command": "echo ran >> count"})
+SHOW = json_frame(3, OPEN, {**EXEC, "id": "two", "command": "cat count"})
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[PacketAgent]:
+    with packet_agent(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def ready(agent: PacketAgent) -> PacketAgent:
+    """An agent whose HELLO has been received, but not acknowledged."""
+    hello = agent.receive()
+    assert hello is not None
+    assert json.loads(hello.payload[HEADER.size :]) == {"version": VERSION, "agent": "c"}
+    assert hello[:4] == (1, 1, 0, 0)
+    return agent
+
+
+def answer(agent: PacketAgent) -> Packet:
+    packet = agent.receive()
+    assert packet is not None
+    return packet
+
+
+def hello_length(agent: PacketAgent) -> int:
+    return len(answer(agent).payload)
+
+
+def ping(agent: PacketAgent, offset: int, **fields: int) -> Packet:
+    """Send a PING at `offset` and return the packet with the answer."""
+    agent.send(PING_FRAME, offset, **fields)
+    packet = answer(agent)
+    assert packet.payload.endswith(PONG_FRAME)
+    return packet
+
+
+def read_to_end(agent: PacketAgent, stream: int) -> bytes:
+    """Return the output of an operation."""
+    decoder, output = Decoder(1 << 20), b""
+    while (packet := agent.receive()) is not None:
+        for number, kind, payload in decoder.feed(packet.payload):
+            if (number, kind) == (stream, END):
+                return output
+            output += payload if number == stream else b""
+    raise EOFError(f"the agent ended, {agent.process.wait(PATIENCE_S)}")
+
+
+def test_packets_that_arrive_twice_have_their_effect_once(ready: PacketAgent) -> None:
+    ready.send(COUNT, 0)
+    ready.send(COUNT, 0)
+    assert read_to_end(ready, 1) == b""
+    ready.send(COUNT[5:] + SHOW[:20], 5)
+    ready.send(COUNT + SHOW, 0)
+    assert read_to_end(ready, 3) == b"ran\n"
+
+
+def test_bytes_after_a_gap_are_not_used_until_it_is_filled(ready: PacketAgent) -> None:
+    ready.send(PING_FRAME, 9)
+    first = ping(ready, 0)
+    assert (first.payload, first.received) == (PONG_FRAME, 9)
+    second = ping(ready, 9)
+    assert (second.payload, second.received) == (PONG_FRAME, 18)
+
+
+def test_new_connection_gets_again_what_it_has_not_received(agent: PacketAgent) -> None:
+    length = hello_length(agent)
+    resumed = ping(agent, 0, connection=2, received=5)
+    assert (resumed.connection, resumed.offset, resumed.received) == (2, 5, 9)
+    assert len(resumed.payload) == length - 5 + len(PONG_FRAME)
+    resumed = ping(agent, 9, connection=3, received=length)
+    assert (resumed.connection, resumed.offset) == (3, length)
+    assert resumed.payload == PONG_FRAME * 2
+
+
+def test_new_connection_is_answered_even_if_there_is_nothing_to_send(agent: PacketAgent) -> None:
+    length = hello_length(agent)
+    agent.send(b"", 0, connection=2, received=length)
+    packet = answer(agent)
+    assert (packet.connection, packet.offset, packet.payload) == (2, length, b"")
+
+
+def test_late_packet_of_an_earlier_connection_is_no_new_connection(agent: PacketAgent) -> None:
+    length = hello_length(agent)
+    agent.send(b"", 0, connection=3, received=length)
+    assert answer(agent).connection == 3
+    late = ping(agent, 0, connection=2, received=0)
+    assert (late.connection, late.offset, late.payload) == (3, length, PONG_FRAME)
+
+
+@pytest.mark.parametrize(
+    "rubbish", [b"x" * 100_000, TOKEN, TOKEN + b"\xff" * 60, TOKEN[:9] + TOKEN[:3]]
+)
+def test_bytes_between_packets_are_skipped(ready: PacketAgent, rubbish: bytes) -> None:
+    ready.send_bytes(rubbish)
+    ready.send(PING_FRAME, 0)
+    # What looks like the beginning of a packet may swallow the first one that follows.
+    ready.send(PING_FRAME, 0)
+    assert answer(ready).payload == PONG_FRAME
+
+
+@pytest.mark.parametrize("length", [1, 20, 53, 60, 1000])
+def test_interrupted_packet_is_skipped(agent: PacketAgent, length: int) -> None:
+    sent_again = hello_length(agent) + len(PONG_FRAME)
+    agent.send_bytes(agent.packet(PING_FRAME * 200, 0)[:length])
+    agent.send(b"", 0, connection=2, received=0)
+    agent.send(PING_FRAME, 0, connection=2)
+    received = agent.receive_bytes(sent_again)
+    assert received.endswith(PONG_FRAME)
+
+
+def test_packet_with_other_bytes_in_it_is_not_used(ready: PacketAgent) -> None:
+    whole = ready.packet(COUNT, 0)
+    late = ready.packet(SHOW, 0)[30:]
+    ready.send_bytes(whole[:90] + late + whole[90:] + whole)
+    assert read_to_end(ready, 1) == b""
+    ready.send(SHOW, len(COUNT))
+    assert read_to_end(ready, 3) == b"ran\n"
+
+
+def test_packet_may_arrive_in_single_bytes(ready: PacketAgent) -> None:
+    for byte in ready.packet(PING_FRAME, 0):
+        ready.send_bytes(bytes([byte]))
+    assert answer(ready).payload == PONG_FRAME
+
+
+def test_large_request_arrives_in_several_packets(ready: PacketAgent) -> None:
+    command = f"echo {'x' * 100_000} | wc -c"
+    request = json_frame(1, OPEN, {**EXEC, "id": "large", "command": command})
+    for start in range(0, len(request), MAX_PAYLOAD_BYTES):
+        ready.send(request[start : start + MAX_PAYLOAD_BYTES], start)
+    assert read_to_end(ready, 1) == b"100001\n"
+
+
+def test_end_of_a_connection_does_not_end_the_agent_but_a_packet_does(agent: PacketAgent) -> None:
+    agent.send(b"", 0, kind=PACKET_END)
+    assert agent.process.wait(PATIENCE_S) == 0
+
+
+def test_host_that_has_received_more_than_was_sent_breaks_the_protocol(agent: PacketAgent) -> None:
+    length = hello_length(agent)
+    agent.send(b"", 0, received=length + 1)
+    assert agent.process.wait(PATIENCE_S) == 1
+
+
+def test_agent_ends_unless_its_own_packets_are_received(tmp_path: Path) -> None:
+    """Bytes that arrive do not prolong the lease: they may have been on their way for long."""
+    with packet_agent(tmp_path, watchdog_s=0.5) as agent:
+        stale_ms = answer(agent).clock_ms
+        offset = 0
+        while agent.receive() is not None:
+            agent.send(PING_FRAME, offset, clock_ms=stale_ms)
+            offset += len(PING_FRAME)
+        assert agent.process.wait(PATIENCE_S) == 0
+
+
+def test_agent_lives_as_long_as_its_packets_are_received(tmp_path: Path) -> None:
+    with packet_agent(tmp_path, watchdog_s=0.5) as agent:
+        begin_ms = answer(agent).clock_ms
+        offset = 0
+        while agent.clock_ms - begin_ms < 2000:
+            ping(agent, offset)
+            offset += len(PING_FRAME)
