@@ -124,6 +124,7 @@ class SimulatedBackend:
     accepted_attempts: Mapping[str, str] = {}
     capacity = None
     can_resize = False
+    max_outage_s = 0.0
 
     def __init__(self, command_s: float) -> None:
         """`command_s` is the duration of every command, in seconds."""

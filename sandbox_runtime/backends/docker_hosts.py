@@ -177,6 +177,10 @@ class DockerHosts:
         return True
 
     @property
+    def max_outage_s(self) -> float:
+        return 0.0
+
+    @property
     def capacity(self) -> int:
         """Maximum number of sandboxes now: `max_sandboxes` of each usable engine, and those
         sandboxes of lost engines that are not removed yet."""
