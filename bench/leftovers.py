@@ -14,7 +14,7 @@ from sqlalchemy import func, select
 
 from proxy.config import KubernetesConfig
 from proxy.store import postgresql
-from proxy.store.blobs import PART_SUFFIX
+from proxy.store.blobs import GRACE_S, PART_SUFFIX
 from proxy.store.store import Store
 from proxy.store.tables import PROCESSES, RUNS
 from sandbox_runtime.backends.cgroups import find_cgroups
@@ -44,9 +44,14 @@ class Leftovers:
 
     async def find(self) -> Mapping[str, int]:
         """Return the number of leftovers of each kind, once all are 0 or WAIT_S seconds have
-        passed. Meanwhile runs `sandbox-proxy gc` and the store's sweep repeatedly."""
-        database = postgresql.database_url(self.database_url)
-        store = Store(self.homes[0] / "sweep", database_url=database)
+        passed. Meanwhile runs `sandbox-proxy gc` repeatedly, and the sweep that the store makes two
+        hours later: a file of a killed server may still get its record for one hour."""
+        store = Store(
+            self.homes[0],
+            database_url=postgresql.database_url(self.database_url),
+            blobs_url=f"s3://{BUCKET}",
+            now=lambda: time.time() + 2 * GRACE_S,
+        )
         ends_at = time.monotonic() + WAIT_S
         while True:
             await asyncio.gather(*map(_collect_garbage, self.homes))

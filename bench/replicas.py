@@ -40,7 +40,8 @@ from tests.postgresql import find_programs, running_server
 from tests.s3.server import BUCKET, running_s3_server
 
 REPLICAS = 2
-KILL_EVERY_S = 60.0
+LOG = "log"
+MAX_LOG_CHARS = 4000
 MODEL_DELAY_S = (0.5, 2.5)
 """The shortest and the longest duration of a model call, in seconds."""
 FACTOR = 7
@@ -192,6 +193,7 @@ class Replica:
                 self.port,
                 path="/health/ready",
                 env=self.environment,
+                log_file=self.home / LOG,
             ) as server:
                 self.pids.append(server.pid)
                 self.ready.set()
@@ -209,13 +211,15 @@ class Replica:
         self._ends.set()
 
 
-async def _kill_in_turn(replicas: Sequence[Replica], ends_at: float, outcomes: Outcomes) -> None:
-    """Kill the replicas in turn, one every KILL_EVERY_S seconds and only while all are ready, until
+async def _kill_in_turn(
+    replicas: Sequence[Replica], every_s: float, ends_at: float, outcomes: Outcomes
+) -> None:
+    """Kill the replicas in turn, one every `every_s` seconds and only while all are ready, until
     `ends_at` of `time.monotonic`."""
     for replica in itertools.cycle(replicas):
-        if time.monotonic() + KILL_EVERY_S > ends_at:
+        if time.monotonic() + every_s > ends_at:
             return
-        await asyncio.sleep(KILL_EVERY_S)
+        await asyncio.sleep(every_s)
         for each in replicas:
             await each.ready.wait()
         replica.kill()
@@ -259,8 +263,8 @@ async def _measure(given: argparse.Namespace, directory: Path) -> int:
         database = opened.enter_context(running_server(programs))
         s3 = opened.enter_context(running_s3_server())
         model_url = await opened.enter_async_context(_model())
+        os.environ.update(s3.environment)  # the servers', and those of `Leftovers`
         environment = {
-            **s3.environment,
             "LLM_SANDBOX_STORE__DATABASE_URL": database.url,
             "LLM_SANDBOX_STORE__BLOBS_URL": f"s3://{BUCKET}",
         }
@@ -283,7 +287,7 @@ async def _measure(given: argparse.Namespace, directory: Path) -> int:
         async with asyncio.TaskGroup() as clients:
             for _ in range(given.clients):
                 clients.create_task(_work(base_url, numbers, ends_at, outcomes))
-            clients.create_task(_kill_in_turn(replicas, ends_at, outcomes))
+            clients.create_task(_kill_in_turn(replicas, given.kill_every, ends_at, outcomes))
         async with AsyncOpenAI(base_url=base_url, api_key="any", max_retries=MAX_RETRIES) as client:
             for file in [each async for each in client.files.list()]:
                 await client.files.delete(file.id)
@@ -297,6 +301,9 @@ async def _measure(given: argparse.Namespace, directory: Path) -> int:
         cluster = given.kubeconfig if given.sandbox == "kubernetes" else None
         left = await Leftovers(homes, pids, database.url, s3, cluster).find()
     _report(given, outcomes, left)
+    for home in homes:
+        _, traceback, text = (home / LOG).read_text(errors="replace").partition("Traceback")
+        sys.stdout.write((traceback + text)[:MAX_LOG_CHARS])
     return 1 if outcomes.wrong or outcomes.lost or any(left.values()) else 0
 
 
@@ -326,6 +333,7 @@ def main() -> int:
     """Run the measurement, print its report and return the exit code."""
     parser = argparse.ArgumentParser("python -m bench.replicas", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10, help="default: %(default)s")
+    parser.add_argument("--kill-every", type=float, default=60, help="seconds (%(default)s)")
     parser.add_argument("--clients", type=int, default=64, help="default: %(default)s")
     kinds = ("bubblewrap", "docker", "kubernetes")
     parser.add_argument("--sandbox", choices=kinds, default="bubblewrap")

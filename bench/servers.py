@@ -94,10 +94,12 @@ async def run_server(
     path: str,
     env: Mapping[str, str] | None = None,
     timeout_s: float = START_TIMEOUT_S,
+    log_file: Path | None = None,
 ) -> AsyncIterator[BenchServer]:
-    """Run a server and yield it once it answers at `path`. Raise RuntimeError if it does not."""
+    """Run a server and yield it once it answers at `path`. Raise RuntimeError if it does not.
+    Append its output to `log_file`."""
     started = time.perf_counter()
-    with tempfile.TemporaryFile() as log:
+    with log_file.open("a+b") if log_file else tempfile.TemporaryFile() as log:
         async with process(command, stdout=log, stderr=log, env=env) as child:
             while not await is_answering(port, path):
                 took_s = time.perf_counter() - started

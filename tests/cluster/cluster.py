@@ -79,6 +79,7 @@ class Cluster:
         self.name = name
         self._installation = find_installation()
         self._folder = STATE / name
+        self._deleted_folder = STATE / f"{name}.deleted"
         self._cgroup = f"{PREFIX}{name}"
         self._credentials = Credentials(self._folder / "credentials")
 
@@ -117,8 +118,12 @@ class Cluster:
             kill_all(space)
         delete_network(self.name)
         delete_cgroup(self._cgroup)
+        # Renamed first: an interrupted `down` must not leave half a disk to the next `up`.
+        if self._deleted_folder.exists():
+            shutil.rmtree(self._deleted_folder)
         if self._folder.exists():
-            shutil.rmtree(self._folder)
+            self._folder.rename(self._deleted_folder)
+            shutil.rmtree(self._deleted_folder)
 
     def remains(self) -> list[str]:
         """Return what exists of the cluster: its link, namespaces, cgroups and folder."""
@@ -127,7 +132,7 @@ class Cluster:
             *([link] if link else []),
             *namespaces_of(self.name),
             *map(str, existing_cgroups(self._cgroup)),
-            *([str(self._folder)] if self._folder.exists() else []),
+            *(str(each) for each in (self._folder, self._deleted_folder) if each.exists()),
         ]
 
     @property

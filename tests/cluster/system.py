@@ -3,7 +3,7 @@ balancer, with sandboxes in Pods; a client of OpenAI's SDK; and what they may le
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,8 @@ LONG_AGO = "2021-01-01T00:00:00.000000Z"
 MAX_RETRIES = 20
 TIMEOUT_S = 180
 """Time limit of a test's wait, far beyond every lease."""
+START_TIMEOUT_S = 150.0
+"""A server starts two Pods for the network check, then one, and each may take 60 s."""
 GONE_TIMEOUT_S = 90
 Script = Callable[["System", dict[str, Any]], Item]
 """Chooses the model's reply to a request's body."""
@@ -90,11 +92,12 @@ class System:
         (pod,) = (pod for pod in pods if "deletionTimestamp" not in pod["metadata"])
         return str(pod["spec"]["nodeName"])
 
-    def accepted_sandboxes(self) -> list[str]:
-        """Return the sandboxes of the outputs in the last request to the model: those whose results
+    def accepted_sandboxes(self, key: str) -> list[str]:
+        """Return the sandboxes of the outputs in the last model call of a run: those whose results
         were accepted."""
-        contents = [str(m["content"]) for m in self.backend.requests[-1].body["messages"]]
-        lines = [line for content in contents for line in content.splitlines()]
+        calls = [request.body["messages"] for request in self.backend.requests]
+        last = [messages for messages in calls if _question(messages) == key][-1]
+        lines = [line for message in last for line in str(message["content"]).splitlines()]
         return [line.split()[-1] for line in lines if line.startswith("ran in ")]
 
     def require_ordinary_refusals(self) -> None:
@@ -105,6 +108,11 @@ class System:
                 assert int(response.headers["retry-after"]) > 0, response.text
 
 
+def _question(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of the first message of a user."""
+    return next(str(message["content"]) for message in messages if message["role"] == "user")
+
+
 def command_until_it_succeeds(then: str) -> Script:
     """Return a script that runs one command, and answers when its output is there. If the command
     was begun before, in a sandbox that was lost, it runs without `then`."""
@@ -112,7 +120,7 @@ def command_until_it_succeeds(then: str) -> Script:
     def choose(system: System, body: dict[str, Any]) -> Item:
         if any("ran in " in str(m["content"]) for m in body["messages"] if m["role"] == "tool"):
             return text_reply(ANSWER)
-        name = next(m["content"] for m in body["messages"] if m["role"] == "user")
+        name = _question(body["messages"])
         command = system.counter.command(name, "true" if system.counter.sandboxes(name) else then)
         return tool_reply(call("execute_bash", command=command))
 
@@ -199,7 +207,14 @@ async def _start(
     settings: Mapping[str, Any],
     variables: Mapping[str, str],
 ) -> None:
-    server = serving(home, "kubernetes", backend.base_url, settings, **variables)
+    server = serving(
+        home,
+        "kubernetes",
+        backend.base_url,
+        settings,
+        start_timeout_s=START_TIMEOUT_S,
+        **variables,
+    )
     replicas.append(await opened.enter_async_context(server))
 
 

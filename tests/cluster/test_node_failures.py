@@ -41,7 +41,7 @@ def require_one_accepted_sandbox(system: System, command: str) -> None:
     of the last one was accepted."""
     sandboxes = system.counter.sandboxes(command)
     assert len(sandboxes) <= 2
-    assert system.accepted_sandboxes() == sandboxes[-1:]
+    assert system.accepted_sandboxes(command) == sandboxes[-1:]
 
 
 async def test_node_is_cut_off_for_less_than_the_lease(servers: Servers, tmp_path: Path) -> None:

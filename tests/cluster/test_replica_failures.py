@@ -54,7 +54,7 @@ async def test_replica_is_killed_in_the_midst_of_a_command(
             system.kill(system.replicas[0])
             assert await answer == ANSWER
         first, second = system.counter.sandboxes("command")
-        assert system.accepted_sandboxes() == [second]
+        assert system.accepted_sandboxes("command") == [second]
         assert first != second
 
 
@@ -74,7 +74,7 @@ async def test_replica_is_killed_in_the_midst_of_a_model_call(
             await system.backend.arrived(2)
             system.kill(system.replicas[0])
             assert await answer == ANSWER
-        assert system.accepted_sandboxes() == system.counter.sandboxes("call")[-1:]
+        assert system.accepted_sandboxes("call") == system.counter.sandboxes("call")[-1:]
 
 
 async def test_replica_is_killed_in_the_midst_of_an_upload(

@@ -18,6 +18,7 @@ from tests.fakes.server import Kind
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
 
 ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 30.0
 ADDRESS = re.compile(r"http://[\w.:\[\]]+:\d+")
 
 
@@ -70,6 +71,7 @@ async def serving(
     backend_url: str,
     more: Mapping[str, Any] | None = None,
     port: int = 0,
+    start_timeout_s: float = START_TIMEOUT_S,
     **variables: str,
 ) -> AsyncIterator[Server]:
     """Run `serve` on a port, or on a free port; `more` is merged into its config.yaml.
@@ -87,7 +89,7 @@ async def serving(
         env=environment(home, **variables),
     )
     try:
-        yield Server(process, *await _start(process))
+        yield Server(process, *await _start(process, start_timeout_s))
     finally:
         if process.returncode is None:
             process.kill()
@@ -96,11 +98,11 @@ async def serving(
             await process.aclose()
 
 
-async def _start(process: Process) -> tuple[str, str]:
+async def _start(process: Process, timeout_s: float) -> tuple[str, str]:
     """Return the URL that the server logs when it is ready, and its log up to there."""
     assert process.stderr is not None
     output = ""
-    with anyio.fail_after(30):
+    with anyio.fail_after(timeout_s):
         async for text in TextReceiveStream(process.stderr):
             output += text
             if found := re.search(rf"serving at ({ADDRESS.pattern})\b.*\n", output):
