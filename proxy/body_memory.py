@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from proxy.errors import BodyTooLargeError, BusyError
+from proxy.available_memory import AvailableMemory
+from proxy.errors import BodyTooLargeError, BusyError, KeyBusyError
 
 DEFAULT_BODY_MEMORY_MIB = 3072
 COPIES_PER_BODY = 3
@@ -18,10 +19,15 @@ class BodyMemory:
     owner."""
 
     def __init__(
-        self, max_bytes: int = DEFAULT_BODY_MEMORY_MIB << 20, max_bytes_per_owner: int | None = None
+        self,
+        max_bytes: int = DEFAULT_BODY_MEMORY_MIB << 20,
+        max_bytes_per_owner: int | None = None,
+        available: AvailableMemory | None = None,
     ) -> None:
-        """`max_bytes_per_owner` is the maximum for the requests of one owner; None: `max_bytes`."""
+        """`max_bytes_per_owner` is the maximum for the requests of one owner; None: `max_bytes`.
+        `available` refuses bytes when little memory is available; None: it is not asked."""
         self._max_bytes = max_bytes
+        self._available = available
         self.max_bytes_per_owner = max_bytes if max_bytes_per_owner is None else max_bytes_per_owner
         self._bytes_by_owner: dict[str, int] = {}
         self.held_bytes = 0
@@ -31,15 +37,17 @@ class BodyMemory:
         lock, bodies that arrive at the same time would be decoded without a pause between them."""
 
     def take(self, owner: str, count: int) -> None:
-        """Reserve bytes. Raises BusyError if too few bytes are left, in total or in the owner's
-        share."""
+        """Reserve bytes. Raises BusyError if too few bytes are left or too little memory is
+        available, and KeyBusyError if too few bytes of the owner's share are left."""
         owner_bytes = self._bytes_by_owner.get(owner, 0) + count
-        if owner_bytes > self.max_bytes_per_owner:
-            raise BusyError(
-                "Too many of your large requests are being answered. Send it again later."
-            )
         if self.held_bytes + count > self._max_bytes:
             raise BusyError("Too many large requests are being answered. Send it again later.")
+        if owner_bytes > self.max_bytes_per_owner:
+            raise KeyBusyError(
+                "Too many of your large requests are being answered. Send it again later."
+            )
+        if self._available:
+            self._available.require(count)
         self.held_bytes += count
         self._bytes_by_owner[owner] = owner_bytes
 
@@ -62,7 +70,7 @@ class BodyReservation:
         self._bytes = 0
 
     def take(self, count: int) -> None:
-        """Reserve more bytes. Raises BusyError if too few bytes are left at present, and
+        """Reserve more bytes. Raises BusyError if too few bytes are left now, and
         BodyTooLargeError if the request alone exceeds an owner's share."""
         if self._bytes + count > self._memory.max_bytes_per_owner:
             raise BodyTooLargeError(

@@ -20,6 +20,7 @@ from proxy.agent.context_windows import ContextWindows
 from proxy.agent.model import Model
 from proxy.api.dependencies import Services
 from proxy.audit.audit import AuditLogs
+from proxy.available_memory import AvailableMemory
 from proxy.body_memory import COPIES_PER_BODY, BodyMemory
 from proxy.config import (
     BackendConfig,
@@ -307,6 +308,9 @@ def build_services(
     gateways = _egress_gateways(profiles, forbidden)
     pool = Pool(backend, config.sandbox.pool, [profiles.default.isolation], gateways=gateways)
     metrics = _metrics(config, pool)
+    reserve_mib = config.server.memory_reserve_mib
+    available_memory = AvailableMemory(None if reserve_mib is None else reserve_mib << 20)
+    metrics.register_memory(available_memory)
     if isinstance(backend, DockerHosts):
         metrics.register_host_stats(backend.stats)
     store = build_store(config)
@@ -330,7 +334,8 @@ def build_services(
         workspaces=workspaces,
         files=FileStore(store, limits=config.artifacts),
         file_limits=config.files,
-        body_memory=_body_memory(config, inputs, keyring),
+        body_memory=_body_memory(config, inputs, keyring, available_memory),
+        available_memory=available_memory,
         inputs=inputs,
         profiles=profiles,
         prices=Prices(config.backend.prices),
@@ -354,13 +359,16 @@ def _metrics(config: Config, pool: Pool) -> Metrics:
     return metrics
 
 
-def _body_memory(config: Config, inputs: Inputs, keyring: Keyring) -> BodyMemory:
+def _body_memory(
+    config: Config, inputs: Inputs, keyring: Keyring, available: AvailableMemory
+) -> BodyMemory:
     """Return the memory for request bodies. The memory has room for at least one body of the
     maximum size. With several keys, each key may use half of the memory, but at least the size of
     one such body."""
     largest = COPIES_PER_BODY * inputs.max_body_bytes
     most = max(config.server.request_bodies_mib << 20, largest)
-    return BodyMemory(most, max(most // 2, largest) if keyring.has_many_keys else None)
+    share = max(most // 2, largest) if keyring.has_many_keys else None
+    return BodyMemory(most, share, available)
 
 
 def _workspaces(config: Config, isolation: Isolation, pool: Pool, store: Store) -> Workspaces:

@@ -107,6 +107,10 @@ class ServerConfig(_Section):
     of the maximum size is raised to that need. A body counts three times: as received, as decoded
     (up to four bytes a character if a string is not ASCII), and as sent to the backend. If there
     are several keys, each key may use half of the memory."""
+    memory_reserve_mib: int | None = Field(default=None, ge=0)
+    """Memory that must stay available, in MiB: of the machine, and of the cgroups with a limit in
+    which the server runs. With less, requests for a run, and requests with a body above 64 KiB, get
+    503. null: a twentieth of each limit, at most 512 MiB. 0: nothing is refused."""
     nonstream_keep_alive_s: float | None = Field(default=None, gt=0)
     """Seconds of silence after which the server sends blanks before a JSON response. The status is
     then 200, and an error is in the body. null: never."""

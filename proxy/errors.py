@@ -19,6 +19,7 @@ ProxyError(status, type, code)
 ├ RunElsewhereError        409        the process of the run cannot be reached from here
 ├ RunLostError             503        the run's server stopped before its result; Retry-After
 ├ BusyError                503        other requests take all of a shared resource; Retry-After
+│ └ KeyBusyError           429        other requests of the key take its share of it; Retry-After
 ├ PausedError              503        the operator has paused the start of runs; Retry-After
 ├ ServerStopsError         503        the server stops before it has an answer; Retry-After
 ├ TooManyConnectionsError  503        the connection limit is reached; Retry-After
@@ -146,6 +147,14 @@ class BusyError(ProxyError):
             code="server_busy",
             headers={ResponseHeader.RETRY_AFTER: str(BUSY_RETRY_AFTER_S)},
         )
+
+
+class KeyBusyError(BusyError):
+    """Other requests of the same key take the key's share of a resource, such as memory."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.status, self.type, self.code = 429, "requests", "rate_limit_exceeded"
 
 
 class QuotaError(ProxyError):

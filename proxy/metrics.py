@@ -30,6 +30,7 @@ from proxy.agent.events import (
 from proxy.agent.model import Completion
 from proxy.agent.result import Result, RunStats
 from proxy.agent.task import AgentTask
+from proxy.available_memory import AvailableMemory, resident_bytes
 from sandbox_runtime.backends.docker_hosts import HostStats
 from sandbox_runtime.pool.pool import Pool, PoolStats
 from sandbox_runtime.tools import make_tools
@@ -160,6 +161,10 @@ class Metrics(Collector):
     def _on_acquired(self, queued_s: float, acquired_s: float) -> None:
         self.durations.queue_wait.observe(queued_s)
         self.durations.acquire.observe(acquired_s)
+
+    def register_memory(self, available: AvailableMemory) -> None:
+        """Read the available memory and the number of requests that were refused."""
+        self._readings.available_memory = available
 
     def register_host_stats(self, get_stats: Callable[[], Sequence[HostStats]]) -> None:
         """Read the state of several Docker engines by calling `get_stats`."""
@@ -355,6 +360,7 @@ class _Readings(Collector):
         self.pool_stats: Callable[[], PoolStats] | None = None
         self.audit_failures: Callable[[], int] | None = None
         self.host_stats: Callable[[], Sequence[HostStats]] | None = None
+        self.available_memory: AvailableMemory | None = None
 
     def collect(self) -> Iterator[Metric]:
         failures = self.audit_failures() if self.audit_failures else 0
@@ -365,8 +371,28 @@ class _Readings(Collector):
         )
         if self.pool_stats:
             yield from _pool_metrics(self.pool_stats())
+        if self.available_memory:
+            yield from _memory_metrics(self.available_memory)
         if self.host_stats:
             yield from _host_metrics(self.host_stats())
+
+
+def _memory_metrics(available: AvailableMemory) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        f"{NAMESPACE}_memory_available_bytes",
+        "Memory that the machine, or the server's cgroup if that has less, has available.",
+        available.available_bytes,
+    )
+    yield GaugeMetricFamily(
+        f"{NAMESPACE}_memory_resident_bytes",
+        "Resident memory of the server, sandboxes not included.",
+        resident_bytes(),
+    )
+    yield CounterMetricFamily(
+        f"{NAMESPACE}_memory_refused",
+        "Requests refused because less than server.memory_reserve_mib would be available.",
+        available.refused_count,
+    )
 
 
 def _host_metrics(stats: Sequence[HostStats]) -> Iterator[Metric]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from proxy.available_memory import AvailableMemory
 from proxy.config import Config, setting_paths
 from proxy.metrics import END_REASONS, Metrics
 from sandbox_runtime.pool.pool import PoolStats
@@ -48,6 +49,7 @@ def metric_names() -> set[str]:
     metrics = Metrics()
     metrics.register_pool_stats(lambda: PoolStats(*[0] * len(fields(PoolStats))))
     metrics.register_host_stats(list)
+    metrics.register_memory(AvailableMemory())
     families = metrics.collect()
     return {f"{family.name}{end}" for family in families for end in SUFFIXES[family.type]}
 

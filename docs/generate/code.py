@@ -16,6 +16,7 @@ from proxy import errors
 from proxy.__main__ import _parser as command_parser
 from proxy.api.description import describe
 from proxy.app import _routes as all_routes
+from proxy.available_memory import AvailableMemory
 from proxy.config import parse
 from proxy.metrics import Metrics
 from proxy.profiles import build_profiles, profile_table
@@ -127,6 +128,7 @@ def metrics() -> str:
     ]
     shown = Metrics()
     shown.register_pool_stats(lambda: PoolStats(*[0] * len(fields(PoolStats))))
+    shown.register_memory(AvailableMemory())
     shown.register_host_stats(lambda: [HostStats("", True, 0)])
     labels_of = _label_names(shown)
     for family in shown.collect():

@@ -33,6 +33,7 @@ from policies.profile import Profile
 from policies.sessions import FileLimits
 from policies.steps import NarrationSetting, StepsSetting
 from proxy.agent.model import Credentials, Model
+from proxy.available_memory import AvailableMemory
 from proxy.body_memory import BodyMemory, BodyReservation, size_of_copies
 from proxy.errors import (
     BadRequestError,
@@ -99,6 +100,8 @@ class Services:
     """The verdicts on the tool support of the models."""
     body_memory: BodyMemory = field(default_factory=BodyMemory)
     """Memory budget for the bodies of all requests."""
+    available_memory: AvailableMemory = field(default_factory=partial(AvailableMemory, 0))
+    """Refuses runs when little memory is available."""
     inputs: Inputs = field(default_factory=Inputs)
     profiles: Profiles = field(default_factory=partial(Profiles.only, Profile()))
     """Policies and prompts by profile name."""

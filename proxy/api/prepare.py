@@ -115,7 +115,7 @@ async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | N
     if the request is a retry, else to a new run. The caller must unsubscribe it. The StatusHold
     delays the status line of a stream; it is None for JSON and for a background run.
 
-    Raises IdempotencyError, PausedError, and the errors of `prepare_request`.
+    Raises IdempotencyError, PausedError, BusyError, and the errors of `prepare_request`.
     """
     identity = await identify(request)
     services, options = request.model_request.services, request.options
@@ -135,6 +135,7 @@ async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | N
         if subscriber := await runs.join(identity):
             return subscriber, hold
         runs.require_no_pause()
+        services.available_memory.require()
         try:
             task = await prepare_request(request, uuid.uuid4().hex, deadline_s, hold)
         except ProxyError as error:

@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -72,9 +72,11 @@ async def serving(
     more: Mapping[str, Any] | None = None,
     port: int = 0,
     start_timeout_s: float = START_TIMEOUT_S,
+    prefix: Sequence[str] = (),
     **variables: str,
 ) -> AsyncIterator[Server]:
-    """Run `serve` on a port, or on a free port; `more` is merged into its config.yaml.
+    """Run `serve` on a port, or on a free port; `more` is merged into its config.yaml. `prefix` is
+    a command that executes the command after it.
 
     Tools are offered without a probe, so the backend receives only what clients cause, unless
     `more` changes `tool_support`.
@@ -84,7 +86,7 @@ async def serving(
     config = write_config(home, tree)
     where = ("--port", str(port), "--sandbox", kind, "--backend-url", backend_url)
     process = await anyio.open_process(
-        [sys.executable, "-m", "proxy", "serve", "--config", config, *where],
+        [*prefix, sys.executable, "-m", "proxy", "serve", "--config", config, *where],
         cwd=home,
         env=environment(home, **variables),
     )

@@ -1,0 +1,156 @@
+"""The memory that is still available to this process, and the refusal of work when it is little."""
+
+import logging
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxy.errors import BusyError
+
+log = logging.getLogger(__name__)
+
+READ_EVERY_S = 0.2
+"""Seconds for which a reading is used. A reading takes about 0.25 ms."""
+LOG_EVERY_S = 60.0
+MAX_RESERVE_BYTES = 512 << 20
+RESERVE_SHARE = 20
+"""The default reserve is this part of a limit: a twentieth."""
+_UNLIMITED_BYTES = 1 << 60
+"""Version 1 of cgroups reports about 2**63 bytes for a cgroup without a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """A limit on this process's memory, which other processes may share."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+class AvailableMemory:
+    """Refuses work when little memory is available.
+
+    The limits are the machine's memory and those of this process's cgroup and the cgroups above
+    it. File caches count as available. `reserve_bytes` of each must stay available; None: a
+    twentieth of each, at most MAX_RESERVE_BYTES; 0: nothing is refused.
+    """
+
+    def __init__(self, reserve_bytes: int | None = None) -> None:
+        self._reserve_bytes = reserve_bytes
+        self._cgroups = list(_own_cgroups())
+        self._expires_at = 0.0
+        self._limits: list[MemoryLimit] = []
+        self._logged_at = -LOG_EVERY_S
+        self.refused_count = 0
+        """Requests that were refused."""
+
+    def require(self, byte_count: int = 0) -> None:
+        """Raise BusyError unless the reserve stays available after `byte_count` bytes are used."""
+        if self._reserve_bytes == 0:
+            return
+        limits = self._read()
+        if all(limit.available_bytes - byte_count >= self._reserve(limit) for limit in limits):
+            return
+        self.refused_count += 1
+        now_s = time.monotonic()
+        if now_s - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = now_s
+            log.warning(
+                "requests are refused, because only %d MiB of memory are available",
+                self.available_bytes >> 20,
+            )
+        raise BusyError("The server has too little memory for this request. Send it again later.")
+
+    @property
+    def available_bytes(self) -> int:
+        """The memory that is available within the narrowest limit."""
+        return min((limit.available_bytes for limit in self._read()), default=0)
+
+    def _reserve(self, limit: MemoryLimit) -> int:
+        if self._reserve_bytes is not None:
+            return self._reserve_bytes
+        return min(limit.total_bytes // RESERVE_SHARE, MAX_RESERVE_BYTES)
+
+    def _read(self) -> list[MemoryLimit]:
+        now_s = time.monotonic()
+        if now_s >= self._expires_at:
+            self._expires_at = now_s + READ_EVERY_S
+            found = (_machine_limit(), *(cgroup.limit() for cgroup in self._cgroups))
+            self._limits = [limit for limit in found if limit]
+        return self._limits
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process."""
+    fields = dict(_fields(_read_text(Path("/proc/self/status"))))
+    return fields.get("VmRSS:", 0) << 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Cgroup:
+    """A cgroup of the memory controller."""
+
+    directory: Path
+    version: int
+
+    def limit(self) -> MemoryLimit | None:
+        """Return the cgroup's limit, or None if it has none or cannot be read."""
+        names = (
+            ("memory.max", "memory.current")
+            if self.version == 2
+            else (
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+            )
+        )
+        total, used = (_read_text(self.directory / name).strip() for name in names)
+        if not (total.isdecimal() and used.isdecimal()) or int(total) >= _UNLIMITED_BYTES:
+            return None
+        counts = dict(_fields(_read_text(self.directory / "memory.stat")))
+        prefix = "" if self.version == 2 else "total_"
+        caches = sum(counts.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
+        return MemoryLimit(int(total), int(total) - int(used) + caches)
+
+
+def _machine_limit() -> MemoryLimit | None:
+    fields = dict(_fields(_read_text(Path("/proc/meminfo"))))
+    if "MemAvailable:" not in fields:
+        return None
+    return MemoryLimit(fields["MemTotal:"] << 10, fields["MemAvailable:"] << 10)
+
+
+def _own_cgroups() -> Iterator[_Cgroup]:
+    """Yield this process's cgroup of the memory controller, and those above it that it can see."""
+    paths = _read_text(Path("/proc/self/cgroup"))
+    for line in _read_text(Path("/proc/self/mountinfo")).splitlines():
+        front, _, back = line.partition(" - ")
+        root, mount_point = front.split()[3:5]
+        kind, _, options = back.split(maxsplit=2)
+        if kind == "cgroup2":
+            pattern, version = r"^0::(/.*)$", 2
+        elif kind == "cgroup" and "memory" in options.split(","):
+            pattern, version = r"^\d+:(?:[^:]*,)?memory(?:,[^:]*)?:(/.*)$", 1
+        else:
+            continue
+        if found := re.search(pattern, paths, re.MULTILINE):
+            below = Path(found[1].removeprefix(root).strip("/"))
+            parts = () if ".." in below.parts else below.parts
+            for depth in range(len(parts), -1, -1):
+                yield _Cgroup(Path(mount_point).joinpath(*parts[:depth]), version)
+
+
+def _fields(text: str) -> Iterator[tuple[str, int]]:
+    """Yield the name and the number of each line of a file of `/proc` or of a cgroup."""
+    for line in text.splitlines():
+        name, *values = line.split()
+        if values and values[0].isdecimal():
+            yield name, int(values[0])
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:  # there is no such cgroup in this process's view
+        return ""
