@@ -2,6 +2,7 @@
 machine's memory."""
 
 import asyncio
+import gc
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +11,9 @@ from proxy.available_memory import AvailableMemory
 from proxy.errors import BodyTooLargeError, BusyError, KeyBusyError
 
 DEFAULT_BODY_MEMORY_MIB = 3072
+COLLECTED_BYTES = 256 << 20
+"""Number of released bytes after which garbage is collected before more bytes are reserved. The
+objects of an ended run refer to each other, so that their memory is not free before."""
 COPIES_PER_BODY = 3
 """Number of copies of an ASCII body in memory: received, decoded, and encoded for the backend."""
 
@@ -32,6 +36,7 @@ class BodyMemory:
         self._bytes_by_owner: dict[str, int] = {}
         self.held_bytes = 0
         """The reserved bytes of all owners."""
+        self._uncollected_bytes = 0
         self.decoding = asyncio.Lock()
         """A lock, held while a large body is decoded, which blocks the event loop. Without the
         lock, bodies that arrive at the same time would be decoded without a pause between them."""
@@ -39,6 +44,9 @@ class BodyMemory:
     def take(self, owner: str, count: int) -> None:
         """Reserve bytes. Raises BusyError if too few bytes are left or too little memory is
         available, and KeyBusyError if too few bytes of the owner's share are left."""
+        if self._uncollected_bytes >= COLLECTED_BYTES:
+            self._uncollected_bytes = 0
+            gc.collect()
         owner_bytes = self._bytes_by_owner.get(owner, 0) + count
         if self.held_bytes + count > self._max_bytes:
             raise BusyError("Too many large requests are being answered. Send it again later.")
@@ -54,6 +62,7 @@ class BodyMemory:
     def release(self, owner: str, count: int) -> None:
         """Release reserved bytes."""
         self.held_bytes -= count
+        self._uncollected_bytes += count
         self._bytes_by_owner[owner] -= count
         if not self._bytes_by_owner[owner]:
             del self._bytes_by_owner[owner]

@@ -1,7 +1,9 @@
 """The memory budget that all request bodies share; a body that exceeds it is refused with 503."""
 
 import asyncio
+import gc
 import json
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import anyio
 import httpx
 import pytest
 
-from proxy.body_memory import BodyMemory
+from proxy.body_memory import COLLECTED_BYTES, BodyMemory
 from proxy.models.scripted import text_reply
 from tests.fakes.backend import Held, scripted_backend
 from tests.fakes.server import EachKey, running_proxy
@@ -172,3 +174,25 @@ async def test_key_is_limited_to_its_share_of_the_body_memory(tmp_path: Path) ->
 
 def bearer_header(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
+
+
+class Cycle:
+    """An object that refers to itself, as the objects of a run do."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_garbage_of_ended_requests_is_collected_before_more_memory_is_reserved() -> None:
+    """Six bodies of 100 MB, one after the other, took 1.4 GB: reference cycles kept each."""
+    memory = BodyMemory()
+    gc.disable()
+    try:
+        ended = weakref.ref(Cycle())
+        memory.take("owner", COLLECTED_BYTES)
+        memory.release("owner", COLLECTED_BYTES)
+        assert ended() is not None
+        memory.take("owner", 1)
+        assert ended() is None
+    finally:
+        gc.enable()
