@@ -11,11 +11,12 @@ import sys
 from collections.abc import Callable, Generator, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, TypeVar
 
 from pydantic_core import from_json
 
-from policies.json_bounds import MAX_STRUCTURE_BYTES, TooMuchJSONError, encode_json
+from policies.json_bounds import MAX_STRUCTURE_BYTES, TooMuchJSONError, decode_json, encode_json
 
 MIN_CHARS = 64
 """Minimum length of a string that is handled in pieces, in characters or bytes."""
@@ -43,17 +44,16 @@ class Decoded:
 
 
 def decode_in_steps(
-    text: bytes | bytearray, mark: str, decode: Callable[[bytes], Any], piece_size: int = PIECE_SIZE
+    text: bytes | bytearray, mark: str, piece_size: int = PIECE_SIZE
 ) -> Steps[Decoded]:
-    """Decode JSON in UTF-8. `decode` decodes the text with placeholders, which begin with the
-    random string `mark`.
+    """Decode JSON in UTF-8. Placeholders for the long strings begin with the random string `mark`.
 
-    Raises ValueError, RecursionError, and TooMuchJSONError if the long names in objects have more
-    than `MAX_STRUCTURE_BYTES` together.
+    Raises ValueError, also for NaN and infinity, RecursionError, and TooMuchJSONError if the long
+    names in objects have more than `MAX_STRUCTURE_BYTES`.
     """
     strings: dict[str, str] = {}
     outline = yield from _Reader(text, piece_size).outline(mark, strings)
-    value = decode(outline)
+    value = decode_json(outline)
     yield
     size = sum(map(sys.getsizeof, strings.values()))
     size += len(outline) if outline.isascii() else 4 * len(outline)
@@ -195,15 +195,23 @@ def _with_strings(value: Any, strings: Mapping[str, str]) -> Steps[Any]:
                 each[key] = strings.get(item, item)
             elif isinstance(item, dict | list):
                 pending.append(item)
+            elif isinstance(item, float) and not isfinite(item):
+                raise ValueError(f"{item} is not valid in JSON")
             count += 1
             if count % ITEMS_PER_STEP == 0:
                 yield
     return top[0]
 
 
+CHARS_PER_VALUE = 32
+"""Number of characters that take as long to encode as a value that is no string."""
+_INTEGERS = range(-(1 << 63), 1 << 64)
+"""The integers that `encode_json` encodes fast."""
+
+
 def count_chars(value: Any) -> int:
-    """Return the number of characters of all strings in a JSON value, without the names in
-    objects."""
+    """Return the number of characters of all strings in a JSON value, and `CHARS_PER_VALUE` for
+    each item of a list."""
     count = 0
     pending = [value]
     while pending:
@@ -214,6 +222,7 @@ def count_chars(value: Any) -> int:
         elif kind is dict:
             pending += each.values()
         elif kind is list:
+            count += CHARS_PER_VALUE * len(each)
             pending += each
     return count
 
@@ -224,16 +233,19 @@ def encode_in_steps(
     encode: Callable[[Any], bytes] = encode_json,
     piece_size: int = PIECE_SIZE,
 ) -> Steps[bytearray]:
-    """Encode a JSON value as `encode` does. Placeholders for the long strings begin with the random
-    string `mark`. Raises TypeError."""
-    strings: list[str] = []
-    outline = yield from _without_strings(value, mark, strings)
+    """Return a JSON value as `encode` encodes it. Placeholders for the long strings, and for
+    integers of more than 64 bits, begin with the random string `mark`. Raises TypeError."""
+    replaced: list[str | int] = []
+    outline = yield from _with_placeholders(value, mark, replaced)
     first, *others = encode(outline).split(f'"{mark}'.encode())
     yield
     encoded, last_step = bytearray(first), 0
     for other in others:
         number, _, after = other.partition(b'"')
-        text = strings[int(number)]
+        text = replaced[int(number)]
+        if isinstance(text, int):
+            encoded += b"%d%s" % (text, after)
+            continue
         encoded += b'"'
         for start in range(0, len(text), piece_size):
             encoded += encode(text[start : start + piece_size])[1:-1]
@@ -244,19 +256,18 @@ def encode_in_steps(
     return encoded
 
 
-def _without_strings(value: Any, mark: str, strings: list[str]) -> Steps[Any]:
-    """Return a copy of a value with placeholders for the long strings, and add these to
-    `strings`."""
+def _with_placeholders(value: Any, mark: str, replaced: list[str | int]) -> Steps[Any]:
+    """Return a copy of a value with placeholders, and add what they stand for to `replaced`."""
     top = [value]
     pending: list[Any] = [top]
     count = 0
     while pending:
         each = pending.pop()
         for key, item in each.items() if isinstance(each, dict) else enumerate(each):
-            if isinstance(item, str):
-                if len(item) >= MIN_CHARS:
-                    each[key] = f"{mark}{len(strings)}"
-                    strings.append(item)
+            is_long = isinstance(item, str) and len(item) >= MIN_CHARS
+            if is_long or (type(item) is int and item not in _INTEGERS):
+                each[key] = f"{mark}{len(replaced)}"
+                replaced.append(item)
             elif isinstance(item, dict | list):
                 copy = item.copy()
                 each[key] = copy

@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 
 def is_large(value: Any) -> bool:
-    """Return True if the strings of a JSON value have more than `LARGE_CHARS` characters."""
+    """Return True if a JSON value has so many characters or values that it is slow to encode."""
     return count_chars(value) > LARGE_CHARS
 
 
-async def decode_large(text: bytes | bytearray, decode: Callable[[bytes], Any]) -> Decoded:
+async def decode_large(text: bytes | bytearray) -> Decoded:
     """Return the decoded JSON. See `decode_in_steps`."""
-    return await _run(decode_in_steps(text, secrets.token_hex(_MARK_BYTES), decode))
+    return await _run(decode_in_steps(text, secrets.token_hex(_MARK_BYTES)))
 
 
 async def encode(

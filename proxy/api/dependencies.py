@@ -420,26 +420,22 @@ async def decode_body(request: Request, raw_body: bytes | bytearray) -> Any:
     """
     try:
         if isinstance(raw_body, bytes) and len(raw_body) <= SLOW_BYTES:
-            value = _decode(raw_body)
+            if len(raw_body) <= LARGE_BYTES or has_non_finite(value := decode_json(raw_body)):
+                encoding = json.detect_encoding(raw_body)
+                value = _DECODER.decode(raw_body.decode(encoding, "surrogatepass"))
             if len(raw_body) > SMALL_BYTES:
                 body_reservation(request).take(size_of_copies(raw_body, value))
             return value
         if json.detect_encoding(raw_body[:4]) != "utf-8":
             raise BadRequestError("A request body of more than 4 MiB must be in UTF-8.")
         async with get_services(request).body_memory.decoding:
-            decoded = await decode_large(raw_body, _decode)
+            decoded = await decode_large(raw_body)
     except TooMuchJSONError as error:
         raise BodyTooLargeError(str(error)) from error
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"The request body is not valid JSON: {error}.") from error
     body_reservation(request).take(decoded.copies_bytes)
     return decoded.value
-
-
-def _decode(text: bytes) -> Any:
-    if len(text) > LARGE_BYTES and not has_non_finite(value := decode_json(text)):
-        return value
-    return _DECODER.decode(text.decode(json.detect_encoding(text), "surrogatepass"))
 
 
 def _parse_finite(number: str) -> float:

@@ -119,7 +119,7 @@ async def _body_fields(
     try:
         if len(body) > SLOW_BYTES:
             async with request.services.body_memory.decoding:
-                fields = (await stepwise.decode_large(body, decode_json)).value
+                fields = (await stepwise.decode_large(body)).value
         else:
             fields = decode_json(body)
     except TooMuchJSONError as error:
