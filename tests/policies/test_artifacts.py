@@ -10,8 +10,10 @@ from policies.artifacts import (
     ProducedFile,
     SkippedFile,
     is_changed,
+    linked_files,
     output_path,
     select_files,
+    strip_links,
 )
 
 MIB = 1 << 20
@@ -134,3 +136,13 @@ def test_file_is_changed_if_its_hash_or_its_size_differs(
     before: FileVersion | None, now: FileVersion, expected: bool | None
 ) -> None:
     assert is_changed(before, now) is expected
+
+
+@pytest.mark.parametrize("offset", [0, 1, 40, 100, 150])
+def test_signed_link_is_found_wherever_a_long_text_is_divided(offset: int) -> None:
+    """Texts are searched in pieces of 1 MiB."""
+    link = f"/v1/containers/c1/files/cfile_1/content?exp=1&sig={'a' * 64}"
+    before, after = "data:" + "x" * (MIB - offset - 6), "y" * MIB
+    text = f" {before} https://host{link} {after}"
+    assert list(linked_files([text])) == [("c1", "cfile_1")]
+    assert strip_links(text, {("c1", "cfile_1"): "/a.txt"}.get) == f" {before} /a.txt {after}"

@@ -197,3 +197,14 @@ def test_many_documents_are_merged_with_their_neighbours() -> None:
     assert sum(piece.merged_count for piece in documents) == 1000
     assert documents[0].text.startswith("0 word")
     assert documents[1].title == str(documents[0].merged_count)
+
+
+@pytest.mark.parametrize("size", [(1 << 16) - 20, (1 << 16) - 9, (1 << 16) + 3, 200_000])
+def test_mark_is_found_wherever_a_long_text_is_searched(size: int) -> None:
+    """Texts are searched in pieces of 64 KiB."""
+    first, second = "a" * size + "\n", "b" * size
+    text = f"=== a.txt ===\n{first}=== b.txt ===\n{second}"
+    assert [(each.title, each.text) for each in split_documents(text) if each.is_document] == [
+        ("a.txt", first),
+        ("b.txt", second),
+    ]

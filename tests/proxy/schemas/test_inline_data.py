@@ -61,3 +61,12 @@ def test_data_url_is_decoded(url: str, mime_type: str, written: bytes) -> None:
 def test_data_url_without_data_is_refused() -> None:
     with pytest.raises(ValueError, match="no comma"):
         parse_data_url("data:text/csv;base64")
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_long_percent_encoded_data_is_decoded_in_pieces(offset: int) -> None:
+    """Decoding the data at once took a hundred bytes of memory for each encoded byte."""
+    data = parse_data_url("data:text/plain," + "x" * offset + "%41" * 300_000)
+    assert data.measure() == offset + 300_000
+    assert content(data) == b"x" * offset + b"A" * 300_000
+    assert max(map(len, data.pieces())) < 300_000
