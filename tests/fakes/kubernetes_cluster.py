@@ -37,7 +37,7 @@ _ROOT = (
 
 
 class Cuts:
-    """How many bytes each attach call carries in each direction before its connection is cut, and
+    """Decides after how many bytes in each direction the connection of an attach call is cut, and
     whether what is on its way then arrives late. By default no call is cut."""
 
     def next(self) -> tuple[int | None, int | None]:

@@ -38,8 +38,8 @@ static size_t find_token(const char token[TOKEN_BYTES], const char *data, size_t
     return begin;
 }
 
-/* Return true if an incomplete packet has a second token: another packet has interrupted it, and
-   the rest may never come. */
+/* Return true if what has arrived of a packet has a second token: another packet has interrupted
+   it, and the rest may never come. */
 static bool is_interrupted(const char token[TOKEN_BYTES], const char *packet, size_t length)
 {
     return memmem(packet + TOKEN_BYTES, length - TOKEN_BYTES, token, TOKEN_BYTES);
@@ -68,9 +68,11 @@ enum packet_state packet_parse(const char token[TOKEN_BYTES], const char *data, 
             continue;
         const char *trailer = packet->payload + packet->length;
         size_t end = PACKET_HEADER_BYTES + packet->length + PACKET_TRAILER_BYTES;
-        if (left < end && !is_interrupted(token, header, left))
+        if (is_interrupted(token, header, left < end ? left : end))
+            continue;
+        if (left < end)
             return PACKET_IS_INCOMPLETE;
-        if (left < end || memcmp(trailer, header + CONNECTION_AT, PACKET_TRAILER_BYTES) != 0)
+        if (memcmp(trailer, header + CONNECTION_AT, PACKET_TRAILER_BYTES) != 0)
             continue;
         *used = at + end;
         return PACKET_IS_COMPLETE;
