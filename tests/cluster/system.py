@@ -247,7 +247,8 @@ async def _stop(system: System, home: Path, settings: Mapping[str, Any]) -> None
         assert system.killed, "a replica has left its Lease"
         path = f"{_leases_path(system)}/{lease['metadata']['name']}"
         await system.admin.patch(path, {"spec": {"renewTime": LONG_AGO}})
-    ended = await run(home, "gc", "--config", write_config(home, dict(settings)))
+    config = write_config(home, dict(settings))
+    ended = await run(home, "gc", "--config", config, timeout_s=TIMEOUT_S)
     assert ended.returncode == 0, ended.stderr
 
 

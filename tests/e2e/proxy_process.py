@@ -19,6 +19,7 @@ from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 30.0
+RUN_TIMEOUT_S = 40.0
 ADDRESS = re.compile(r"http://[\w.:\[\]]+:\d+")
 
 
@@ -39,9 +40,11 @@ def write_config(home: Path, tree: dict[str, Any] | str) -> str:
     return str(path)
 
 
-async def run(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+async def run(
+    home: Path, *arguments: str, timeout_s: float = RUN_TIMEOUT_S, **variables: str
+) -> subprocess.CompletedProcess[bytes]:
     """Run the command until it exits."""
-    with anyio.fail_after(40):
+    with anyio.fail_after(timeout_s):
         return await anyio.run_process(
             [sys.executable, "-m", "proxy", *arguments],
             check=False,

@@ -27,7 +27,7 @@ def test_clients_of_two_servers_get_their_answers_and_nothing_is_left() -> None:
             pytest.fail("Debian's package postgresql is missing")
         pytest.skip("Debian's package postgresql is missing")
     command = [sys.executable, "-m", "bench.replicas", "--minutes", "0.05", "--clients", "4"]
-    ended = subprocess.run(command, capture_output=True, timeout=180, check=False)
+    ended = subprocess.run(command, capture_output=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr.decode()
     lines = ended.stdout.decode().splitlines()
     assert "wrong: 0, lost: 0" in lines
