@@ -244,15 +244,19 @@ def encode_in_steps(
         number, _, after = other.partition(b'"')
         text = replaced[int(number)]
         if isinstance(text, int):
-            encoded += b"%d%s" % (text, after)
-            continue
-        encoded += b'"'
-        for start in range(0, len(text), piece_size):
-            encoded += encode(text[start : start + piece_size])[1:-1]
-            if len(encoded) - last_step > piece_size:
-                last_step = len(encoded)
-                yield
-        encoded += b'"' + after
+            encoded += b"%d" % text
+        else:
+            encoded += b'"'
+            for start in range(0, len(text), piece_size):
+                encoded += encode(text[start : start + piece_size])[1:-1]
+                if len(encoded) - last_step > piece_size:
+                    last_step = len(encoded)
+                    yield
+            encoded += b'"'
+        encoded += after
+        if len(encoded) - last_step > piece_size:
+            last_step = len(encoded)
+            yield
     return encoded
 
 

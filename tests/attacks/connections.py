@@ -32,11 +32,9 @@ async def attacks() -> AsyncIterator[Finding]:
         for name, attack in (
             (f"{COUNT:,} idle connections", _stay_idle),
             (f"{COUNT:,} slow heads", _send_slow_heads),
+            (f"{COUNT:,} requests at once, answers not read", _read_nothing),
         ):
             yield await area.measure(name, partial(attack, area), bounds=bounds)
-        name = f"{COUNT:,} requests at once, answers not read"
-        attack = partial(_read_nothing, area)
-        yield await area.measure(name, attack, bounds=bounds, is_known_gap=True)
     settings = {"server": {"max_connections": FEW_CONNECTIONS}}
     async with firing_range(BACKEND, settings) as area:
         name = f"{COUNT:,} idle connections, of which {FEW_CONNECTIONS} may be open"
