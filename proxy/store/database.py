@@ -145,9 +145,10 @@ class Database:
                 with engine.begin() as connection:
                     return transaction(connection)
             except DBAPIError as error:
-                if self._dialect.is_unavailable(error):
+                is_conflict = self._dialect.is_conflict(error)
+                if self._dialect.is_unavailable(error) or (is_conflict and attempt == MAX_ATTEMPTS):
                     raise StoreUnavailableError from error
-                if attempt == MAX_ATTEMPTS or not self._dialect.is_conflict(error):
+                if not is_conflict:
                     raise
             time.sleep(random.uniform(0, min(MAX_BACKOFF_S, 0.002 * 2**attempt)))
         raise AssertionError("unreachable")
