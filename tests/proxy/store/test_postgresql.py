@@ -182,6 +182,19 @@ async def test_stopped_database_server_is_reported_and_used_again_after_its_rest
     assert await store.runs.find(OWNER, "r1") == RUN
 
 
+async def test_transaction_that_conflicts_at_every_attempt_raises_store_unavailable_error(
+    url: URL, store: Store
+) -> None:
+    execute(
+        url,
+        "CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'conflict' USING ERRCODE = '40001'; END $$;"
+        "CREATE TRIGGER always BEFORE INSERT ON runs FOR EACH ROW EXECUTE FUNCTION conflict()",
+    )
+    with pytest.raises(StoreUnavailableError):
+        await store.runs.begin(RUN)
+
+
 def test_unreachable_database_server_is_reported_in_one_line_without_its_password(
     tmp_path: Path,
 ) -> None:
