@@ -4,8 +4,8 @@ A packet has the number of its first byte in all bytes that its sender has sent,
 recognises bytes that it has received already and bytes that are missing. A connection to a guest
 may begin in the middle of a packet, and bytes of an earlier connection may arrive late, even
 between those of the next one. Each packet therefore begins with a random token, which nothing else
-contains, and ends with a trailer that repeats its connection and offset: if other bytes have come
-in between, the trailer is not where it should be.
+contains, and ends with a trailer, its connection and offset masked by the token: if other bytes
+have come in between, the trailer is not where it should be.
 
 The agent skips bytes that belong to no packet. The host does so only at the beginning of a
 connection, because nothing can come between the packets of the agent. The agent's side is
@@ -48,7 +48,12 @@ def packet_bytes(token: bytes, packet: Packet) -> bytes:
     """Return the bytes of a packet."""
     *numbers, payload = packet
     header = HEADER.pack(token, *numbers, len(payload))
-    return header + payload + TRAILER.pack(packet.connection, packet.offset)
+    return header + payload + _trailer(token, packet.connection, packet.offset)
+
+
+def _trailer(token: bytes, connection: int, offset: int) -> bytes:
+    masks = TRAILER.unpack_from(token)
+    return TRAILER.pack(connection ^ masks[0], offset ^ masks[1])
 
 
 class PacketDecoder:
@@ -78,10 +83,10 @@ class PacketDecoder:
                 trailer_at = payload_at + length
                 if len(self._buffer) < trailer_at + TRAILER.size:
                     break
-                if TRAILER.unpack_from(self._buffer, trailer_at) != (connection, offset):
-                    raise ProtocolError("a packet with a wrong trailer")
                 payload = bytes(self._buffer[payload_at:trailer_at])
                 start = trailer_at + TRAILER.size
+                if self._buffer[trailer_at:start] != _trailer(token, connection, offset):
+                    raise ProtocolError("a packet with a wrong trailer")
                 yield Packet(kind, connection, offset, received, clock_ms, payload)
         finally:
             del self._buffer[:start]

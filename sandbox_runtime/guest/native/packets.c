@@ -7,7 +7,7 @@
 
 enum {
     KIND_AT = TOKEN_BYTES,
-    CONNECTION_AT = 17, /* and the offset: the trailer repeats both */
+    CONNECTION_AT = 17,
     OFFSET_AT = 21,
     RECEIVED_AT = 29,
     CLOCK_AT = 37,
@@ -23,6 +23,13 @@ static void write_u64(char bytes[8], uint64_t number)
 {
     write_u32(bytes, (uint32_t)(number >> 32));
     write_u32(bytes + 4, (uint32_t)number);
+}
+
+/* The connection and the offset, masked by the token: no other bytes look like them. */
+static void make_trailer(char trailer[PACKET_TRAILER_BYTES], const char *header)
+{
+    for (size_t n = 0; n < PACKET_TRAILER_BYTES; n++)
+        trailer[n] = header[CONNECTION_AT + n] ^ header[n];
 }
 
 /* Return the position of the first token at or after `at`, or that of its possible beginning at the
@@ -72,7 +79,9 @@ enum packet_state packet_parse(const char token[TOKEN_BYTES], const char *data, 
             continue;
         if (left < end)
             return PACKET_IS_INCOMPLETE;
-        if (memcmp(trailer, header + CONNECTION_AT, PACKET_TRAILER_BYTES) != 0)
+        char expected[PACKET_TRAILER_BYTES];
+        make_trailer(expected, header);
+        if (memcmp(trailer, expected, sizeof expected) != 0)
             continue;
         *used = at + end;
         return PACKET_IS_COMPLETE;
@@ -92,6 +101,6 @@ size_t packet_write(char target[MAX_PACKET_BYTES], const char token[TOKEN_BYTES]
     write_u32(target + LENGTH_AT, packet->length);
     if (packet->length)
         memcpy(payload, packet->payload, packet->length);
-    memcpy(payload + packet->length, target + CONNECTION_AT, PACKET_TRAILER_BYTES);
+    make_trailer(payload + packet->length, target);
     return PACKET_HEADER_BYTES + packet->length + PACKET_TRAILER_BYTES;
 }

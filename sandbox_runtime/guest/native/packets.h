@@ -3,7 +3,7 @@
 
        token[16], u8 kind, u32 connection, u64 offset, u64 received, u64 clock, u32 length
        payload[length]
-       u32 connection, u64 offset */
+       u32 connection, u64 offset, both XOR the beginning of the token */
 #pragma once
 
 #include <stddef.h>

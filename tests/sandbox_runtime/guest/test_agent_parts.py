@@ -41,7 +41,7 @@ U64 = st.integers(0, (1 << 64) - 1)
 PACKET = st.builds(
     Packet,
     st.integers(0, 255),
-    st.integers(0, (1 << 32) - 1),
+    st.integers(1, (1 << 32) - 1),
     U64,
     U64,
     U64,
@@ -51,10 +51,12 @@ PACKETS = st.lists(PACKET, max_size=4)
 PACKET_PIECES = (
     st.binary(max_size=100),
     st.builds(
-        lambda packet, start: packet_bytes(TOKEN, packet)[start:], PACKET, st.integers(16, 60)
+        lambda packet, start: packet_bytes(TOKEN, packet._replace(connection=0))[start:],
+        PACKET,
+        st.integers(16, 60),
     ),
 )
-"""Bytes that are no packet: any, and what follows the token of one."""
+"""Bytes that are no packet: any, and what follows the token of one of an earlier connection."""
 
 
 @pytest.fixture(scope="module")
