@@ -53,10 +53,11 @@ PACKET_PIECES = (
     st.builds(
         lambda packet, start: packet_bytes(TOKEN, packet._replace(connection=0))[start:],
         PACKET,
-        st.integers(16, 60),
+        st.integers(29, 60),
     ),
 )
-"""Bytes that are no packet: any, and what follows the token of one of an earlier connection."""
+"""Bytes that are no packet: any, and what follows the offset in one of an earlier connection. More
+of it would be that packet, behind a token."""
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +186,8 @@ def test_agent_skips_what_interrupts_a_packet_and_the_packet(
     begins = list(accumulate(map(len, wholes), initial=0))
     places = zip(packets, begins, begins[1:], strict=False)
     received = data[:at] + other + data[at:]
-    assume(received.count(TOKEN) <= len(packets))  # else they make a packet of their own
+    # Else they may be a packet of their own, behind a token.
+    assume(TOKEN[:4] not in other and received.count(TOKEN) <= len(packets))
     intact = [
         packet
         for packet, begin, end in places
