@@ -103,6 +103,7 @@ cluster-down:
 
 # The suites of sandboxes, then the failures of the whole system, one after another.
 CLUSTER_SUITES ?= tests/sandbox_runtime tests/e2e
+CLUSTER_FAILURES ?= tests/cluster
 CLUSTER_ENVIRONMENT = REQUIRE_CLUSTER=1 REQUIRE_POSTGRESQL=1 TEST_CLUSTER=cluster \
 	  SANDBOX_TEST_IMAGE=$(TEST_IMAGE) SANDBOX_TEST_AGENT_IMAGE=$(AGENT_IMAGE) \
 	  SANDBOX_TEST_SECCOMP_PROFILE=llm-sandbox.json \
@@ -111,7 +112,7 @@ CLUSTER_ENVIRONMENT = REQUIRE_CLUSTER=1 REQUIRE_POSTGRESQL=1 TEST_CLUSTER=cluste
 test-cluster: cluster agent-image
 	$(BIN)/python -m tests.cluster load $(AGENT_IMAGE)
 	$(CLUSTER_ENVIRONMENT) $(BIN)/python -m pytest -rs -m cluster --numprocesses 3 --dist loadfile $(CLUSTER_SUITES) \
-	  && $(CLUSTER_ENVIRONMENT) $(BIN)/python -m pytest -rs -m cluster tests/cluster; \
+	  && $(CLUSTER_ENVIRONMENT) $(BIN)/python -m pytest -rs -m cluster $(CLUSTER_FAILURES); \
 	  status=$$?; $(BIN)/python -m tests.cluster down; exit $$status
 
 # Fuzz each part of the agent for so many seconds; what is new stays in build/fuzz.
