@@ -77,7 +77,7 @@ class PacketDecoder:
                 token, kind, connection, offset, received, clock_ms, length = HEADER.unpack_from(
                     self._buffer, start
                 )
-                if token != self._token or length > MAX_PAYLOAD_BYTES:
+                if token != self._token or length > MAX_PAYLOAD_BYTES or connection == 0:
                     raise ProtocolError(f"no packet: {self._buffer[start : start + 80]!r}")
                 payload_at = start + HEADER.size
                 trailer_at = payload_at + length

@@ -71,7 +71,8 @@ enum packet_state packet_parse(const char token[TOKEN_BYTES], const char *data, 
             .length = read_u32(header + LENGTH_AT),
             .payload = header + PACKET_HEADER_BYTES,
         };
-        if (packet->length > MAX_PAYLOAD_BYTES)
+        /* Without a connection the trailer could be the beginning of the next packet's token. */
+        if (packet->length > MAX_PAYLOAD_BYTES || packet->connection == 0)
             continue;
         const char *trailer = packet->payload + packet->length;
         size_t end = PACKET_HEADER_BYTES + packet->length + PACKET_TRAILER_BYTES;

@@ -41,7 +41,7 @@ U64 = st.integers(0, (1 << 64) - 1)
 PACKET = st.builds(
     Packet,
     st.integers(0, 255),
-    st.integers(1, (1 << 32) - 1),
+    st.integers(2, (1 << 32) - 1),
     U64,
     U64,
     U64,
@@ -51,7 +51,7 @@ PACKETS = st.lists(PACKET, max_size=4)
 PACKET_PIECES = (
     st.binary(max_size=100),
     st.builds(
-        lambda packet, start: packet_bytes(TOKEN, packet._replace(connection=0))[start:],
+        lambda packet, start: packet_bytes(TOKEN, packet._replace(connection=1))[start:],
         PACKET,
         st.integers(29, 60),
     ),

@@ -20,7 +20,7 @@ static void repair(char *data, size_t size)
         size_t left = size - at - least;
         const struct packet packet = {
             .kind = fields[0],
-            .connection = fields[1],
+            .connection = 1u + fields[1],
             .offset = fields[2],
             .received = fields[3],
             .clock = fields[4],
