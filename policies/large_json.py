@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, TypeVar
 
 from pydantic_core import from_json
@@ -46,11 +46,14 @@ class Decoded:
 def decode_in_steps(
     text: bytes | bytearray, mark: str, piece_size: int = PIECE_SIZE
 ) -> Steps[Decoded]:
-    """Decode JSON in UTF-8. Placeholders for the long strings begin with the random string `mark`.
+    """Decode JSON in UTF-8, also with a byte order mark. Placeholders for the long strings begin
+    with the random string `mark`.
 
     Raises ValueError, also for NaN and infinity, RecursionError, and TooMuchJSONError if the long
     names in objects have more than `MAX_STRUCTURE_BYTES`.
     """
+    if json.detect_encoding(bytes(text[:4])) not in ("utf-8", "utf-8-sig"):
+        raise ValueError("large JSON must be in UTF-8")
     strings: dict[str, str] = {}
     outline = yield from _Reader(text, piece_size).outline(mark, strings)
     value = decode_json(outline)
@@ -209,12 +212,12 @@ _INTEGERS = range(-(1 << 63), 1 << 64)
 """The integers that `encode_json` encodes fast."""
 
 
-def count_chars(value: Any) -> int:
+def count_chars(value: Any, enough: float = inf) -> int:
     """Return the number of characters of all strings in a JSON value, and `CHARS_PER_VALUE` for
-    each item of a list."""
+    each item of a list. Stop to count above `enough`."""
     count = 0
     pending = [value]
-    while pending:
+    while pending and count <= enough:
         each = pending.pop()
         kind = type(each)
         if kind is str:

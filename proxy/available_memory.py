@@ -1,5 +1,6 @@
 """The memory that is still available to this process, and the refusal of work when it is little."""
 
+import gc
 import logging
 import re
 import time
@@ -14,6 +15,8 @@ log = logging.getLogger(__name__)
 READ_EVERY_S = 0.2
 """Seconds for which a reading is used. A reading takes about 0.25 ms."""
 LOG_EVERY_S = 60.0
+COLLECT_EVERY_S = 5.0
+"""Minimum interval of the collections of garbage before a refusal, in seconds."""
 MAX_RESERVE_BYTES = 512 << 20
 RESERVE_SHARE = 20
 """The default reserve is this part of a limit: a twentieth."""
@@ -39,19 +42,20 @@ class AvailableMemory:
 
     def __init__(self, reserve_bytes: int | None = None) -> None:
         self._reserve_bytes = reserve_bytes
-        self._cgroups = list(_own_cgroups())
+        mounts, paths = (_read_text(Path("/proc/self") / name) for name in ("mountinfo", "cgroup"))
+        self._cgroups = list(memory_cgroups(mounts, paths))
         self._expires_at = 0.0
         self._limits: list[MemoryLimit] = []
         self._logged_at = -LOG_EVERY_S
+        self._collected_at = -COLLECT_EVERY_S
         self.refused_count = 0
         """Requests that were refused."""
 
     def require(self, byte_count: int = 0) -> None:
         """Raise BusyError unless the reserve stays available after `byte_count` bytes are used."""
-        if self._reserve_bytes == 0:
+        if self._reserve_bytes == 0 or self._has(byte_count):
             return
-        limits = self._read()
-        if all(limit.available_bytes - byte_count >= self._reserve(limit) for limit in limits):
+        if self._collect_garbage() and self._has(byte_count):
             return
         self.refused_count += 1
         now_s = time.monotonic()
@@ -62,6 +66,22 @@ class AvailableMemory:
                 self.available_bytes >> 20,
             )
         raise BusyError("The server has too little memory for this request. Send it again later.")
+
+    def _has(self, byte_count: int) -> bool:
+        return all(
+            limit.available_bytes - byte_count >= self._reserve(limit) for limit in self._read()
+        )
+
+    def _collect_garbage(self) -> bool:
+        """Collect the objects of ended runs, which refer to each other. Return False if this was
+        done less than COLLECT_EVERY_S ago."""
+        now_s = time.monotonic()
+        if now_s < self._collected_at + COLLECT_EVERY_S:
+            return False
+        gc.collect()
+        self._collected_at = now_s
+        self._expires_at = 0.0
+        return True
 
     @property
     def available_bytes(self) -> int:
@@ -121,13 +141,13 @@ def _machine_limit() -> MemoryLimit | None:
     return MemoryLimit(fields["MemTotal:"] << 10, fields["MemAvailable:"] << 10)
 
 
-def _own_cgroups() -> Iterator[_Cgroup]:
-    """Yield this process's cgroup of the memory controller, and those above it that it can see."""
-    paths = _read_text(Path("/proc/self/cgroup"))
-    for line in _read_text(Path("/proc/self/mountinfo")).splitlines():
+def memory_cgroups(mounts: str, paths: str) -> Iterator[_Cgroup]:
+    """Yield a process's cgroup of the memory controller, and the cgroups above it that it can see.
+    `mounts` and `paths` are the texts of its files `mountinfo` and `cgroup` in `/proc`."""
+    for line in mounts.splitlines():
         front, _, back = line.partition(" - ")
-        root, mount_point = front.split()[3:5]
-        kind, _, options = back.split(maxsplit=2)
+        root, mount_point = front.split(" ")[3:5]
+        kind, *_, options = back.split(" ")  # the source between them may be empty
         if kind == "cgroup2":
             pattern, version = r"^0::(/.*)$", 2
         elif kind == "cgroup" and "memory" in options.split(","):
@@ -151,6 +171,6 @@ def _fields(text: str) -> Iterator[tuple[str, int]]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:  # there is no such cgroup in this process's view
         return ""

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 def is_large(value: Any) -> bool:
     """Return True if a JSON value has so many characters or values that it is slow to encode."""
-    return count_chars(value) > LARGE_CHARS
+    return count_chars(value, LARGE_CHARS) > LARGE_CHARS
 
 
 async def decode_large(text: bytes | bytearray) -> Decoded:

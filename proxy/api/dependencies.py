@@ -426,8 +426,6 @@ async def decode_body(request: Request, raw_body: bytes | bytearray) -> Any:
             if len(raw_body) > SMALL_BYTES:
                 body_reservation(request).take(size_of_copies(raw_body, value))
             return value
-        if json.detect_encoding(raw_body[:4]) != "utf-8":
-            raise BadRequestError("A request body of more than 4 MiB must be in UTF-8.")
         async with get_services(request).body_memory.decoding:
             decoded = await decode_large(raw_body)
     except TooMuchJSONError as error:

@@ -3,7 +3,7 @@ and the context that a new request names by previous_response_id, conversation o
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -259,9 +259,11 @@ async def _frames_elsewhere(
     begun = None
     with anyio.move_on_after(FOLLOW_TIMEOUT_S):
         begun = await anext(batches, None)
+    if begun and first >= begun[0]:
+        return _followed_frames(request, stored_response, begun, batches, first)
+    await batches.aclose()
     if begun:
         _require_frame(first, begun[0])
-        return _followed_frames(stored_response, begun, batches, first)
     ended = await get_stored_response(request, stored_response.id)
     if frame_log := await _frame_log(request, ended):
         _require_frame(first, frame_log.first_number)
@@ -270,24 +272,45 @@ async def _frames_elsewhere(
 
 
 async def _followed_frames(
+    request: Request,
     stored_response: StoredResponse,
     begun: tuple[int, Sequence[str]],
-    batches: AsyncIterator[tuple[int, Sequence[str]]],
+    batches: AsyncGenerator[tuple[int, Sequence[str]]],
     first: int,
 ) -> AsyncIterator[bytes]:
-    """Yield the frames from number `first` on: those of `begun`, then those of `batches`. If the
-    run is lost, the last frames say that the response has failed."""
+    """Yield the frames from number `first` on: those of `begun`, then those of `batches`, which may
+    come again. If the run is lost, the last frames say that the response has failed."""
     number, frames = begun
     try:
         while True:
-            if wanted := frames[max(0, first - number) :]:
+            if number > first:
+                raise RunLostError  # the frames between are no longer there
+            if wanted := frames[first - number :]:
                 yield "".join(wanted).encode()
-            next_number = number + len(frames)
+                first = number + len(frames)
             number, frames = await anext(batches)
     except StopAsyncIteration:
         return
     except ProxyError as error:
-        yield failure_frames(stored_response.record, error, next_number).encode()
+        async for rest in _frames_after_loss(request, stored_response, first, error):
+            yield rest
+    finally:
+        await batches.aclose()
+
+
+async def _frames_after_loss(
+    request: Request, stored_response: StoredResponse, first: int, error: ProxyError
+) -> AsyncIterator[bytes]:
+    """Yield the stored frames from number `first` on, or frames that say that the response has
+    failed."""
+    stored = await get_services(request).store.responses.frames(
+        get_owner(request), stored_response.id
+    )
+    if not stored:
+        yield failure_frames(stored_response.record, error, first).encode()
+        return
+    async for frames in _frames_from(await asyncio.to_thread(FrameLog.from_json, stored), first):
+        yield frames
 
 
 @dataclass(frozen=True, slots=True)

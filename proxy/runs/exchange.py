@@ -6,15 +6,15 @@ import json
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
 import anyio
 
 from proxy.agent.events import Emit, Event, ToolCallStarted, ToolOutput
-from proxy.errors import RunElsewhereError, RunLostError
+from proxy.errors import RunElsewhereError, RunLostError, StoreUnavailableError
 from proxy.runs.event_log import MAX_LIVE_CHARS, event_from_json, event_to_json
 from proxy.runs.frame_log import FrameLog, RecordsFrames, frames_from_json, frames_to_json
 from proxy.runs.run import Run
@@ -30,6 +30,7 @@ CANCEL_S = 10.0
 POLL_S = 0.2
 """Interval at which a process repeats its message to cancel a run, until the run has ended, in
 seconds."""
+ASK_AGAIN_S = 2.0
 FOLLOW_AGAIN_S = 10.0
 """Interval at which a process repeats its message that it follows a run, in seconds, because
 messages may be lost."""
@@ -86,22 +87,26 @@ class RunExchange:
         come."""
         find_process = partial(self._repository.process_of, stored.owner, stored.id)
         has_events = False
-        async for events in self._batches(Message("follow", stored.id), find_process):
-            has_events = True
-            for event in json.loads(events):
-                await emit(event_from_json(event))
+        message = Message("follow", stored.id)
+        async with aclosing(self._batches(message, find_process)) as batches:
+            async for events in batches:
+                has_events = True
+                for event in json.loads(events):
+                    await emit(event_from_json(event))
         return has_events
 
     async def follow_frames(
         self, run_id: str, find_process: Callable[[], Awaitable[str | None]]
-    ) -> AsyncIterator[tuple[int, Sequence[str]]]:
+    ) -> AsyncGenerator[tuple[int, Sequence[str]]]:
         """Yield the frames of a stored response whose run is in another process, as they come:
-        batches of frames, each with the number of its first frame. Yield nothing if the run is no
-        longer running there and no frame was published. `find_process` returns the id of the
-        process while the run is running, then None. Raises RunLostError if some frames were yielded
-        and the others do not come."""
-        async for frames in self._batches(Message("follow_frames", run_id), find_process):
-            yield frames_from_json(frames)
+        batches of frames, each with the number of its first frame. Frames may come again. Yield
+        nothing if the run is no longer running there and no frame was published. `find_process`
+        returns the id of the process while the run is running, then None. Raises RunLostError if
+        some frames were yielded and the others do not come."""
+        message = Message("follow_frames", run_id)
+        async with aclosing(self._batches(message, find_process)) as batches:
+            async for frames in batches:
+                yield frames_from_json(frames)
 
     async def aclose(self) -> None:
         """Stop publishing events and processing messages."""
@@ -113,7 +118,7 @@ class RunExchange:
 
     async def _batches(
         self, message: Message, find_process: Callable[[], Awaitable[str | None]]
-    ) -> AsyncIterator[str]:
+    ) -> AsyncGenerator[str]:
         """Ask the process of a run to publish the events or the frames that `message` names. Yield
         each published part, as JSON. Yield nothing if the run is no longer running and no part was
         published. Raises RunLostError if some parts were yielded and the others do not come."""
@@ -122,8 +127,8 @@ class RunExchange:
             while True:
                 process_id = await find_process()
                 for batch in await self._repository.published(publication_id, seq):
-                    if batch.is_first and seq:
-                        raise RunLostError  # the new publication repeats parts that were yielded
+                    if batch.is_first and seq and message.kind == "follow":
+                        raise RunLostError  # events have no numbers: which are new is not known
                     seq = batch.seq
                     yield batch.events
                     if batch.is_last:
@@ -132,7 +137,7 @@ class RunExchange:
                     if not seq:
                         return
                     timing.require_last_parts()
-                elif timing.is_time_to_ask():
+                elif timing.is_time_to_ask(is_begun=seq > 0):
                     await self._send(process_id, message)
                 with anyio.move_on_after(1.0):
                     await has_news.wait()
@@ -175,6 +180,9 @@ class RunExchange:
             log.exception("run %s: its events cannot be published", run.id)
         finally:
             del self._publications[publication.id]
+            if not publication.is_complete:  # a later one would repeat what was published
+                with suppress(StoreUnavailableError):
+                    await self._repository.unpublish(publication.id)
 
     async def _publish_events(self, run: Run, publication: "_Publication") -> None:
         live_output = _LiveOutput()
@@ -196,8 +204,9 @@ class RunExchange:
         is_first = not publication.is_begun
         await self._repository.publish(publication.id, text, is_first=is_first, is_last=is_last)
         publication.is_begun, publication.is_complete = True, is_last
-        for process_id in publication.followers:
-            await self._send(process_id, Message("published", publication.id))
+        for process_id in tuple(publication.followers):
+            with suppress(StoreUnavailableError):  # followers look again after a second
+                await self._send(process_id, Message("published", publication.id))
 
     async def _send(self, process_id: str, message: Message) -> None:
         await asyncio.to_thread(self._messages.send, process_id, message)
@@ -220,11 +229,12 @@ class _FollowTiming:
         self._asked_at = -math.inf
         self._ended_at: float | None = None
 
-    def is_time_to_ask(self) -> bool:
+    def is_time_to_ask(self, *, is_begun: bool) -> bool:
         """Return True if the other process is to be told that this process follows the run: at the
-        first call, and then every FOLLOW_AGAIN_S seconds."""
+        first call, every ASK_AGAIN_S seconds until the first part has arrived, and then every
+        FOLLOW_AGAIN_S seconds."""
         now_s = time.monotonic()
-        if now_s < self._asked_at + FOLLOW_AGAIN_S:
+        if now_s < self._asked_at + (FOLLOW_AGAIN_S if is_begun else ASK_AGAIN_S):
             return False
         self._asked_at = now_s
         return True

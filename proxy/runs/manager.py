@@ -5,7 +5,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -253,7 +253,7 @@ class RunManager:
 
     def follow_frames(
         self, run_id: str, find_process: Callable[[], Awaitable[str | None]]
-    ) -> AsyncIterator[tuple[int, Sequence[str]]]:
+    ) -> AsyncGenerator[tuple[int, Sequence[str]]]:
         """Return the frames of a stored response whose run is in another process, as they come:
         see RunExchange.follow_frames. Raises RunElsewhereError if the other process cannot be
         reached."""

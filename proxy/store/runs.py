@@ -14,6 +14,8 @@ from sqlalchemy import (
     ScalarSelect,
     Table,
     delete,
+    exists,
+    func,
     insert,
     select,
     true,
@@ -168,6 +170,11 @@ class RunRepository:
 
         await self._database.write(transaction)
 
+    async def unpublish(self, publication_id: str) -> None:
+        """Delete what was published."""
+        change = delete(RUN_EVENTS).where(RUN_EVENTS.c.run_id == publication_id)
+        await self._database.write(lambda connection: connection.execute(change))
+
     async def published(self, run_id: str, after_seq: int) -> list[EventBatch]:
         """Return the batches of published events of a run whose `seq` is above `after_seq`, in
         order."""
@@ -212,7 +219,9 @@ class RunRepository:
         dead = list(filter(self._process.is_dead, connection.execute(running).scalars()))
         lost = update(RUNS).where(RUNS.c.status == "running", RUNS.c.process.in_(dead))
         connection.execute(lost.values(status="lost", expires_at=now + LOST_KEEP_S))
-        is_running = RUN_EVENTS.c.run_id.in_(select(RUNS.c.id).where(RUNS.c.status == "running"))
+        # A publication of frames has the id of its run and a suffix.
+        run_id = func.substr(RUN_EVENTS.c.run_id, 1, func.length(RUNS.c.id))
+        is_running = exists().where(RUNS.c.id == run_id, RUNS.c.status == "running")
         unread = RUN_EVENTS.c.created_at < now - PUBLISHED_KEEP_S
         connection.execute(delete(RUN_EVENTS).where(unread, ~is_running))
         summaries = RUN_SUMMARIES.c

@@ -9,6 +9,7 @@ This module does not import Docker's SDK, so that the proxy can name the class w
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,6 +33,10 @@ sandboxes."""
 OPEN_TIMEOUT_S = 10.0
 """Maximum time that `DockerHosts.open` waits for every engine. After it, one usable engine is
 enough."""
+USE_TIMEOUT_S = 300.0
+"""Maximum time of one attempt to use an engine, with its checks and the self-test."""
+FAILED_START_S = 10.0
+"""Time for which an engine at which a sandbox could not be started comes after the others."""
 FULL_RETRY_AFTER_S = 5.0
 NOT_TRIED = "not tried yet"
 
@@ -70,6 +75,8 @@ class DockerHost:
         """Set after the first attempt to use the engine."""
         self.image = ""
         """The id of the engine's image."""
+        self.failed_start_at_s = -math.inf
+        """The event loop's time of the last start that failed."""
         self.uncounted_starts: set[asyncio.Task[Guest]] = set()
         """Tasks that start sandboxes which the backend does not count yet."""
         self._connect = connect
@@ -83,6 +90,11 @@ class DockerHost:
     def sandbox_count(self) -> int:
         counted = self.backend.sandbox_count if self.backend else 0
         return counted + len(self.uncounted_starts)
+
+    @property
+    def discarded_count(self) -> int:
+        """Number of starts that were given up and whose containers are not removed yet."""
+        return len(self._discard_tasks)
 
     @property
     def has_room(self) -> bool:
@@ -182,10 +194,11 @@ class DockerHosts:
 
     @property
     def capacity(self) -> int:
-        """Maximum number of sandboxes now: `max_sandboxes` of each usable engine, and those
-        sandboxes of lost engines that are not removed yet."""
+        """Maximum number of sandboxes now: `max_sandboxes` of each usable engine, and the sandboxes
+        of lost engines that are not removed yet, without the starts that were given up."""
         return sum(
-            host.sandbox_count if host.failure else host.max_sandboxes for host in self.hosts
+            host.sandbox_count - host.discarded_count if host.failure else host.max_sandboxes
+            for host in self.hosts
         )
 
     def stats(self) -> Sequence[HostStats]:
@@ -222,6 +235,7 @@ class DockerHosts:
                 return await host.start(isolation)
             except SandboxStartError as error:
                 failures[host] = str(error)
+                host.failed_start_at_s = asyncio.get_running_loop().time()
                 logger.warning("no sandbox could be started at %s: %s", host.url, error)
                 if host.failure is None:
                     await self._check_answer(host)
@@ -234,14 +248,14 @@ class DockerHosts:
         raise SandboxStartError(self._why_none())
 
     async def fingerprint(self) -> str:
-        """Return the image ids of all engines that have been used. An engine that does not answer
-        gets no new sandboxes from now on; its last id is returned. Raises SandboxStartError if no
-        engine answers."""
+        """Return the different image ids of all engines that have been used. An engine that does
+        not answer gets no new sandboxes from now on; its last id is returned. Raises
+        SandboxStartError if no engine answers."""
         await self.open()
         await asyncio.gather(*(self._check_answer(host) for host in self._usable_hosts()))
         if not self._usable_hosts():
             raise SandboxStartError(self._why_none())
-        return " ".join(host.image for host in self.hosts if host.image)
+        return " ".join(dict.fromkeys(host.image for host in self.hosts if host.image))
 
     async def sweep(self) -> int:
         try:
@@ -276,10 +290,19 @@ class DockerHosts:
         return f"no Docker engine can be used: {reasons}"
 
     def _least_loaded(self, excluded: Iterable[DockerHost]) -> DockerHost | None:
-        """Return the engine with the smallest share of its `max_sandboxes`, or None if all are
-        excluded, full, or lost."""
+        """Return the engine with the smallest share of its `max_sandboxes`, one without a failed
+        start in the last seconds if there is any. Return None if all are excluded, full, or
+        lost."""
         found = [host for host in self.hosts if host.has_room and host not in excluded]
-        return min(found, key=lambda host: host.sandbox_count / host.max_sandboxes, default=None)
+        since_s = asyncio.get_running_loop().time() - FAILED_START_S
+        return min(
+            found,
+            key=lambda host: (
+                host.failed_start_at_s > since_s,
+                host.sandbox_count / host.max_sandboxes,
+            ),
+            default=None,
+        )
 
     async def _check_answer(self, host: DockerHost) -> None:
         """Update the id of the engine's image. If the engine does not answer or has no image, give
@@ -310,7 +333,8 @@ class DockerHosts:
             if failures:
                 await self._clock.sleep(start_backoff_s(failures))
             try:
-                await self._use(host)
+                async with asyncio.timeout(USE_TIMEOUT_S):
+                    await self._use(host)
             except Exception as error:  # else the engine would never be tried again
                 failures += 1
                 if not isinstance(error, SandboxError | OSError):

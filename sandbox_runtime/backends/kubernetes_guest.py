@@ -135,4 +135,6 @@ class KubernetesGuest:
 
 
 def _is_over(pod: Json | None) -> bool:
-    return pod is None or has_ended(pod)
+    """Return True if the agent has ended for certain. The object of a Pod may be deleted while the
+    Pod runs on a node that is cut off."""
+    return pod is not None and has_ended(pod) and has_stopped(pod)

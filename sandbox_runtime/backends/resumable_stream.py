@@ -133,9 +133,8 @@ class ResumableStream:
             self.write(data)
 
     def end(self) -> None:
-        """Tell the agent to end, if it is connected."""
-        if not self._is_over:
-            self._send_packet(PACKET_END, self._sent_bytes, b"")
+        """Tell the agent to end, if it is connected. Other data may not be sent any more."""
+        self._send_packet(PACKET_END, self._sent_bytes, b"")
 
     def abort(self) -> None:
         """Close the connection at once and open no other."""
@@ -194,6 +193,9 @@ class ResumableStream:
         """Process a packet and return its new bytes. Raises ProtocolError."""
         if packet.connection != self._connection_number:
             return b""  # sent before the agent knew of this connection: it will be sent again
+        if not self._is_answered and packet.offset > self._received_bytes:
+            self._connection.abort()  # the output began after the agent's answer: connect again
+            return b""
         self.heard_at_s = asyncio.get_running_loop().time()
         self._clock_ms = packet.clock_ms
         self._take_acknowledgement(packet.received)

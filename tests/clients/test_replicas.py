@@ -203,6 +203,33 @@ async def test_stream_at_another_server_ends_with_a_cancelled_response(
     assert seen[-1]["response"]["status"] == "cancelled"
 
 
+async def test_stream_at_another_server_can_be_resumed_and_shared(
+    database: URL, tmp_path: Path
+) -> None:
+    release = asyncio.Event()
+    async with (
+        scripted_backend([STEP, Held(text_reply("It is 42."), release)]) as backend,
+        two_servers(backend, database, tmp_path) as (first, second),
+    ):
+        path = await begin_background_response(first)
+        await backend.arrived(2)
+        async with second.stream("GET", path, params={"stream": "true"}) as dropped:
+            await anext(dropped.aiter_lines())
+        query = {"stream": "true", "starting_after": "1"}
+        async with (
+            second.stream("GET", path, params=query) as resumed,
+            second.stream("GET", path, params=query) as shared,
+        ):
+            release.set()
+            both = [
+                events_of([line async for line in stream.aiter_lines()])
+                for stream in (resumed, shared)
+            ]
+        whole = await first.get(path, params={"stream": "true"})
+    expected = events_of(whole.text.splitlines())[2:]
+    assert both == [expected, expected]
+
+
 async def begin_background_response(client: httpx.AsyncClient) -> str:
     """Begin a background response and return its path."""
     body = {"model": BODY["model"], "input": "How many?", "background": True}

@@ -148,3 +148,22 @@ def test_non_finite_number_beside_a_long_string_is_encoded_as_null() -> None:
 def test_non_finite_number_is_refused(number: str) -> None:
     with pytest.raises(ValueError, match="not valid in JSON"):
         finish(decode_in_steps(f"[[{number}]]".encode(), MARK))
+
+
+def test_large_json_in_another_encoding_than_utf_8_is_refused() -> None:
+    """Its bytes can look like long strings of UTF-8, and would then hide what is between them."""
+    quotes = "\u2261" + "\u6161" * MIN_CHARS + "\u2261"
+    for encoding in ("utf-16-le", "utf-16-be", "utf-16", "utf-32"):
+        text = f'{{"model": "m", "a": "{quotes}"}}'.encode(encoding)
+        with pytest.raises(ValueError, match="must be in UTF-8"):
+            finish(decode_in_steps(text, MARK))
+
+
+def test_byte_order_mark_before_large_json_is_skipped() -> None:
+    text = json.dumps({"text": "x" * MIN_CHARS}).encode("utf-8-sig")
+    assert finish(decode_in_steps(text, MARK))[0].value == {"text": "x" * MIN_CHARS}
+
+
+def test_counting_stops_above_the_number_that_is_enough() -> None:
+    assert count_chars(["x" * 100, "y" * 100], 150) <= 200 + 2 * CHARS_PER_VALUE
+    assert 150 < count_chars(["x" * 100, "y" * 100] * 1000, 150) < 100 * 1000 + 1

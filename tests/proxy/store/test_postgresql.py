@@ -182,6 +182,17 @@ async def test_stopped_database_server_is_reported_and_used_again_after_its_rest
     assert await store.runs.find(OWNER, "r1") == RUN
 
 
+async def test_sweep_keeps_what_is_published_of_a_running_run(store: Store, url: URL) -> None:
+    assert await store.runs.begin(RUN) is None
+    published = (RUN.id, f"{RUN.id}.frames", "ended.frames")
+    for publication_id in published:
+        await store.runs.publish(publication_id, "[]", is_first=True, is_last=False)
+    execute(url, "UPDATE run_events SET created_at = 0")
+    await store.sweep()
+    found = [bool(await store.runs.published(each, 0)) for each in published]
+    assert found == [True, True, False]
+
+
 async def test_transaction_that_conflicts_at_every_attempt_raises_store_unavailable_error(
     url: URL, store: Store
 ) -> None:
