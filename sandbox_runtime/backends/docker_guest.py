@@ -134,7 +134,7 @@ class DockerGuest:
             except EngineNotFoundError:  # removed already: the agent has ended or was killed
                 return await self._cause_from_events("")
             except EngineError as error:
-                return f"the engine closed the connection: {error}"
+                return f"the engine closed the connection: {self._engine.url}: {error}"
             if code is None:
                 return "the engine closed the connection"
             if code != _SIGKILL_EXIT_CODE:

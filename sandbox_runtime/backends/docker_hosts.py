@@ -355,7 +355,7 @@ class DockerHosts:
         self._swept_count += await backend.sweep()
         if host.failure != NOT_TRIED:
             logger.info("%s gets sandboxes now", host.url)
-        host.failure = None
+        host.failure, host.failed_start_at_s = None, -math.inf
         host.lost.clear()
 
 
