@@ -27,6 +27,7 @@ from proxy.api.dependencies import (
     JSONResponse,
     ModelRequest,
     authenticate,
+    body_reservation,
     wait_for_disconnect,
 )
 from proxy.api.upstream_relay import (
@@ -119,7 +120,10 @@ async def _body_fields(
     try:
         if len(body) > SLOW_BYTES:
             async with request.services.body_memory.decoding:
-                fields = (await stepwise.decode_large(body)).value
+                decoded = await stepwise.decode_large(body)
+            # The stream has reserved memory for a decoded copy of the body's size.
+            body_reservation(request.http).take(max(0, decoded.copies_bytes - len(body)))
+            fields = decoded.value
         else:
             fields = decode_json(body)
     except TooMuchJSONError as error:

@@ -141,7 +141,9 @@ class KubernetesApi:
                 raise error_of(response.status, _parse(await response.read()))
             while line := await response.content.readline():
                 event = _parse(line)
-                kind, changed = str(event.get("type")), event.get("object") or {}
+                kind, changed = str(event.get("type")), event.get("object")
+                if not isinstance(changed, dict):
+                    raise ValueError(f"a line without an object: {line[:80]!r}")
                 if kind == "ERROR":
                     raise error_of(int(changed.get("code") or 500), changed)
                 on_event(kind, changed)

@@ -144,6 +144,9 @@ class FakeCluster:
     def __init__(self) -> None:
         self.cuts = Cuts()
         self.refuses_to_attach = False
+        self.refuses_to_delete = False
+        self.cuts_the_watch = False
+        """True to end the next response of a watch in the middle of a line."""
         self.loses_events = False
         """True if nobody is told of the end of a Pod."""
         self.attach_calls = 0
@@ -234,6 +237,10 @@ class FakeCluster:
         sent = int(request.query["resourceVersion"])
         while not self._is_closed:
             for line in self._events[sent:]:
+                if self.cuts_the_watch:
+                    self.cuts_the_watch = False
+                    await response.write(line[: len(line) // 2])
+                    return response
                 await response.write(line)
             sent = len(self._events)
             self._has_event.clear()
@@ -242,6 +249,8 @@ class FakeCluster:
 
     async def _delete(self, request: web.Request) -> web.Response:
         pod = self.pods.get(request.match_info["name"])
+        if self.refuses_to_delete:
+            return web.json_response({"message": "refused by the test"}, status=500)
         if pod is None:
             return web.json_response({"reason": "NotFound"}, status=404)
         if pod.process.returncode is None:

@@ -149,6 +149,26 @@ async def test_end_of_a_pod_is_reported_at_once_during_an_outage(tmp_path: Path)
             await running
 
 
+async def test_end_of_a_pod_is_reported_although_the_watch_was_cut_in_a_line(
+    tmp_path: Path,
+) -> None:
+    async with started(tmp_path, lease_s=3600.0) as (cluster, sandbox):
+        running = asyncio.create_task(sandbox.exec("sleep 600", timeout_s=PLENTY_S))
+        cluster.cuts_the_watch = True
+        cluster.pods[sandbox.id].process.kill()
+        with pytest.raises(SandboxLostError, match="it was killed on its node"):
+            await running
+
+
+async def test_agent_is_told_to_end_when_its_sandbox_is_closed(tmp_path: Path) -> None:
+    async with started(tmp_path, lease_s=3600.0) as (cluster, sandbox):
+        cluster.refuses_to_delete = True
+        agent = cluster.pods[sandbox.id].process
+        await sandbox.close()
+        await until(lambda: agent.returncode == 0)
+        cluster.refuses_to_delete = False
+
+
 async def test_sandbox_can_be_closed_during_an_outage(tmp_path: Path) -> None:
     async with started(tmp_path, lease_s=3600.0) as (cluster, sandbox):
         cluster.refuses_to_attach = True
