@@ -16,7 +16,7 @@ HELLO, OPEN, DATA, STDERR = 1, 2, 3, 4
 EOF, WINDOW, END, RESET, PING, PONG = 7, 8, 9, 10, 11, 12
 BLOCK = 1 << 16
 FIRST_WINDOW = 1 << 14
-GREETING = '{"version": 3}'
+GREETING = '{"version": 4}'
 
 
 def main():

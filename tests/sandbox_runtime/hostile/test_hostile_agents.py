@@ -260,7 +260,7 @@ async def test_cancelled_operations_that_never_end_lose_only_their_own_sandbox(
 async def test_invalid_hello_fails_the_start(
     run_by: Callable[[bytes], Backend], greeting: str
 ) -> None:
-    program = AGENT.replace(b"""'{"version": 3}'""", repr(greeting).encode())
+    program = AGENT.replace(b"""'{"version": 4}'""", repr(greeting).encode())
     assert program != AGENT
     backend = run_by(program)
     with anyio.fail_after(ENOUGH_S), pytest.raises(SandboxStartError, match="protocol"):
