@@ -137,4 +137,6 @@ class KubernetesGuest:
 def _is_over(pod: Json | None) -> bool:
     """Return True if the agent has ended for certain. The object of a Pod may be deleted while the
     Pod runs on a node that is cut off."""
-    return pod is not None and has_ended(pod) and has_stopped(pod)
+    if pod is None or not has_ended(pod):
+        return False
+    return pod["status"].get("phase") in ("Failed", "Succeeded") or has_stopped(pod)
