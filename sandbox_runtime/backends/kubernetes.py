@@ -161,7 +161,7 @@ class KubernetesBackend:
             return [Check("kubernetes api", False, str(error))]
         if all(check.ok for check in found):
             found += [await self._check_network(), *isolation_checks(self._spec)]
-            survives = f"sandboxes survive the loss of their connection for {self._lease_s:g} s"
+            survives = f"agents end {self._lease_s:g} s after the last packet that arrived"
             found.append(Check("kubernetes connection", True, survives))
         return found
 
