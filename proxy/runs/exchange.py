@@ -31,9 +31,10 @@ POLL_S = 0.2
 """Interval at which a process repeats its message to cancel a run, until the run has ended, in
 seconds."""
 ASK_AGAIN_S = 2.0
+"""Interval at which a process repeats its message that it follows a run, until the first events or
+frames have arrived, in seconds."""
 FOLLOW_AGAIN_S = 10.0
-"""Interval at which a process repeats its message that it follows a run, in seconds, because
-messages may be lost."""
+"""Interval of that message afterwards, in seconds. It is repeated because messages may be lost."""
 LAST_EVENTS_S = 5.0
 """Seconds to wait for the last events of a run after the run has ended."""
 FOLLOWED_S = 3 * FOLLOW_AGAIN_S
@@ -130,7 +131,7 @@ class RunExchange:
                     if batch.is_first and seq and message.kind == "follow":
                         raise RunLostError  # events have no numbers: which are new is not known
                     seq = batch.seq
-                    yield batch.events
+                    yield batch.content
                     if batch.is_last:
                         return
                 if process_id is None:

@@ -179,18 +179,19 @@ RunStatus = Literal["running", "completed", "failed", "cancelled", "lost"]
 
 
 @dataclass(frozen=True, slots=True)
-class EventBatch:
-    """Some events of a run, which its process publishes for the processes that follow the run."""
+class PublishedBatch:
+    """Some events of a run, or frames of its response, which the run's process publishes for the
+    processes that follow the run."""
 
     seq: int
     """The position of the batch. A later batch has a higher `seq`."""
-    events: str
-    """The events as a JSON list."""
+    content: str
+    """The events or frames as JSON."""
     is_first: bool
-    """True if the batch begins a publication. The events of a run may be published a second time,
-    from the beginning."""
+    """True if the batch begins a publication. A run may be published a second time, from the
+    beginning."""
     is_last: bool
-    """True if the run has ended, and this batch has its last events."""
+    """True if the run has ended, and no batch follows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from sqlalchemy import (
 
 from proxy.agent.suspension import SuspendedRun
 from proxy.store.database import Database, delete_beyond, oldest_rows, sweep_batch
-from proxy.store.records import EventBatch, Process, StoredRun
+from proxy.store.records import PublishedBatch, Process, StoredRun
 from proxy.store.tables import RUN_EVENTS, RUN_SUMMARIES, RUNS, SUSPENDED_RUNS
 
 MAX_RUNS = 256
@@ -152,12 +152,15 @@ class RunRepository:
 
         return await self._database.read(transaction)
 
-    async def publish(self, run_id: str, events: str, *, is_first: bool, is_last: bool) -> None:
-        """Store events of a run, as a JSON list, for the processes that follow the run. If
-        `is_first` is True, the events of an earlier publication are deleted."""
+    async def publish(
+        self, publication_id: str, content: str, *, is_first: bool, is_last: bool
+    ) -> None:
+        """Store events of a run, or frames of its response, as JSON, for the processes that follow
+        the run. `publication_id` begins with the id of the run. If `is_first` is True, an earlier
+        publication is deleted."""
         row = {
-            "run_id": run_id,
-            "events": events,
+            "run_id": publication_id,
+            "events": content,
             "is_first": is_first,
             "is_last": is_last,
             "created_at": int(self._now()),
@@ -165,7 +168,7 @@ class RunRepository:
 
         def transaction(connection: Connection) -> None:
             if is_first:
-                connection.execute(delete(RUN_EVENTS).where(RUN_EVENTS.c.run_id == run_id))
+                connection.execute(delete(RUN_EVENTS).where(RUN_EVENTS.c.run_id == publication_id))
             connection.execute(insert(RUN_EVENTS), row)
 
         await self._database.write(transaction)
@@ -175,15 +178,14 @@ class RunRepository:
         change = delete(RUN_EVENTS).where(RUN_EVENTS.c.run_id == publication_id)
         await self._database.write(lambda connection: connection.execute(change))
 
-    async def published(self, run_id: str, after_seq: int) -> list[EventBatch]:
-        """Return the batches of published events of a run whose `seq` is above `after_seq`, in
-        order."""
+    async def published(self, publication_id: str, after_seq: int) -> list[PublishedBatch]:
+        """Return the batches of a publication whose `seq` is above `after_seq`, in order."""
         table = RUN_EVENTS.c
         query = select(table.seq, table.events, table.is_first, table.is_last).where(
-            table.run_id == run_id, table.seq > after_seq
+            table.run_id == publication_id, table.seq > after_seq
         )
         rows = await self._database.read(lambda c: c.execute(query.order_by(table.seq)).all())
-        return [EventBatch(*row) for row in rows]
+        return [PublishedBatch(*row) for row in rows]
 
     async def summarize(self, runs: Callable[[], Sequence[StoredRun]]) -> None:
         """Store the summaries that `runs` returns, each in place of an earlier summary of the same
