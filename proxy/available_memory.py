@@ -109,7 +109,7 @@ def resident_bytes() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cgroup:
+class Cgroup:
     """A cgroup of the memory controller."""
 
     directory: Path
@@ -141,7 +141,7 @@ def _machine_limit() -> MemoryLimit | None:
     return MemoryLimit(fields["MemTotal:"] << 10, fields["MemAvailable:"] << 10)
 
 
-def memory_cgroups(mounts: str, paths: str) -> Iterator[_Cgroup]:
+def memory_cgroups(mounts: str, paths: str) -> Iterator[Cgroup]:
     """Yield a process's cgroup of the memory controller, and the cgroups above it that it can see.
     `mounts` and `paths` are the texts of its files `mountinfo` and `cgroup` in `/proc`."""
     for line in mounts.splitlines():
@@ -158,7 +158,7 @@ def memory_cgroups(mounts: str, paths: str) -> Iterator[_Cgroup]:
             below = Path(found[1].removeprefix(root).strip("/"))
             parts = () if ".." in below.parts else below.parts
             for depth in range(len(parts), -1, -1):
-                yield _Cgroup(Path(mount_point).joinpath(*parts[:depth]), version)
+                yield Cgroup(Path(mount_point).joinpath(*parts[:depth]), version)
 
 
 def _fields(text: str) -> Iterator[tuple[str, int]]:
