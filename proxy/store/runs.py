@@ -24,7 +24,7 @@ from sqlalchemy import (
 
 from proxy.agent.suspension import SuspendedRun
 from proxy.store.database import Database, delete_beyond, oldest_rows, sweep_batch
-from proxy.store.records import PublishedBatch, Process, StoredRun
+from proxy.store.records import Process, PublishedBatch, StoredRun
 from proxy.store.tables import RUN_EVENTS, RUN_SUMMARIES, RUNS, SUSPENDED_RUNS
 
 MAX_RUNS = 256
