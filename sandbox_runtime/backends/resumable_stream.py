@@ -70,6 +70,8 @@ class ResumableStream:
         self._unacknowledged_bytes = 0
         self._unread_bytes = 0
         """Bytes that `write_control` has queued since the stream last had room."""
+        self._has_overflowed = False
+        """True once `write_control` had to drop bytes."""
         self._progress_at_s = 0.0
         """The loop's time of the last acknowledgement, or since when bytes wait for one."""
         self._stall_timeout_s = STALL_TIMEOUT_S
@@ -92,6 +94,8 @@ class ResumableStream:
                 if connection is None:
                     return
                 self._resume(connection)
+                if self._has_overflowed:
+                    raise ProtocolError("the agent does not read its input")
         finally:
             self._end()
 
@@ -128,6 +132,7 @@ class ResumableStream:
         """Queue data even without room. If too much of it waits, `listen` raises ProtocolError."""
         self._unread_bytes = 0 if self._has_room() else self._unread_bytes + len(data)
         if self._unread_bytes > MAX_UNREAD_BYTES:
+            self._has_overflowed = True  # it is known only here if there is no connection now
             self._connection.fail(ProtocolError("the agent does not read its input"))
         else:
             self.write(data)
