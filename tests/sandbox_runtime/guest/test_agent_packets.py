@@ -124,7 +124,7 @@ def test_late_packet_of_an_earlier_connection_is_no_new_connection(agent: Packet
 def test_bytes_between_packets_are_skipped(ready: PacketAgent, rubbish: bytes) -> None:
     ready.send_bytes(rubbish)
     ready.send(PING_FRAME, 0)
-    # What looks like the beginning of a packet may swallow the first one that follows.
+    # Rubbish that ends like the beginning of a packet makes the agent skip the next packet too.
     ready.send(PING_FRAME, 0)
     assert answer(ready).payload == PONG_FRAME
 
