@@ -142,13 +142,7 @@ async def test_answer_of_a_run_is_replayed_by_another_server(database: URL, tmp_
 async def test_background_response_is_streamed_by_another_server_while_its_run_continues(
     database: URL, tmp_path: Path
 ) -> None:
-    release = asyncio.Event()
-    async with (
-        scripted_backend([STEP, Held(text_reply("It is 42."), release)]) as backend,
-        two_servers(backend, database, tmp_path) as (first, second),
-    ):
-        path = await begin_background_response(first)
-        await backend.arrived(2)
+    async with background_response(database, tmp_path) as (first, second, path, release):
         async with second.stream("GET", path, params={"stream": "true"}) as followed:
             lines = followed.aiter_lines()
             seen = [await anext(lines)]
@@ -163,19 +157,12 @@ async def test_background_response_is_streamed_by_another_server_while_its_run_c
     assert events_of(seen) == events_of(whole.text.splitlines())
     assert events_of(seen)[-1]["type"] == "response.completed"
     assert events_of(rest.text.splitlines()) == events_of(seen)[4:]
-    assert len(backend.requests) == 2
 
 
 async def test_stream_at_another_server_begins_after_the_event_that_the_client_names(
     database: URL, tmp_path: Path
 ) -> None:
-    release = asyncio.Event()
-    async with (
-        scripted_backend([STEP, Held(text_reply("It is 42."), release)]) as backend,
-        two_servers(backend, database, tmp_path) as (first, second),
-    ):
-        path = await begin_background_response(first)
-        await backend.arrived(2)
+    async with background_response(database, tmp_path) as (first, second, path, release):
         query = {"stream": "true", "starting_after": "3"}
         async with second.stream("GET", path, params=query) as followed:
             was_running = (await first.get(path)).json()["status"] == "in_progress"
@@ -206,13 +193,7 @@ async def test_stream_at_another_server_ends_with_a_cancelled_response(
 async def test_stream_at_another_server_can_be_resumed_and_shared(
     database: URL, tmp_path: Path
 ) -> None:
-    release = asyncio.Event()
-    async with (
-        scripted_backend([STEP, Held(text_reply("It is 42."), release)]) as backend,
-        two_servers(backend, database, tmp_path) as (first, second),
-    ):
-        path = await begin_background_response(first)
-        await backend.arrived(2)
+    async with background_response(database, tmp_path) as (first, second, path, release):
         async with second.stream("GET", path, params={"stream": "true"}) as dropped:
             await anext(dropped.aiter_lines())
         query = {"stream": "true", "starting_after": "1"}
@@ -228,6 +209,23 @@ async def test_stream_at_another_server_can_be_resumed_and_shared(
         whole = await first.get(path, params={"stream": "true"})
     expected = events_of(whole.text.splitlines())[2:]
     assert both == [expected, expected]
+
+
+@asynccontextmanager
+async def background_response(
+    database: URL, tmp_path: Path
+) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient, str, asyncio.Event]]:
+    """Yield a client of each server, the path of a response that is in progress at the first one
+    after a step, and the event that lets its answer begin. The model must be called twice."""
+    release = asyncio.Event()
+    async with (
+        scripted_backend([STEP, Held(text_reply("It is 42."), release)]) as backend,
+        two_servers(backend, database, tmp_path) as (first, second),
+    ):
+        path = await begin_background_response(first)
+        await backend.arrived(2)
+        yield first, second, path, release
+        assert len(backend.requests) == 2
 
 
 async def begin_background_response(client: httpx.AsyncClient) -> str:
