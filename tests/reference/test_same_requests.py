@@ -203,6 +203,10 @@ async def test_backend_gets_the_same_requests(reference: Path, tmp_path: Path) -
         proxy_backend, answer = await run_by_proxy(
             with_public_address(profile, address), script, tmp_path
         )
+        if [*bodies(proxy_backend)] != [*bodies(reference_backend)]:
+            # The reference reads a file by `docker exec`, whose output the engine sometimes loses
+            # (docker/docker-py#2042). A difference of ours is there again in a second run.
+            reference_backend, _ = await run_by_reference(reference, script, tmp_path)
     assert answer["choices"][0]["message"]["content"] == "42"
     assert len(reference_backend.requests) == len(script)
     for request, expected in zip(bodies(proxy_backend), bodies(reference_backend), strict=True):
