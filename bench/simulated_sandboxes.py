@@ -8,6 +8,7 @@ from itertools import count
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Check, DataCallback, LimitEvents
+from sandbox_runtime.backends.kubernetes import PARALLEL_STARTS
 from sandbox_runtime.protocol import (
     DATA,
     END,
@@ -123,6 +124,7 @@ class SimulatedBackend:
     name = "simulated"
     accepted_attempts: Mapping[str, str] = {}
     capacity = None
+    parallel_starts = PARALLEL_STARTS
     can_resize = False
     max_outage_s = 0.0
 

@@ -40,6 +40,10 @@ class PoolSettings:
     """Behaviour if no sandbox is ready. create: start a sandbox, or wait for one if `max_sandboxes`
     or `memory_budget_mib` is reached. wait: wait for a sandbox that the pool starts in the
     background. fail: refuse the request."""
+    max_parallel_starts: int | None = None
+    """Maximum number of sandboxes that start at a time; a quarter of them to keep sandboxes ready.
+    null: two per CPU core of this host, with several Docker engines as many for each of them; 64 on
+    Kubernetes."""
     queue_size: int = 256
     """Maximum number of requests that wait for a sandbox. If a further request comes, the newest
     request of the key with the most waiting requests is refused."""
@@ -47,13 +51,14 @@ class PoolSettings:
     """Maximum time that a request waits for a sandbox, in seconds; then the request is refused."""
 
     def __post_init__(self) -> None:
-        budget = self.memory_budget_mib
+        budget, starts = self.memory_budget_mib, self.max_parallel_starts
         for rule, is_kept in (
             ("min_ready must not be negative", self.min_ready >= 0),
             ("max_sandboxes must be at least 1", self.max_sandboxes >= 1),
             ("min_ready must not be more than max_sandboxes", self.min_ready <= self.max_sandboxes),
             ("memory_budget_mib must be at least 1", budget is None or budget >= 1),
             ("ttl_s must be more than 0", self.ttl_s > 0),
+            ("max_parallel_starts must be at least 1", starts is None or starts >= 1),
             ("queue_size must not be negative", self.queue_size >= 0),
             ("queue_timeout_s must be more than 0", self.queue_timeout_s > 0),
             (
@@ -140,20 +145,19 @@ def eviction_count(settings: PoolSettings, load: Load, idle: Iterable[Load]) -> 
     return None
 
 
-def max_background_starts(cores: int) -> int:
-    """Return how many sandboxes may start at a time in the background. Half of the cores stay free
-    for commands."""
-    return max(1, cores // 2)
+def max_background_starts(parallel_starts: int) -> int:
+    """Return how many of the parallel starts may keep sandboxes ready: a quarter, so that commands
+    and the starts for waiting requests are not slowed down."""
+    return max(1, parallel_starts // 4)
 
 
-def max_parallel_starts(settings: PoolSettings, cores: int) -> int:
-    """Return how many sandboxes may start at a time for waiting requests; more would slow down
-    every start."""
+def max_starts_on_demand(settings: PoolSettings, parallel_starts: int) -> int:
+    """Return how many of the parallel starts may be for waiting requests."""
     match settings.on_miss:
         case "create":
-            return 2 * cores
+            return parallel_starts
         case "wait":
-            return max_background_starts(cores)
+            return max_background_starts(parallel_starts)
         case "fail":
             return 0
 

@@ -3,6 +3,7 @@ one running agent. `sweep_forever` removes the sandboxes of dead proxies."""
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -100,6 +101,11 @@ class Backend(Protocol):
         """Maximum number of sandboxes now, or None if only the pool limits it."""
 
     @property
+    def parallel_starts(self) -> int:
+        """Number of sandboxes that may start at a time, unless the settings say another one. More
+        would slow down every start."""
+
+    @property
     def can_resize(self) -> bool:
         """False if the limits of a running sandbox can never be changed."""
 
@@ -124,6 +130,12 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Release the backend's own resources."""
+
+
+def parallel_starts_per_host() -> int:
+    """Return how many sandboxes may start at a time on a host with as many cores as this process
+    may use: two per core."""
+    return 2 * len(os.sched_getaffinity(0))
 
 
 async def sweep_forever(backend: Backend, clock: Clock) -> None:

@@ -24,7 +24,7 @@ from functools import cached_property
 from pathlib import Path
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Check
+from sandbox_runtime.backends.base import Check, parallel_starts_per_host
 from sandbox_runtime.backends.bubblewrap_check import PROBE, diagnose, isolation_checks
 from sandbox_runtime.backends.bubblewrap_command import PATH, BwrapCommand, as_user, mount_table
 from sandbox_runtime.backends.cgroups import Cgroups, find_cgroups
@@ -99,6 +99,10 @@ class BubblewrapBackend:
     @property
     def capacity(self) -> None:
         return None
+
+    @property
+    def parallel_starts(self) -> int:
+        return parallel_starts_per_host()
 
     @property
     def can_resize(self) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 import anyio
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Check, run_to_end
+from sandbox_runtime.backends.base import Check, parallel_starts_per_host, run_to_end
 from sandbox_runtime.backends.docker_agent import AgentVolumes
 from sandbox_runtime.backends.docker_check import block_device, engine_checks, engine_info
 from sandbox_runtime.backends.docker_container import (
@@ -103,6 +103,10 @@ class DockerBackend:
         """The number of this process's sandboxes on the engine, from before their start until their
         removal."""
         return len(self._own_containers)
+
+    @property
+    def parallel_starts(self) -> int:
+        return parallel_starts_per_host()
 
     @property
     def can_resize(self) -> bool:

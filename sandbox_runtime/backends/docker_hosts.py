@@ -18,7 +18,7 @@ import anyio
 
 from policies.isolation import Isolation
 from policies.pool import start_backoff_s
-from sandbox_runtime.backends.base import Backend, Check, Guest
+from sandbox_runtime.backends.base import Backend, Check, Guest, parallel_starts_per_host
 from sandbox_runtime.clock import Clock, SystemClock
 from sandbox_runtime.errors import NoCapacityError, SandboxError, SandboxStartError
 
@@ -183,6 +183,10 @@ class DockerHosts:
     @property
     def accepted_attempts(self) -> Mapping[str, str]:
         return {}
+
+    @property
+    def parallel_starts(self) -> int:
+        return len(self.hosts) * parallel_starts_per_host()
 
     @property
     def can_resize(self) -> bool:

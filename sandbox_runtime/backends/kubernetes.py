@@ -58,6 +58,10 @@ given up, so that no sandbox is replaced while it still runs."""
 CAUSE_WAIT_S = 3.0
 """Time in which the API server learns why a Pod has ended, when it refuses to attach to it."""
 
+PARALLEL_STARTS = 64
+"""Number of Pods that this process starts at a time. The work of a start is the nodes' and the API
+server's, not this host's."""
+
 
 class KubernetesBackend:
     """Starts sandboxes as Pods in one namespace of one cluster; see KubernetesApi.
@@ -102,6 +106,10 @@ class KubernetesBackend:
     @property
     def capacity(self) -> None:
         return None
+
+    @property
+    def parallel_starts(self) -> int:
+        return PARALLEL_STARTS
 
     @property
     def can_resize(self) -> bool:

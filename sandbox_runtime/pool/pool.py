@@ -10,7 +10,6 @@ behind it, so that none starves.
 
 import asyncio
 import logging
-import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -26,7 +25,7 @@ from policies.pool import (
     fits,
     limited_to,
     max_background_starts,
-    max_parallel_starts,
+    max_starts_on_demand,
     moving_mean,
     pool_key,
     resizable_limits,
@@ -112,7 +111,6 @@ class Pool:
         gateways: EgressGateways | None = None,
         clock: Clock | None = None,
         idle_ping_timeout_s: float = IDLE_PING_TIMEOUT_S,
-        cores: int | None = None,
     ) -> None:
         self._configured_settings = settings
         self._backend = backend
@@ -124,7 +122,7 @@ class Pool:
         self._on_full: OnFull | None = None
         self._clock = clock or SystemClock()
         self._idle_ping_timeout_s = idle_ping_timeout_s
-        self._cores = cores or len(os.sched_getaffinity(0))
+        self._parallel_starts = settings.max_parallel_starts or backend.parallel_starts
         self._queue = WaiterQueue()
         self._mean_lease_s = INITIAL_LEASE_S
         """Moving average of the duration of a lease."""
@@ -136,7 +134,7 @@ class Pool:
             self._on_change,
             ttl_s=settings.ttl_s,
             idle_ping_timeout_s=idle_ping_timeout_s,
-            max_replacements_at_once=max_background_starts(self._cores),
+            max_replacements_at_once=max_background_starts(self._parallel_starts),
         )
         self._on_acquired: OnAcquired | None = None
 
@@ -409,7 +407,7 @@ class Pool:
             return self._lease_out(idle, waiter)
         if not unclaimed[waiter.pool_key]:
             starting = self._registry.count_in(EntryState.STARTING)
-            if starting >= max_parallel_starts(self._settings, self._cores):
+            if starting >= max_starts_on_demand(self._settings, self._parallel_starts):
                 return True
             if not self._make_room(Load(1, waiter.isolation.memory_mib)):
                 return False
@@ -469,10 +467,9 @@ class Pool:
         for key, isolation in self._kept_isolations.items():
             load = Load(1, isolation.memory_mib)
             for _ in range(self._settings.min_ready - unused[key] - unclaimed[key]):
-                few = self._registry.count_in(EntryState.STARTING) < max_background_starts(
-                    self._cores
-                )
-                if few and fits(self._settings, self._registry.load + load):
+                starting = self._registry.count_in(EntryState.STARTING)
+                is_allowed = starting < max_background_starts(self._parallel_starts)
+                if is_allowed and fits(self._settings, self._registry.load + load):
                     self._lifecycle.start(isolation, key)
 
 

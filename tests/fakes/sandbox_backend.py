@@ -116,6 +116,7 @@ class FakeSandboxBackend:
         """The error message of every start; None if starts succeed."""
         self.greets = True
         self.limits_are_fixed = False
+        self.parallel_starts = 4
         self.may_start = opened()
         self.may_end = opened()
         self.on_start: Callable[[], None] = lambda: None

@@ -36,6 +36,7 @@ OPEN = Egress(mode="open")
         ("max_sandboxes must be at least 1", {"min_ready": 0, "max_sandboxes": 0}),
         ("min_ready must not be more than max_sandboxes", {"min_ready": 3, "max_sandboxes": 2}),
         ("memory_budget_mib must be at least 1", {"memory_budget_mib": 0}),
+        ("max_parallel_starts must be at least 1", {"max_parallel_starts": 0}),
         ("ttl_s must be more than 0", {"ttl_s": 0}),
         ("ttl_s must be more than 0", {"ttl_s": float("nan")}),
         ("queue_size must not be negative", {"queue_size": -1}),

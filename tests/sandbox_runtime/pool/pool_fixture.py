@@ -97,7 +97,7 @@ async def fake_pool(
     """Yield a started pool. Fails if a guest still runs after the end of the pool, or after 20
     s."""
     backend, clock = backend or FakeSandboxBackend(), ManualClock()
-    pool = Pool(backend, settings, [SMALL], clock=clock, cores=2, **parts)
+    pool = Pool(backend, settings, [SMALL], clock=clock, **parts)
     with anyio.fail_after(20):
         pool.start()
         try:

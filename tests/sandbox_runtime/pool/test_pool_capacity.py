@@ -41,20 +41,24 @@ async def test_ending_sandbox_counts_towards_the_limit() -> None:
         await holder.end_all()
 
 
-async def test_concurrent_starts_are_limited() -> None:
-    async with fake_pool(PoolSettings(min_ready=0)) as fixture:
+@pytest.mark.parametrize(("setting", "limit"), [(None, 4), (6, 6)])
+async def test_parallel_starts_are_limited_by_the_backend_or_the_settings(
+    setting: int | None, limit: int
+) -> None:
+    settings = PoolSettings(min_ready=0, max_parallel_starts=setting)
+    async with fake_pool(settings) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
         for name in "abcdefgh":
             holder.request(name)
-        await fixture.until(starting=4, waiting=8)
+        await fixture.until(starting=limit, waiting=8)
         fixture.backend.may_start.set()
         await until(lambda: len(holder.served) == 8)
-        assert fixture.backend.most_starting == 4
+        assert fixture.backend.most_starting == limit
         await holder.end_all()
 
 
-async def test_concurrent_starts_for_waiters_are_limited_by_the_processors() -> None:
+async def test_a_quarter_of_the_parallel_starts_may_be_in_the_background() -> None:
     async with fake_pool(PoolSettings(min_ready=1, on_miss="wait")) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)

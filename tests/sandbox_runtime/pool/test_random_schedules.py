@@ -64,6 +64,7 @@ class Storm:
             max_sandboxes=self.random.randrange(2, 6),
             memory_budget_mib=self.random.choice([None, BUDGET_MIB]),
             on_miss=self.random.choice(["create", "wait"]),
+            max_parallel_starts=2 * self.random.randrange(1, 5),
             queue_size=self.random.choice([3, 100]),
             ttl_s=self.random.choice([15, 3600]),
         )
@@ -76,7 +77,6 @@ class Storm:
             gateways=self.gateways,
             clock=self.clock,
             idle_ping_timeout_s=0.01,
-            cores=self.random.randrange(1, 5),
         )
         self.leased: list[str] = []
         self.most_memory_mib = 0
