@@ -57,6 +57,11 @@ REPORT_TIMEOUT_S = 4.0
 """Maximum time from a command's timeout to its report; the agent needs about 0.7 s."""
 MAX_COUNT_CHARS = 20
 """Maximum length of the output of UNPACK, which prints a count of bytes."""
+PING_INTERVAL_S = 10.0
+"""The interval of pings. A guest agent that receives nothing for 30 s ends itself."""
+BUSY_PING_TIMEOUT_S = 60.0
+"""Maximum time for a sandbox in use to answer a ping: its commands may leave the guest agent little
+CPU time, and its user has timeouts of their own."""
 FILE_ERRORS: Mapping[str, type[SandboxFileError]] = {
     "missing": FileMissingError,
     "exists": PathExistsError,

@@ -3,18 +3,20 @@ EscapeContext, which starts the sandboxes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from policies.egress import Egress
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Check
+from sandbox_runtime.clock import Clock, SystemClock
 from sandbox_runtime.egress.connection import Connection
 from sandbox_runtime.egress.dialer import Connect, Endpoint, Resolve
 from sandbox_runtime.egress.gateway import Gateway
 from sandbox_runtime.egress.limits import Timeouts, TrafficQuota
 from sandbox_runtime.errors import SandboxLostError
+from sandbox_runtime.guest_sandbox import BUSY_PING_TIMEOUT_S, PING_INTERVAL_S
 from sandbox_runtime.sandbox import ExecResult, Sandbox, StreamName
 from sandbox_runtime.streams import OnConnection
 
@@ -53,6 +55,9 @@ class DisturbedError(Exception):
 
 class EscapeSandbox(Sandbox, Protocol):
     """A sandbox under attack. The attack can handle the connections that programs inside open."""
+
+    async def ping(self, timeout_s: float) -> None:
+        """Return when the guest agent answers. Raises SandboxLostError if it does not."""
 
     def set_connection_handler(self, on_connection: OnConnection | None) -> None:
         """Set the handler of the connections that programs inside open; None refuses them."""
@@ -149,19 +154,25 @@ class EscapeContext:
         *,
         make_gateway: MakeGateway = Gateway,
         watch_s: float = 12.0,
+        clock: Clock | None = None,
     ) -> None:
         self.isolation = isolation
         self.make_gateway = make_gateway
         self.watch_s = watch_s
         self._start = start
+        self._clock = clock or SystemClock()
         self._neighbour: EscapeSandbox | None = None
+        self._ping_task: asyncio.Task[None] | None = None
+        """Keeps the neighbour alive, which may be idle for the whole of an attack."""
 
     async def neighbour(self) -> EscapeSandbox:
         """Return the neighbour sandbox; replace it if an attack has disturbed it. Raises
         SandboxStartError."""
         if self._neighbour and await self.disturbance():
             await self.aclose()
-        self._neighbour = self._neighbour or await self._start(self.isolation)
+        if not self._neighbour:
+            self._neighbour = await self._start(self.isolation)
+            self._ping_task = asyncio.create_task(self._ping_until_lost(self._neighbour))
         return self._neighbour
 
     @asynccontextmanager
@@ -188,9 +199,17 @@ class EscapeContext:
 
     async def aclose(self) -> None:
         """End the neighbour sandbox."""
+        if self._ping_task:
+            self._ping_task.cancel()
         if self._neighbour:
             await self._neighbour.close()
             self._neighbour = None
+
+    async def _ping_until_lost(self, sandbox: EscapeSandbox) -> None:
+        with suppress(SandboxLostError):
+            while True:
+                await self._clock.sleep(PING_INTERVAL_S)
+                await sandbox.ping(BUSY_PING_TIMEOUT_S)
 
 
 async def run_python(sandbox: Sandbox, program: str, *, timeout_s: float = 20.0) -> ExecResult:

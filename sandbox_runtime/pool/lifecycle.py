@@ -16,14 +16,14 @@ from policies.pool import PoolKey, moving_mean, start_backoff_s, without_lease_f
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.clock import Clock
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
-from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
+from sandbox_runtime.guest_sandbox import (
+    BUSY_PING_TIMEOUT_S,
+    PING_INTERVAL_S,
+    GuestSandbox,
+    start_sandbox,
+)
 from sandbox_runtime.pool.entries import EntryState, PoolEntry, PoolRegistry
 
-PING_INTERVAL_S = 10.0
-"""The interval of pings. A guest agent that receives nothing for 30 s ends itself."""
-LEASED_PING_TIMEOUT_S = 60.0
-"""Maximum time for a leased sandbox to answer a ping: its commands may leave the guest agent
-little CPU time, and the lease has timeouts of its own."""
 INITIAL_START_S = 1.0
 
 
@@ -152,7 +152,7 @@ class SandboxLifecycle:
         while True:
             await self._clock.sleep(PING_INTERVAL_S)
             self._ping_all(EntryState.IDLE, self._idle_ping_timeout_s)
-            self._ping_all(EntryState.LEASED, LEASED_PING_TIMEOUT_S)
+            self._ping_all(EntryState.LEASED, BUSY_PING_TIMEOUT_S)
             self.replace(self._expired_entries())
             if self._refresh_task is None or self._refresh_task.done():
                 self._refresh_task = asyncio.create_task(self._replace_outdated())

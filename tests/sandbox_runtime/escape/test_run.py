@@ -22,9 +22,12 @@ from sandbox_runtime.escape.context import (
     Verdict,
 )
 from sandbox_runtime.escape.run import PROBES, refusal, run_attack, run_batch, why_untried
-from sandbox_runtime.guest_sandbox import start_sandbox
+from sandbox_runtime.guest_sandbox import PING_INTERVAL_S, start_sandbox
 from sandbox_runtime.streams import OnConnection
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_sandbox import MemorySandbox
+from tests.fakes.sandbox_backend import FakeSandboxBackend
+from tests.fakes.waiting import until
 from tests.sandbox_runtime.conformance.backends import backend_of
 from tests.sandbox_runtime.escape.open_containers import OpenContainers, opened
 from tests.sandbox_runtime.transfer import output, write
@@ -187,3 +190,16 @@ async def test_lost_neighbour_is_reported_and_replaced_for_the_next_attack() -> 
     assert await context.neighbour() is not neighbour
     assert await context.disturbance() is None
     await context.aclose()
+
+
+async def test_neighbour_is_pinged_during_an_attack() -> None:
+    backend, clock = FakeSandboxBackend(), ManualClock()
+    context = EscapeContext(partial(start_sandbox, backend), Isolation(), clock=clock)
+    await context.neighbour()
+    for _ in range(3):
+        await until(lambda: PING_INTERVAL_S in clock.alarms)
+        clock.advance(PING_INTERVAL_S)
+    (guest,) = backend.guests
+    await until(lambda: guest.pings == 3)
+    await context.aclose()
+    assert not backend.alive

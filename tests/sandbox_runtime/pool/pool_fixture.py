@@ -12,7 +12,7 @@ from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
 from sandbox_runtime.egress.gateway import EgressGateways, Gateway
-from sandbox_runtime.pool.lifecycle import PING_INTERVAL_S
+from sandbox_runtime.guest_sandbox import PING_INTERVAL_S
 from sandbox_runtime.pool.pool import Pool, PoolStats
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.sandbox_backend import FakeSandboxBackend

@@ -9,7 +9,7 @@ import pytest
 from policies.pool import PoolSettings
 from sandbox_runtime.backends.base import SWEEP_S, sweep_forever
 from sandbox_runtime.errors import NoFreeSandboxError
-from sandbox_runtime.pool.lifecycle import PING_INTERVAL_S
+from sandbox_runtime.guest_sandbox import PING_INTERVAL_S
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.sandbox_backend import FakeSandboxBackend
 from tests.fakes.waiting import until

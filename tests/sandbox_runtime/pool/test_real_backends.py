@@ -15,7 +15,7 @@ import pytest
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from sandbox_runtime.errors import SandboxLostError
-from sandbox_runtime.pool.lifecycle import PING_INTERVAL_S
+from sandbox_runtime.guest_sandbox import PING_INTERVAL_S
 from sandbox_runtime.pool.pool import Pool
 from tests.e2e.leftovers import Engine, cgroups_of, open_files, tasks
 from tests.fakes.manual_clock import ManualClock
