@@ -58,7 +58,8 @@ Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
 
 def create_app(services: Services, lifespan: Lifespan | None = None) -> ASGIApp:
-    """Return the server's ASGI application: that of `build_app`, with the outermost middleware."""
+    """Return the server's ASGI application: that of `build_app`, with the middleware around
+    all routes."""
     return SessionPathMiddleware(RequestMiddleware(build_app(services, lifespan), services))
 
 

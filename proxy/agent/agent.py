@@ -134,9 +134,8 @@ class Agent:
             finally:
                 watch.close()
                 await loop.budget.close()
-            lease.save_as = session.save_as or (
-                session.suspend_as if result.suspended_run else None
-            )
+            is_suspended = result.suspended_run is not None
+            lease.save_as = session.state_to_save(is_suspended=is_suspended)
             return result
 
     def model_of(self, task: AgentTask) -> Model:

@@ -257,8 +257,6 @@ Event = (
     | ModelCallFinished
     | ReasoningDelta
     | Narration
-    | TextDelta
-    | ToolCallDelta
     | ClientCallStarted
     | ClientCallDelta
     | ClientCallFinished

@@ -3,7 +3,6 @@ the run or a limit is reached; then determine the answer and build the Result.""
 
 import asyncio
 import hashlib
-import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -30,7 +29,7 @@ from proxy.agent.final_answer import BestAnswer, FinalCall, prose_rules, prose_v
 from proxy.agent.guard import EgressWatch, Guard
 from proxy.agent.history import text_of
 from proxy.agent.model import Completion, Model, refusal_of
-from proxy.agent.outcome import RunOutcome, client_tool_calls, suspend_run
+from proxy.agent.outcome import RunOutcome, hand_back_calls
 from proxy.agent.prose import HOLD_CHARS, UNCHECKED_RULES, Prose, ProseRules
 from proxy.agent.result import (
     CapabilityCounter,
@@ -42,6 +41,7 @@ from proxy.agent.result import (
     usage_count,
 )
 from proxy.agent.styles import style_of
+from proxy.agent.suspension import new_call_ids
 from proxy.agent.task import AgentInput, AgentTask, RunClock, out_of_time_error
 from proxy.agent.tool_calls import Turn, keep_calls_of
 from proxy.agent.tools import CallRunner, ToolExecutor, tool_name
@@ -135,7 +135,7 @@ class AgentLoop:
         if self._style.accepts_prose and not task.captures_tokens:
             self._prose_rules = prose_rules(task, self._input.messages, prompt, schemas)
         self._first_call_progress = FirstCallProgress(task.delivery.status_hold, emit)
-        self._new_ids = (f"call_{task.run_id}_{n}" for n in itertools.count(1))
+        self._new_ids = new_call_ids(task.run_id)
         self._call_runner = CallRunner(
             self._executor,
             self._conversation,
@@ -217,7 +217,9 @@ class AgentLoop:
         elif self._was_nudged and not self._has_used_tools:
             prose, visibility = Prose(self._prose_rules, max_chars=HOLD_CHARS), "never"
         streams = task.request.stream and self._style.accepts_prose
-        calls = (task, self._emit, self._executor, self._client_tool_names, self._new_ids)
+        call_stream = client_call_stream(
+            task, self._emit, self._executor, self._client_tool_names, self._new_ids
+        )
         return StreamHandler(
             self._emit,
             self._first_call_progress,
@@ -227,7 +229,7 @@ class AgentLoop:
             streams=task.request.stream,
             visibility=visibility if streams else "never",
             shows_submit=streams and not task.params.final,
-            client_calls=client_call_stream(*calls) if streams else None,
+            client_calls=call_stream if streams else None,
             allowed_tools=self._client_tool_names if self._is_plain_turn else None,
         )
 
@@ -385,8 +387,15 @@ class AgentLoop:
         return last if last in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED) else stop
 
     async def _best_answer(self, stop: StopReason) -> str:
-        parts = (self._task, self._conversation, self._writer, self._executor, self._emit)
-        call = FinalCall(*parts, self._first_call_progress, self._prose_rules)
+        call = FinalCall(
+            self._task,
+            self._conversation,
+            self._writer,
+            self._executor,
+            self._emit,
+            self._first_call_progress,
+            self._prose_rules,
+        )
         seconds = self._final_answer_timeout_s() if self._limits.final_question else None
         takes_prose = self._style.accepts_prose
         best = BestAnswer(self._task, self._outcome, call, seconds, takes_prose=takes_prose)
@@ -434,10 +443,12 @@ class AgentLoop:
         await self._egress_watch.flush()
         await self._emit(RunFinished(stop, self._conversation.usage))
         reply = self._outcome.reply
-        calls = client_tool_calls(self._task, self._outcome, self._new_ids)
-        history, has_sandbox = (
+        calls, suspended_run = hand_back_calls(
+            self._task,
+            self._outcome,
             self._conversation.history,
-            self._executor.current_sandbox is not None,
+            self._new_ids,
+            used_sandbox=self._executor.current_sandbox is not None,
         )
         legacy_state = self._task.request.legacy_state
         return Result(
@@ -471,9 +482,7 @@ class AgentLoop:
             route=self._outcome.route or self._task.route,
             steps=self._executor.shown_steps,
             sandbox_losses=self._executor.sandbox_losses,
-            suspended_run=suspend_run(
-                self._task, self._outcome, calls, history, used_sandbox=has_sandbox
-            ),
+            suspended_run=suspended_run,
         )
 
     async def _collect_artifacts(self) -> CollectedArtifacts:
@@ -482,17 +491,16 @@ class AgentLoop:
         if self._executor.current_sandbox is None:
             return CollectedArtifacts()
         linked = await self._writer.unsaved_links()
-        parts = (
-            self._executor.current_sandbox,
-            self._artifact_collector,
-            linked,
-            self._task,
-            self._guard,
-            self._emit,
-        )
-        seconds = self._time_plan.collection_time_s(self.budget.wall_time_s)
         try:
-            return await collect_artifacts(*parts, seconds)
+            return await collect_artifacts(
+                self._executor.current_sandbox,
+                self._artifact_collector,
+                linked,
+                self._task,
+                self._guard,
+                self._emit,
+                self._time_plan.collection_time_s(self.budget.wall_time_s),
+            )
         except SandboxLostError:
             self._executor.current_sandbox = None
             return CollectedArtifacts(warnings=(SANDBOX_LOST,))

@@ -1,5 +1,5 @@
-"""The outcome of a run. `RunOutcome` collects it during the run; `client_tool_calls` returns the
-calls that the client gets, and `suspend_run` the run that waits for the results of these calls."""
+"""The outcome of a run. `RunOutcome` collects it during the run; `hand_back_calls` returns the
+calls that the client gets, and the suspended run that waits for their results."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from policies.sessions import ResumePoint, function_call_id
 from proxy.agent.history import History, text_of
 from proxy.agent.model import Completion
 from proxy.agent.result import RunWarning, ToolTrouble
-from proxy.agent.suspension import SuspendedRun, run_id_of_call
+from proxy.agent.suspension import SuspendedCall, SuspendedRun, key_of_call
 from proxy.agent.task import AgentTask
 from proxy.agent.tool_calls import ToolCall, Turn, to_custom_call
 
@@ -72,50 +72,45 @@ class RunOutcome:
             self.trouble.append(trouble)
 
 
-def client_tool_calls(
-    task: AgentTask, outcome: RunOutcome, new_ids: Iterator[str]
-) -> list[dict[str, Any]]:
-    """Return the client tool calls in the form that the client expects. Their ids contain the run
-    id, by which the client's results are assigned to the run; a model's own ids are not unique. Ids
-    of calls of legacy `functions` are derived from `legacy_state` and the call instead."""
-    entries = []
-    for call in outcome.client_calls:
-        if task.request.legacy_state is not None:
-            function = call.raw["function"]
-            id = function_call_id(
-                task.request.legacy_state, function["name"], function["arguments"]
-            )
-        elif sent := outcome.sent_call_ids.get(call.id):
-            id = sent
-        else:
-            id = call.id if run_id_of_call(call.id) == task.run_id else next(new_ids)
-        entry = {**call.raw, "id": id}
-        entries.append(to_custom_call(entry) if call.name in task.request.text_tools else entry)
-    return entries
-
-
-def suspend_run(
+def hand_back_calls(
     task: AgentTask,
     outcome: RunOutcome,
-    calls: Sequence[Mapping[str, Any]],
     history: History,
+    new_ids: Iterator[str],
     *,
     used_sandbox: bool,
-) -> SuspendedRun | None:
-    """Return the suspended run that waits for the results of `calls`, or None if there are none."""
-    if not calls:
-        return None
-    state = task.session.save_as or task.session.suspend_as
-    return SuspendedRun(
+) -> tuple[list[dict[str, Any]], SuspendedRun | None]:
+    """Return the calls of the client's tools in the form that the client expects, and the suspended
+    run that waits for their results; None if there are no calls."""
+    suspended_calls, entries = [], []
+    for call in outcome.client_calls:
+        client_id = _client_id(call, task, outcome, new_ids)
+        suspended_calls.append(SuspendedCall(client_id, call.id, call.name))
+        entry = {**call.raw, "id": client_id}
+        entries.append(to_custom_call(entry) if call.name in task.request.text_tools else entry)
+    if not entries:
+        return [], None
+    session, state = task.session, task.session.state_to_save(is_suspended=True)
+    suspended_run = SuspendedRun(
         messages=list(history.messages),
         run_start_index=history.run_start_index,
-        calls=[
-            (entry["id"], call.id, call.name)
-            for entry, call in zip(calls, outcome.client_calls, strict=True)
-        ],
+        calls=suspended_calls,
         calls_are_text=outcome.calls_are_text,
         resume_from=ResumePoint(state.session, [state.name]) if state else None,
         used_sandbox=used_sandbox
-        or bool(task.session.suspended_run and task.session.suspended_run.used_sandbox),
+        or bool(session.suspended_run and session.suspended_run.used_sandbox),
         message_kinds=history.message_kinds,
     )
+    return entries, suspended_run
+
+
+def _client_id(call: ToolCall, task: AgentTask, outcome: RunOutcome, new_ids: Iterator[str]) -> str:
+    """Return the id of a call that the client gets. It contains the run id, by which the client's
+    results are assigned to the run. The id of a call of legacy `functions` is derived from
+    `legacy_state` and the call instead."""
+    if task.request.legacy_state is not None:
+        function = call.raw["function"]
+        return function_call_id(task.request.legacy_state, function["name"], function["arguments"])
+    if sent := outcome.sent_call_ids.get(call.id):
+        return sent
+    return call.id if key_of_call(call.id) == task.run_id else next(new_ids)

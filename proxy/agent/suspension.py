@@ -2,10 +2,10 @@
 later request."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
-from typing import Any, Protocol
+from itertools import count, takewhile
+from typing import Any, NamedTuple, Protocol
 
 from policies.sessions import ResumePoint, Session
 from proxy.agent.model import Message
@@ -16,16 +16,28 @@ MAX_RESUMED_RUNS = 16
 INSTRUCTION_ROLES = ("system", "developer")
 """The roles of messages with instructions."""
 _CALL_ID = re.compile(r"call_([0-9a-z]+)_\d+")
+"""The form of the ids of `new_call_ids` and `function_call_id`."""
 
 
 class SuspendedRunStore(Protocol):
     """Stores suspended runs."""
 
     async def save(self, owner: str, run: "SuspendedRun") -> None:
-        """Store a run of an owner for a while. Replace a run with the same id."""
+        """Store a run of an owner for a while. Replace a run with the same key."""
 
-    async def find(self, owner: str, run_id: str) -> "SuspendedRun | None":
-        """Return the run, or None. Do not delete it: the client may retry its request."""
+    async def find(self, owner: str, key: str) -> "SuspendedRun | None":
+        """Return the run with this key, or None. Do not delete it: the client may retry its
+        request."""
+
+
+class SuspendedCall(NamedTuple):
+    """A call whose result the client sends later."""
+
+    client_id: str
+    """The id of the call that the client got."""
+    model_id: str
+    """The id that the model gave the call."""
+    tool_name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +48,7 @@ class SuspendedRun:
     """The messages of the last prompt, and the turn with the calls."""
     run_start_index: int
     """Index of the first message of the run itself."""
-    calls: Sequence[tuple[str, str, str]]
-    """The client's id, the model's id and the tool name of each call."""
+    calls: Sequence[SuspendedCall]
     calls_are_text: bool
     """True if the calls were written as text, so that no `tool` message can answer them."""
     resume_from: ResumePoint | None
@@ -49,11 +60,12 @@ class SuspendedRun:
     `History`."""
 
     @property
-    def run_id(self) -> str:
-        """The id of the run, which is part of its call ids."""
-        run_id = run_id_of_call(self.calls[0][0])
-        assert run_id
-        return run_id
+    def key(self) -> str:
+        """The key of the stored run, which is part of the ids of its calls: the run id, or a digest
+        of the run's state for calls of legacy `functions`."""
+        key = key_of_call(self.calls[0].client_id)
+        assert key
+        return key
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as JSON values."""
@@ -76,7 +88,7 @@ class SuspendedRun:
         return cls(
             messages=value["messages"],
             run_start_index=value["ours_from"],
-            calls=[(theirs, own, name) for theirs, own, name in value["calls"]],
+            calls=[SuspendedCall(*call) for call in value["calls"]],
             calls_are_text=value["as_text"],
             resume_from=ResumePoint(Session(at[0], at[1]), at[2]) if at else None,
             used_sandbox=value.get("began", True),
@@ -100,14 +112,14 @@ class SuspendedRun:
 
         The run's own messages are used even if the client has edited or dropped them.
         """
-        ids = {theirs for theirs, _, _ in self.calls}
+        ids = {call.client_id for call in self.calls}
         results = {
             str(message["tool_call_id"]): message
             for message in messages
             if message.get("role") == "tool" and message.get("tool_call_id") in ids
         }
         answered = result_messages(
-            ((own, name, results.get(theirs)) for theirs, own, name in self.calls),
+            ((call.model_id, call.tool_name, results.get(call.client_id)) for call in self.calls),
             self.calls_are_text,
         )
         after = _messages_after_results(messages, ids)
@@ -121,21 +133,28 @@ def leading_instructions(messages: Sequence[Message]) -> list[Message]:
     return list(takewhile(lambda message: message.get("role") in INSTRUCTION_ROLES, messages))
 
 
-def answered_run_ids(messages: Sequence[Message]) -> list[str]:
-    """Return the ids of the runs whose calls are answered after the last assistant message, latest
-    first."""
+def answered_keys(messages: Sequence[Message]) -> list[str]:
+    """Return the keys of the suspended runs whose calls are answered after the last assistant
+    message, latest first."""
     found: dict[str, None] = {}
     for message in reversed(messages):
         if message.get("role") == "assistant":
             break
         answered = message.get("tool_call_id") if message.get("role") == "tool" else None
-        if name := run_id_of_call(str(answered)):
-            found[name] = None
+        if key := key_of_call(str(answered)):
+            found[key] = None
     return list(found)[:MAX_RESUMED_RUNS]
 
 
-def run_id_of_call(call_id: str) -> str | None:
-    """Return the run id in a call id, or None if the proxy did not create the call id."""
+def new_call_ids(run_id: str) -> Iterator[str]:
+    """Yield ids for the calls of a run. They contain the run id, because a model's own ids are not
+    unique."""
+    return (f"call_{run_id}_{number}" for number in count(1))
+
+
+def key_of_call(call_id: str) -> str | None:
+    """Return the key of a suspended run in a call id, or None if the proxy did not create the call
+    id."""
     match = _CALL_ID.fullmatch(call_id)
     return match[1] if match else None
 

@@ -117,7 +117,7 @@ class ChatRequest:
     """A chat-completions request without its model parameters."""
 
     messages: Sequence[Message] = ()
-    """The messages as the client sent them."""
+    """The client's messages, before files and long texts are replaced by paths."""
     has_client_indexes: bool = False
     """True if each message has the same index here as in the request that the client sent."""
     client_tools: Sequence[Mapping[str, Any]] = ()
@@ -137,7 +137,7 @@ class ChatRequest:
     rewrite_links: bool = True
     """True if paths of produced files in the answer may be rewritten to links."""
     stream: bool = False
-    """True if the client streams, so that the model streams too."""
+    """True if the client streams."""
     legacy_state: str | None = None
     """The session state from which call ids are derived, because calls of the legacy `functions`
     have no ids (see `function_call_id`). None if the client does not use `functions`."""
@@ -208,6 +208,11 @@ class SessionPlan:
     """The state to save the workspace as if the run is suspended for client tool results."""
     suspended_run: SuspendedRun | None = None
     """The suspended run to resume, if any."""
+
+    def state_to_save(self, *, is_suspended: bool) -> SessionState | None:
+        """Return the state to save the workspace as at the end of the run, or None to discard it.
+        A suspended run resumes from this state."""
+        return self.save_as or (self.suspend_as if is_suspended else None)
 
     @property
     def owner(self) -> str:

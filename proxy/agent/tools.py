@@ -45,7 +45,8 @@ timeout ends with the run's time can then end by itself, and its output is not l
 
 
 class ToolExecutor:
-    """Runs the model's calls of the proxy's tools. A mistake of the model becomes an observation.
+    """Runs the model's calls of the proxy's tools, which get the executor as their Lease. A mistake
+    of the model becomes an observation.
 
     The loss of the sandbox, which is mostly caused by the model's command, becomes an observation
     too, and the next call gets a new sandbox with the input files. The run fails once MAX_LOSSES

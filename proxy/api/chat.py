@@ -29,7 +29,7 @@ async def chat_completions(http: Request) -> Response:
     body, headers = request.body, request.headers
     check_messages(body)
     decision = resolve_route(request, body)
-    if decision.is_passthrough:
+    if decision.is_plain:
         return await relay_chat(request, decision)
     options = read_request_options(body, headers)
     steps = options.steps or default_mode(request.services.steps, headers)

@@ -103,7 +103,7 @@ def _message_context(
         has_code_execution=translation.has_code_execution,
         wants_thinking=translation.wants_thinking,
     )
-    has_container = translation.has_code_execution and not decision.is_passthrough
+    has_container = translation.has_code_execution and not decision.is_plain
     return MessageContext(
         model=request.body["model"],
         steps=steps,

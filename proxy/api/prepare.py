@@ -35,7 +35,7 @@ from policies.sessions import (
 )
 from policies.tool_support import SUPPORTED
 from proxy import stepwise
-from proxy.agent.suspension import SuspendedRun, answered_run_ids
+from proxy.agent.suspension import SuspendedRun, answered_keys
 from proxy.agent.task import (
     AgentInput,
     AgentTask,
@@ -206,7 +206,7 @@ async def prepare_request(
     """
     model_request, decision, options = request.model_request, request.decision, request.options
     services, profile = model_request.services, decision.profile
-    is_single_call = decision.is_passthrough
+    is_single_call = decision.is_plain
     has_refusable_files = await check_files(model_request, decision, request.body)
     body, session = await _body_and_session(request, run_id)
     chat, params = parse_chat(
@@ -291,7 +291,7 @@ async def _body_and_session(request: RunRequest, run_id: str) -> tuple[dict[str,
     """Return the request's body, prepared for the model, and the session of the run."""
     model_request, owner = request.model_request, request.model_request.owner
     body = dict(request.body)
-    if request.decision.is_passthrough:
+    if request.decision.is_plain:
         await model_request.services.inputs.refuse_unsafe_urls(urls_in(body["messages"]), owner)
         body["messages"], _ = extract_files(strip_links(body["messages"]))
         body |= {"tools": None, "tool_choice": None}
@@ -327,9 +327,9 @@ async def _suspended_run(
     """Return the suspended run whose tool calls are answered in the messages, or None if no such
     run is stored."""
     messages = with_tool_call_ids(body["messages"]) if body.get("functions") else body["messages"]
-    for name in answered_run_ids(messages):
+    for key in answered_keys(messages):
         find = model_request.services.store.suspended_runs.find
-        if suspended_run := await find(model_request.owner, name):
+        if suspended_run := await find(model_request.owner, key):
             return suspended_run
     return None
 
@@ -355,9 +355,9 @@ def resolve_session(
     if resume_from is None and suspended_run is None:
         # The messages may answer tool calls of a suspended run that is no longer stored. If that
         # run belonged to no conversation, the ids of the calls identify its files.
-        for name in answered_run_ids(body["messages"]):
-            if container := run_container_id(owner, name):
-                resume_from = ResumePoint(Session(owner, container), (name,), starts_empty=True)
+        for key in answered_keys(body["messages"]):
+            if container := run_container_id(owner, key):
+                resume_from = ResumePoint(Session(owner, container), (key,), starts_empty=True)
                 break
     if suspended_run and suspended_run.resume_from:
         suspended_at = suspended_run.resume_from

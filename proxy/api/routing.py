@@ -40,14 +40,14 @@ class RoutingDecision:
     @property
     def headers(self) -> dict[str, str]:
         """The `x-sandbox-route` headers of a response without a sandbox; none with a sandbox."""
-        if not self.is_passthrough:
+        if not self.is_plain:
             return {}
         reason: dict[str, str] = {ResponseHeader.ROUTE: self.route.reason}
         detail = self.verdict.message and self.verdict.header_value
         return {**reason, ResponseHeader.ROUTE_DETAIL: detail} if detail else reason
 
     @property
-    def is_passthrough(self) -> bool:
+    def is_plain(self) -> bool:
         """True if the request gets no sandbox. The request is relayed to the backend, or becomes a
         run with a single model call (`/v1/responses` and `/v1/messages` without `:plain`)."""
         return self.route.kind == "plain"

@@ -123,7 +123,7 @@ async def check_files(
     its model does not support tools. Raises BadRequestError if one of these files is an upload of
     this server, which the backend cannot read."""
     verdict = decision.verdict
-    if not decision.is_passthrough or verdict.reason is None:
+    if not decision.is_plain or verdict.reason is None:
         return False
     for upload in uploads_in_sandbox_field(body):
         raise unreadable_files_error(verdict, param=upload.param)

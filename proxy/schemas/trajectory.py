@@ -69,7 +69,7 @@ class TrajectoryWriter:
             "profile": task.profile.name,
             "route": task.route,
             "choice": choice,
-            "continues": suspended.run_id if suspended else None,
+            "continues": suspended.key if suspended else None,
             "user_message": self._secrets.redact(_user_message(task)),
         }
         self._max_bytes = max_bytes

@@ -278,20 +278,20 @@ class SuspendedRunRepository:
         record = json.dumps(suspended_run.to_json())
         row = {
             "owner": owner,
-            "name": suspended_run.run_id,
+            "name": suspended_run.key,
             "record": record,
             "bytes": len(record),
             "expires_at": int(self._now()) + SUSPENDED_KEEP_S,
         }
-        same = (SUSPENDED_RUNS.c.owner == owner) & (SUSPENDED_RUNS.c.name == suspended_run.run_id)
+        same = (SUSPENDED_RUNS.c.owner == owner) & (SUSPENDED_RUNS.c.name == suspended_run.key)
         await self._database.write(
             lambda connection: _replace_row(connection, SUSPENDED_RUNS, same, row)
         )
 
-    async def find(self, owner: str, name: str) -> SuspendedRun | None:
+    async def find(self, owner: str, key: str) -> SuspendedRun | None:
         query = select(SUSPENDED_RUNS.c.record).where(
             SUSPENDED_RUNS.c.owner == owner,
-            SUSPENDED_RUNS.c.name == name,
+            SUSPENDED_RUNS.c.name == key,
             SUSPENDED_RUNS.c.expires_at > self._now(),
         )
         return await self._database.read_one(

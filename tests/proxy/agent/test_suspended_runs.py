@@ -8,7 +8,7 @@ import pytest
 from policies.limits import Limits, StopReason
 from policies.sessions import ResumePoint, Session, SessionState
 from proxy.agent.result import Result
-from proxy.agent.suspension import NO_RESULT, SuspendedRun, answered_run_ids
+from proxy.agent.suspension import NO_RESULT, SuspendedRun, answered_keys
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
@@ -252,7 +252,7 @@ async def test_required_client_call_is_requested_when_a_limit_ends_the_run() -> 
 def test_suspended_runs_are_found_by_the_ids_of_answered_calls(
     messages: list[dict[str, Any]], expected: list[str]
 ) -> None:
-    assert answered_run_ids(messages) == expected
+    assert answered_keys(messages) == expected
 
 
 @pytest.mark.parametrize("is_stored", [False, True])

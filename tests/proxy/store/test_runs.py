@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.agent.suspension import SuspendedRun
+from proxy.agent.suspension import SuspendedCall, SuspendedRun
 from proxy.store.database import SWEEP_ROWS
 from proxy.store.migrations import STEPS
 from proxy.store.records import StoredRun
@@ -114,7 +114,7 @@ async def test_newest_result_is_kept_even_if_it_exceeds_the_size_limit(store: St
 async def test_oldest_suspended_runs_beyond_the_limit_are_deleted(store: Store) -> None:
     message = {"role": "user", "content": "x" * (MAX_BYTES * 2 // 5)}
     for name in ("1", "2", "3"):
-        calls = [(f"call_{name}_1", "c", "weather")]
+        calls = [SuspendedCall(f"call_{name}_1", "c", "weather")]
         await store.suspended_runs.save(
             OWNER, SuspendedRun([message], 0, calls, calls_are_text=False, resume_from=None)
         )

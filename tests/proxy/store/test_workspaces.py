@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from policies.sessions import Session, SessionSettings, SessionState
-from proxy.agent.suspension import SuspendedRun
+from proxy.agent.suspension import SuspendedCall, SuspendedRun
 from proxy.store.store import Store
 from proxy.store.workspaces import MAX_STATES
 from sandbox_runtime.errors import SandboxFileError
@@ -80,7 +80,7 @@ async def test_expired_snapshots_and_suspended_runs_are_deleted(tmp_path: Path) 
     now = 1000.0
     store = open_store(tmp_path, SessionSettings(retention_hours=1), now=lambda: now)
     suspended = SuspendedRun(
-        [], 0, [("call_r1_1", "a", "lookup")], calls_are_text=False, resume_from=None
+        [], 0, [SuspendedCall("call_r1_1", "a", "lookup")], calls_are_text=False, resume_from=None
     )
     await store.workspaces.save(SessionState(CHAT, "1"), sending(b"1"))
     await store.suspended_runs.save("me", suspended)
