@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from proxy.agent.budget import MeteredModel, RunBudget
+from proxy.agent.budget import RunBudget
 from proxy.agent.events import CallTokens, Emit, ModelCallAccepted, ModelCallFinished, OnDelta
 from proxy.agent.history import completion_deltas
+from proxy.agent.metered_model import MeteredModel
 from proxy.agent.model import Completion, CompletionStopped, Message, Model
 from proxy.agent.task import AgentTask
 from proxy.agent.tokens import TOKEN_PARAMS, read_tokens, refuses_token_params, without_tokens

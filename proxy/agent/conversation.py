@@ -12,11 +12,11 @@ from policies.limits import StopReason
 from policies.prompts import final_request, tool_call_request
 from policies.reply_checks import is_quoted
 from policies.steps import UsageScope
-from proxy.agent.budget import MeteredModel
 from proxy.agent.context import ContextFitter, ObservationFiles, TokenCounter
 from proxy.agent.context_windows import ContextWindow
 from proxy.agent.events import ModelCallFailed, ModelDelta, OnDelta
 from proxy.agent.history import History
+from proxy.agent.metered_model import MeteredModel
 from proxy.agent.model import Completion, Message, StopRetryingError
 from proxy.agent.result import Compaction, Stopwatch, add_usage, usage_count
 from proxy.agent.suspension import INSTRUCTION_ROLES, SuspendedRun, leading_instructions

@@ -11,13 +11,14 @@ from policies.isolation import Isolation
 from policies.limits import Limits, StopReason
 from policies.profile import Profile
 from proxy.agent.answer import AnswerWriter
-from proxy.agent.budget import MeteredModel, RunBudget
+from proxy.agent.budget import RunBudget
 from proxy.agent.context import ObservationFiles
 from proxy.agent.context_windows import ContextWindow, ContextWindows
 from proxy.agent.conversation import Conversation
 from proxy.agent.events import Event, OnDelta, Refused
 from proxy.agent.final_answer import FinalAnswer, FinalCall, check_form
 from proxy.agent.guard import Guard
+from proxy.agent.metered_model import MeteredModel
 from proxy.agent.model import Completion
 from proxy.agent.prose import ProseRules
 from proxy.agent.result import Result

@@ -3,8 +3,9 @@
 import anyio
 import pytest
 
-from proxy.agent.budget import MeteredModel, RunBudget
+from proxy.agent.budget import RunBudget
 from proxy.agent.events import ModelDelta, TextDelta, TokenCount
+from proxy.agent.metered_model import MeteredModel
 from proxy.agent.model import CompletionStopped
 from proxy.errors import BackendError
 from proxy.models.completion_builder import COUNT_EVERY, CompletionBuilder
