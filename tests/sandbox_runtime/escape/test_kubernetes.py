@@ -20,6 +20,7 @@ from tests.sandbox_runtime.backends.cluster import (
     ClusterAdmin,
     kubernetes_backend,
 )
+from tests.sandbox_runtime.conformance.backends import CLUSTER_CPUS
 
 pytestmark = pytest.mark.cluster
 
@@ -56,7 +57,7 @@ async def backend() -> AsyncIterator[KubernetesBackend]:
 
 @pytest.fixture(scope="module")
 async def context(backend: KubernetesBackend) -> AsyncIterator[EscapeContext]:
-    made = EscapeContext(partial(start_sandbox, backend), Isolation())
+    made = EscapeContext(partial(start_sandbox, backend), Isolation(cpus=CLUSTER_CPUS))
     yield made
     await made.aclose()
 
@@ -74,7 +75,8 @@ def test_accepted_attempts_are_names_of_existing_attempts() -> None:
 async def test_every_boundary_holds_from_inside_or_is_accepted(
     backend: KubernetesBackend, level: Level
 ) -> None:
-    found = await run_probes(partial(start_sandbox, backend), Isolation(level=level))
+    isolation = Isolation(level=level, cpus=CLUSTER_CPUS)
+    found = await run_probes(partial(start_sandbox, backend), isolation)
     findings = [accept(each, backend.accepted_attempts) for each in found]
     assert [each for each in findings if each.verdict not in ("held", "accepted")] == []
     assert "public_networks" in {each.probe for each in findings if each.verdict == "accepted"}
