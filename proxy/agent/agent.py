@@ -39,8 +39,9 @@ from proxy.agent.model import (
     refusal_of,
 )
 from proxy.agent.result import Result, RunStats, Stopwatch, run_times, token_counts, usage_count
+from proxy.agent.status_hold import FirstCallProgress
 from proxy.agent.task import AgentInput, AgentTask, PendingInput, RunClock, out_of_time_error
-from proxy.agent.turn_stream import FirstCallProgress, emit_reasoning
+from proxy.agent.turn_stream import emit_reasoning
 from proxy.errors import BackendError, may_be_file_refusal, unreadable_files_error
 from proxy.workspaces import Workspaces
 from sandbox_runtime.tools.base import Tool

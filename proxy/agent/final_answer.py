@@ -5,28 +5,28 @@ An answer with a form is held back until it is validated: text that was sent can
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import anyio
 import anyio.to_process
 
 from policies.answer_form import ANY_JSON, ANY_OBJECT, AnswerForm, answer_error, strip_code_fence
 from policies.limits import StopReason
-from policies.prompts import INSTRUCTIONS, WHY_NO_MORE_TOOLS, form_request
+from policies.prompts import WHY_NO_MORE_TOOLS, form_request
 from proxy.agent.answer import AnswerWriter, read_answer_file
 from proxy.agent.conversation import LOGPROBS_PARAMS, Conversation
 from proxy.agent.events import Emit, ModelDelta, OnDelta, ToolCallDelta
 from proxy.agent.history import text_of
-from proxy.agent.model import Completion, Message, refusal_of
+from proxy.agent.model import Completion, refusal_of
 from proxy.agent.outcome import RunOutcome
-from proxy.agent.prose import Prose, ProseRules, build_proxy_texts
+from proxy.agent.prose import Prose, ProseRules
 from proxy.agent.result import RunWarning
+from proxy.agent.status_hold import FirstCallProgress
 from proxy.agent.task import AgentTask, out_of_time_error
-from proxy.agent.tools import ToolExecutor, tool_name
-from proxy.agent.turn_stream import FirstCallProgress, ProseVisibility, StreamHandler
+from proxy.agent.tools import ToolExecutor
+from proxy.agent.turn_stream import StreamHandler, stop_strings
 from proxy.errors import BackendError
 from sandbox_runtime.sandbox import Sandbox
 
@@ -47,8 +47,6 @@ FORM_PARAMS = frozenset(
 )
 """Parameters that request a form. An answer that was written without them can be validated against
 the form instead."""
-STREAMABLE_PARAMS = frozenset({"stop", *LOGPROBS_PARAMS})
-"""Parameters of the visible answer that the prose of any turn can satisfy while it streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,13 +304,6 @@ async def _form_violation(form: AnswerForm, answer: str, timeout_s: float) -> st
         return await anyio.to_process.run_sync(answer_error, form, answer, cancellable=True)
 
 
-def prose_visibility(task: AgentTask) -> ProseVisibility:
-    """Return when the prose of a turn may be sent as the answer."""
-    needs_call = task.params.final.keys() - STREAMABLE_PARAMS
-    is_hidden = task.delivery.narration == "reasoning" or needs_call
-    return "never" if is_hidden or not task.request.stream else "soon"
-
-
 async def adapt_to_params(task: AgentTask, answer: str, outcome: RunOutcome) -> str | None:
     """Return the answer adapted to the client's parameters, or None if only a model call with these
     parameters can satisfy them."""
@@ -328,31 +319,6 @@ async def adapt_to_params(task: AgentTask, answer: str, outcome: RunOutcome) -> 
     return _cut_at_stop(answer, stop_strings(task))
 
 
-def stop_strings(task: AgentTask) -> tuple[str, ...]:
-    """Return the client's stop strings."""
-    stop = task.params.final.get("stop")
-    stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
-    return tuple(each for each in stops if isinstance(each, str) and each)
-
-
 def _cut_at_stop(text: str, stop_strings: Sequence[str]) -> str:
     ends = [at for stop in stop_strings if (at := text.find(stop)) >= 0]
     return text[: min(ends)] if ends else text
-
-
-def prose_rules(
-    task: AgentTask,
-    messages: Sequence[Message],
-    system_prompt: str,
-    tools: Sequence[Mapping[str, Any]],
-) -> ProseRules:
-    """Return the rules for the visible prose of a run with this system prompt and these tools."""
-    limits = [n for n in task.params.token_limits.values() if isinstance(n, int) and n > 0]
-    descriptions = tuple(str(tool["function"].get("description", "")) for tool in tools)
-    return ProseRules(
-        max_tokens=min(limits, default=None),
-        stop_strings=stop_strings(task),
-        proxy_texts=build_proxy_texts((system_prompt, *descriptions), INSTRUCTIONS),
-        client_texts=[text_of(message) for message in messages],
-        tool_names=[tool_name(tool) for tool in (*tools, *task.request.client_tools)],
-    )

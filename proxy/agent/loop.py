@@ -25,7 +25,7 @@ from proxy.agent.context import ObservationFiles
 from proxy.agent.context_windows import ContextWindow, ContextWindows
 from proxy.agent.conversation import Conversation
 from proxy.agent.events import Emit, Narration, Refused, RunFinished, RunStarted, TurnStarted
-from proxy.agent.final_answer import BestAnswer, FinalCall, prose_rules, prose_visibility
+from proxy.agent.final_answer import BestAnswer, FinalCall
 from proxy.agent.guard import EgressWatch, Guard
 from proxy.agent.history import text_of
 from proxy.agent.model import Completion, Model, refusal_of
@@ -40,12 +40,18 @@ from proxy.agent.result import (
     token_counts,
     usage_count,
 )
+from proxy.agent.status_hold import FirstCallProgress
 from proxy.agent.styles import style_of
 from proxy.agent.suspension import new_call_ids
 from proxy.agent.task import AgentInput, AgentTask, RunClock, out_of_time_error
 from proxy.agent.tool_calls import Turn, keep_calls_of
 from proxy.agent.tools import CallRunner, ToolExecutor, tool_name
-from proxy.agent.turn_stream import FirstCallProgress, StreamHandler, client_call_stream
+from proxy.agent.turn_stream import (
+    StreamHandler,
+    client_call_stream,
+    prose_rules,
+    prose_visibility,
+)
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 from proxy.workspaces import WorkspaceLease
 from sandbox_runtime.errors import SandboxError, SandboxLostError

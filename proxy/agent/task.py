@@ -18,6 +18,7 @@ from policies.tool_support import SUPPORTED, ToolVerdict
 from proxy.agent.events import Event
 from proxy.agent.model import Credentials, Message
 from proxy.agent.result import Artifact, Result
+from proxy.agent.status_hold import StatusHold
 from proxy.agent.suspension import SuspendedRun
 from proxy.body_memory import BodyReservation
 from proxy.errors import OutOfTimeError, RunCancelledError
@@ -27,8 +28,6 @@ Capture = Literal["none", "messages", "tokens"]
 """The part of a run that is kept as its trajectory. messages: the model calls with their messages,
 the tool calls with their observations, and the result. tokens: also the token ids and the log
 probabilities of each model call."""
-LAST_ATTEMPT_S = 2.0
-"""Minimum time left for an attempt while the status line is held back, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +40,6 @@ class InputFile:
     is uploaded into a workspace only once."""
     read: Callable[[], AsyncGenerator[bytes, None]]
     """Return the file's bytes from the start. Raises SandboxFileError if the file is gone."""
-
-
-class StatusHold:
-    """Tells how long the status line of a streamed response is held back: at most `hold_s` seconds,
-    in which a failed first model call can still decide the status."""
-
-    def __init__(self, hold_s: float) -> None:
-        self.held_until = time.monotonic() + hold_s
-        self.is_held = True
-        """False once the status line was sent. Attempts have no deadline from then on."""
-
-    def has_time_for_attempt(self, delay_s: float) -> bool:
-        """Return True if an attempt in `delay_s` seconds may still decide the status."""
-        return not self.is_held or time.monotonic() + delay_s + LAST_ATTEMPT_S <= self.held_until
 
 
 class RunObserver(Protocol):

@@ -1,15 +1,18 @@
 """The reply of one turn, emitted while it arrives: as reasoning, as narration, as the answer, or as
-calls of the client's own tools."""
+calls of the client's own tools. `prose_visibility` and `prose_rules` determine how prose is
+sent."""
 
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from typing import Literal, Self
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal, Self
 
+from policies.prompts import INSTRUCTIONS
 from policies.redaction import SecretFinder
 from policies.reply_checks import RepetitionCheck
 from proxy.agent.answer import AnswerWriter
+from proxy.agent.conversation import LOGPROBS_PARAMS
 from proxy.agent.events import (
     CallProgress,
     ClientCallDelta,
@@ -25,39 +28,20 @@ from proxy.agent.events import (
     ToolCallDelta,
 )
 from proxy.agent.history import reasoning_texts, text_of
-from proxy.agent.model import MAX_CALLS, Completion, CompletionStopped, StopRetryingError
-from proxy.agent.prose import HOLD_S, Prose
-from proxy.agent.task import AgentTask, StatusHold
+from proxy.agent.model import MAX_CALLS, Completion, CompletionStopped, Message, StopRetryingError
+from proxy.agent.prose import HOLD_S, Prose, ProseRules, build_proxy_texts
+from proxy.agent.status_hold import FirstCallProgress
+from proxy.agent.task import AgentTask
 from proxy.agent.tool_calls import TextArgument, Turn
-from proxy.agent.tools import ToolExecutor
+from proxy.agent.tools import ToolExecutor, tool_name
 
 ProseVisibility = Literal["at once", "soon", "never"]
 """The time at which prose is sent as the answer while the reply still arrives: immediately; after
 HOLD_S or HOLD_CHARS; or not before the reply is complete."""
 
 
-class FirstCallProgress:
-    """Emits the progress of a run's first model call until the backend accepts the call.
-
-    While the HTTP status of a streamed response is held back, a retry that would come too late to
-    decide the status is prevented.
-    """
-
-    def __init__(self, status_hold: StatusHold | None, emit: Emit) -> None:
-        self._status_hold = status_hold
-        self._emit = emit
-        self._is_accepted = False
-
-    async def on_progress(self, progress: CallProgress) -> None:
-        """Emit the progress of the first call; ignore later calls. Raises StopRetryingError if the
-        status is still held back, and the next attempt would come too late to decide it."""
-        if self._is_accepted:
-            return
-        await self._emit(progress)
-        if isinstance(progress, ModelCallAccepted):
-            self._is_accepted = True
-        elif self._status_hold and not self._status_hold.has_time_for_attempt(progress.retry_in_s):
-            raise StopRetryingError
+STREAMABLE_PARAMS = frozenset({"stop", *LOGPROBS_PARAMS})
+"""Parameters of the visible answer that the prose of any turn can satisfy while it streams."""
 
 
 class StreamHandler:
@@ -378,3 +362,35 @@ def _is_json(pieces: Collection[str]) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def prose_visibility(task: AgentTask) -> ProseVisibility:
+    """Return when the prose of a turn may be sent as the answer."""
+    needs_call = task.params.final.keys() - STREAMABLE_PARAMS
+    is_hidden = task.delivery.narration == "reasoning" or needs_call
+    return "never" if is_hidden or not task.request.stream else "soon"
+
+
+def prose_rules(
+    task: AgentTask,
+    messages: Sequence[Message],
+    system_prompt: str,
+    tools: Sequence[Mapping[str, Any]],
+) -> ProseRules:
+    """Return the rules for the visible prose of a run with this system prompt and these tools."""
+    limits = [n for n in task.params.token_limits.values() if isinstance(n, int) and n > 0]
+    descriptions = tuple(str(tool["function"].get("description", "")) for tool in tools)
+    return ProseRules(
+        max_tokens=min(limits, default=None),
+        stop_strings=stop_strings(task),
+        proxy_texts=build_proxy_texts((system_prompt, *descriptions), INSTRUCTIONS),
+        client_texts=[text_of(message) for message in messages],
+        tool_names=[tool_name(tool) for tool in (*tools, *task.request.client_tools)],
+    )
+
+
+def stop_strings(task: AgentTask) -> tuple[str, ...]:
+    """Return the client's stop strings."""
+    stop = task.params.final.get("stop")
+    stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
+    return tuple(each for each in stops if isinstance(each, str) and each)

@@ -35,6 +35,7 @@ from policies.sessions import (
 )
 from policies.tool_support import SUPPORTED
 from proxy import stepwise
+from proxy.agent.status_hold import StatusHold
 from proxy.agent.suspension import SuspendedRun, answered_keys
 from proxy.agent.task import (
     AgentInput,
@@ -46,7 +47,6 @@ from proxy.agent.task import (
     PendingInput,
     RunObserver,
     SessionPlan,
-    StatusHold,
     TaskLimits,
 )
 from proxy.api.dependencies import (

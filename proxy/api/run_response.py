@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from policies.headers import ResponseHeader
 from proxy.agent.events import ChoiceEvent, Event, ModelCallFailed, RunStarted, TurnStarted
 from proxy.agent.result import Result
-from proxy.agent.task import StatusHold
+from proxy.agent.status_hold import StatusHold
 from proxy.api.dependencies import (
     ClientRequest,
     JSONResponse,

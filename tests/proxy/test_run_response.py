@@ -13,7 +13,7 @@ from starlette.responses import Response
 from policies.steps import StepsMode
 from proxy.agent.events import AnswerDelta, Emit, Event, ModelCallAccepted
 from proxy.agent.result import Result
-from proxy.agent.task import StatusHold
+from proxy.agent.status_hold import StatusHold
 from proxy.api.dependencies import authenticate
 from proxy.api.middleware import RequestMiddleware
 from proxy.api.run_response import StreamEncoder, stream_response

@@ -22,8 +22,8 @@ from proxy.agent.metered_model import MeteredModel
 from proxy.agent.model import Completion
 from proxy.agent.prose import ProseRules
 from proxy.agent.result import Result
+from proxy.agent.status_hold import FirstCallProgress
 from proxy.agent.tools import ToolExecutor
-from proxy.agent.turn_stream import FirstCallProgress
 from proxy.models.scripted import ScriptedModel, text_reply, tool_reply
 from sandbox_runtime.sandbox import Sandbox
 from tests.fakes.memory_sandbox import MemorySandboxes
