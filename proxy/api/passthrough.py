@@ -106,7 +106,9 @@ async def _relay(request: ClientRequest) -> Response:
     budget = profile.budgets.daily.for_model_calls if calls_model else DailyBudget()
     await refuse_private_urls(request, plain or fields)
     sent = body if plain is None else await stepwise.encode(plain)
-    return await forward(request, upstream, sent, stream.wait_for_disconnect, budget)
+    return await forward(
+        request, upstream, sent, plain or fields, stream.wait_for_disconnect, budget
+    )
 
 
 async def _body_fields(
@@ -275,7 +277,7 @@ def with_upstream_fallback(handler: Handler) -> Handler:
             if not await repository.is_backend_response(client.owner, response_id):
                 raise
         return await forward(
-            client, upstream_of(client), None, partial(wait_for_disconnect, request)
+            client, upstream_of(client), None, {}, partial(wait_for_disconnect, request)
         )
 
     return handler_or_upstream

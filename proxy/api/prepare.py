@@ -49,6 +49,7 @@ from proxy.agent.task import (
     SessionPlan,
     TaskLimits,
 )
+from proxy.api.daily_budget import charge, find_tariff
 from proxy.api.dependencies import (
     SLOW_BYTES,
     ModelRequest,
@@ -58,7 +59,7 @@ from proxy.api.dependencies import (
     pause_after,
 )
 from proxy.api.routing import RoutingDecision
-from proxy.api.upstream_relay import charge, check_files, find_tariff, urls_in
+from proxy.api.upstream_relay import check_files, urls_in
 from proxy.errors import BudgetError, ProxyError
 from proxy.inputs import InputContext
 from proxy.runs.run import RequestIdentity, Subscriber

@@ -1,14 +1,14 @@
 """The relay of requests to the backend, and of its responses, as bytes.
 
 The relay ends when the client disconnects, rejects URLs that the backend must not fetch, and
-charges the daily budget. The routes of chat, messages, responses and passthrough decide which
-requests are relayed.
+charges the daily budget (see `proxy.api.daily_budget`). The routes of chat, messages,
+responses and passthrough decide which requests are relayed.
 """
 
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,20 +22,18 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from policies.artifacts import strip_links
-from policies.budgets import BUDGET_LABELS, DailyBudget, Expense, Reservation
-from policies.json_bounds import SMALL_BYTES, JSONBounds, decode_json
+from policies.budgets import DailyBudget
+from policies.json_bounds import SMALL_BYTES, JSONBounds
 from policies.passthrough import URL_FIELDS, remote_urls
-from policies.prices import Tariff, TokenUsage, cost_usd, estimate_prompt_tokens, parse_usage
 from policies.routing import backend_model_name
 from proxy import stepwise
-from proxy.agent.model import Upstream, UpstreamBody, UpstreamRequest, UpstreamResponse
-from proxy.agent.task import BudgetAccount
+from proxy.agent.model import Upstream, UpstreamRequest, UpstreamResponse
+from proxy.api.daily_budget import metered_relay
 from proxy.api.dependencies import (
     SLOW_BYTES,
     ClientRequest,
     Disconnect,
     ModelRequest,
-    Services,
     body_reservation,
     cancel_on_disconnect,
     wait_for_disconnect,
@@ -45,14 +43,12 @@ from proxy.api.routing import RoutingDecision
 from proxy.errors import (
     BackendError,
     BadRequestError,
-    BudgetError,
     ProxyError,
     may_be_file_refusal,
     unreadable_files_error,
 )
 from proxy.models.backend_errors import backend_error_from_response
 from proxy.models.relay import BufferedBody, read_at_most
-from proxy.models.streaming import UsageReader
 from proxy.schemas.content_parts import (
     UploadedFile,
     documents_and_uploads,
@@ -163,23 +159,25 @@ async def forward_json(
     await refuse_private_urls(request, fields)
     disconnect = partial(wait_for_disconnect, request.http)
     encoded = await stepwise.encode(fields)
-    return await forward(request, upstream_of(request), encoded, disconnect, budget, hook)
+    return await forward(request, upstream_of(request), encoded, fields, disconnect, budget, hook)
 
 
 async def forward(
     request: ClientRequest,
     upstream: Upstream,
     body: "bytes | bytearray | RequestBodyStream | None",
+    fields: Mapping[str, Any],
     disconnect: Disconnect,
     budget: DailyBudget = DailyBudget(),
     hook: ResponseHook | None = None,
 ) -> Response:
-    """Relay a request to any path of the backend, within the daily budget.
+    """Relay a request to any path of the backend, within the daily budget. `fields` are the body's
+    decoded fields; none if the body is no JSON object or was not read.
 
     Raises ClientDisconnect, BudgetError, BackendError.
     """
     sent = _upstream_request(request.http, body, reads_response=budget.is_set or hook is not None)
-    work = _forwarded_response(request, upstream, sent, disconnect, budget, hook)
+    work = _forwarded_response(request, upstream, sent, fields, disconnect, budget, hook)
     return await cancel_on_disconnect(disconnect, work, watch_after_s=WATCH_AFTER_S)
 
 
@@ -228,15 +226,14 @@ async def _forwarded_response(
     request: ClientRequest,
     upstream: Upstream,
     upstream_request: UpstreamRequest,
+    fields: Mapping[str, Any],
     disconnect: Disconnect,
     budget: DailyBudget,
     hook: ResponseHook | None,
 ) -> Response:
-    body = upstream_request.body
-    body = body if isinstance(body, bytes | bytearray) else None
     try:
         response = await metered_relay(
-            request, budget, body, partial(upstream.send, upstream_request)
+            request, budget, fields, partial(upstream.send, upstream_request)
         )
     except BackendError as error:
         if (
@@ -424,129 +421,3 @@ def uncheckable_error(predicate: str) -> BadRequestError:
         " compressed. The operator can allow any URL with backend.fetches_urls.",
         code="url_not_allowed",
     )
-
-
-async def metered_relay(
-    request: ClientRequest,
-    budget: DailyBudget,
-    body: Mapping[str, Any] | bytes | bytearray | None,
-    send: Callable[[], Awaitable[UpstreamResponse]],
-) -> UpstreamResponse:
-    """Return the response of `send`. If the daily budget is set, the response's tokens are charged
-    to it. `body` is None if the request has no body, or if its body was not read.
-
-    Raises BudgetError, BadRequestError, and the errors of `send`.
-    """
-    if not budget.is_set:
-        return await send()
-    fields = _decode_fields(body) if isinstance(body, bytes | bytearray) else body or {}
-    model = str(fields.get("model", ""))
-    tariff = await find_tariff(request.services, model, is_required=budget.cost_usd is not None)
-    prompt = TokenUsage(prompt=estimate_prompt_tokens(fields))
-    account, reservation = await charge(request, budget, _expense(prompt, tariff))
-    try:
-        response = await send()
-    except Exception:
-        await account.settle(reservation, Expense())
-        raise
-    if response.status >= 400:
-        await account.settle(reservation, Expense())
-        return response
-    return replace(response, body=_MeteredBody(response, account, reservation, tariff))
-
-
-class _MeteredBody:
-    """The body of a relayed response. When the body ends or is closed, the usage of the response is
-    charged to the daily budget."""
-
-    def __init__(
-        self,
-        response: UpstreamResponse,
-        account: BudgetAccount,
-        reservation: Reservation,
-        tariff: Tariff | None,
-    ) -> None:
-        self._body: UpstreamBody = response.body
-        self._pieces: AsyncIterator[bytes] = aiter(response.body)
-        self._reader = UsageReader(response.headers.get("content-type", ""))
-        self._account = account
-        self._reservation = reservation
-        self._tariff = tariff
-        self._is_settled = False
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        try:
-            piece = await anext(self._pieces)
-        except StopAsyncIteration:
-            await self._settle()
-            raise
-        self._reader.feed(piece)
-        return piece
-
-    async def aclose(self) -> None:
-        try:
-            await self._body.aclose()
-        finally:
-            await self._settle()
-
-    async def _settle(self) -> None:
-        if self._is_settled:
-            return
-        self._is_settled = True
-        self._reader.end()
-        tokens = parse_usage(self._reader.usage)
-        if not tokens.total and tokens.reported_usd is None:
-            # The response reports no usage: charge estimates of the prompt and of the completion.
-            tokens = TokenUsage(
-                prompt=self._reservation.expected.tokens, completion=self._reader.estimated_tokens
-            )
-        await self._account.settle(self._reservation, _expense(tokens, self._tariff))
-
-
-async def charge(
-    request: ClientRequest, budget: DailyBudget, expected: Expense
-) -> tuple[BudgetAccount, Reservation]:
-    """Charge an expected expense to the daily budget of the client's key. Return the account and
-    the reservation. Raises BudgetError.
-
-    The account belongs to the key's name, so a new secret under the same name has the same budget.
-    """
-    spending = request.services.store.spending
-    account = spending.account(request.key.name, budget)
-    reservation = await account.take(expected)
-    if reservation.exhausted_kind:
-        raise BudgetError(
-            BUDGET_LABELS[reservation.exhausted_kind], spending.seconds_until_midnight()
-        )
-    return account, reservation
-
-
-async def find_tariff(services: Services, model: str, *, is_required: bool) -> Tariff | None:
-    """Return the prices of a model, or None if the operator has not configured them. If
-    `is_required`, also search litellm's table, and raise BadRequestError for unknown prices."""
-    prices = services.prices
-    if not is_required:
-        return prices.configured_tariff(model)
-    if tariff := await prices.find(model):
-        return tariff
-    raise BadRequestError(
-        f"What the model {model!r} costs is not known to this server, and its cost is limited. The"
-        " operator can set its price in backend.prices.",
-        param="model",
-        code="model_price_unknown",
-    )
-
-
-def _expense(tokens: TokenUsage, tariff: Tariff | None) -> Expense:
-    return Expense(tokens=tokens.total, cost_usd=cost_usd(tariff, tokens) or 0.0)
-
-
-def _decode_fields(body: bytes | bytearray) -> Mapping[str, Any]:
-    try:
-        fields = decode_json(bytes(body))
-    except (ValueError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
