@@ -2,27 +2,17 @@
 key, the body with its `sandbox` object, the `x-sandbox-` headers and the model's tool support."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from policies.headers import RequestHeader, ResponseHeader
+from policies.headers import ResponseHeader
 from policies.profile import Profile
 from policies.redaction import SecretFinder
 from policies.routing import Route, backend_model_name, choose_route, is_upstream
 from policies.tool_support import SUPPORTED, ToolVerdict
 from proxy.api.dependencies import ModelRequest
 from proxy.errors import BadRequestError, ForbiddenError, no_tools_error
-from proxy.schemas.request_options import (
-    PolicyOptions,
-    SandboxOptions,
-    read_header,
-    with_new_spellings,
-)
-from proxy.schemas.validation import mapping, text
-
-RESTRICTABLE_SETTINGS = tuple(PolicyOptions.__annotations__)
-"""Profile settings that the body's `sandbox` object may restrict."""
-_SANDBOX_FIELDS = SandboxOptions.__annotations__.keys()
+from proxy.schemas.request_options import NO_POLICY, RequestedPolicy, read_requested_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +73,15 @@ def resolve_route(request: ModelRequest, body: Mapping[str, Any]) -> RoutingDeci
     return RoutingDecision(decided, profile, verdict, requested.upstream)
 
 
+def _requested_policy(request: ModelRequest, body: Mapping[str, Any]) -> RequestedPolicy:
+    # Fast path: most requests name no policy, and reading all headers takes time.
+    if body.get("sandbox") is None and not any(
+        name[:10] == b"x-sandbox-" for name, _ in request.headers.raw
+    ):
+        return NO_POLICY
+    return read_requested_policy(body, request.headers)
+
+
 def _check_token_capture(route: Route, profile: Profile) -> None:
     """Raise an error if a request with `sandbox.capture: tokens` is not allowed."""
     param = "sandbox.capture"
@@ -118,51 +117,3 @@ def _check_upstream(url: str, route: Route, allowed_urls: Sequence[str]) -> None
             f"sandbox.upstream needs a sandbox, and this request gets none: {route.explanation}.",
             param=param,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _RequestedPolicy:
-    """The profile that a request names, and the settings that it restricts."""
-
-    profile: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    captures_tokens: bool = False
-    upstream: str | None = None
-
-
-_NO_POLICY = _RequestedPolicy()
-
-
-def _requested_policy(request: ModelRequest, body: Mapping[str, Any]) -> _RequestedPolicy:
-    """Return the policy that a request names in its body or headers. Raises BadRequestError."""
-    # Fast path: most requests name no policy.
-    if body.get("sandbox") is None and not any(
-        name[:10] == b"x-sandbox-" for name, _ in request.headers.raw
-    ):
-        return _NO_POLICY
-    sandbox, headers = body.get("sandbox") or {}, request.headers
-    mapping(sandbox, "sandbox")
-    sandbox = with_new_spellings(sandbox)
-    if unknown := sandbox.keys() - _SANDBOX_FIELDS:
-        raise BadRequestError(
-            f"Unknown parameter: 'sandbox.{min(unknown)}'.",
-            param=f"sandbox.{min(unknown)}",
-            code="unknown_parameter",
-        )
-    by_header = {
-        "enabled": read_header(headers, RequestHeader.ENABLED),
-        "prompt": headers.get(RequestHeader.PROMPT) or None,
-    }
-    settings = {
-        name: value for name, value in with_new_spellings(by_header).items() if value is not None
-    }
-    settings |= {
-        name: sandbox[name] for name in RESTRICTABLE_SETTINGS if sandbox.get(name) is not None
-    }
-    name = sandbox.get("profile") or headers.get(RequestHeader.PROFILE) or None
-    if name is not None:
-        text(name, "sandbox.profile")
-    upstream = sandbox.get("upstream")
-    if upstream is not None:
-        text(upstream, "sandbox.upstream")
-    return _RequestedPolicy(name, settings, sandbox.get("capture") == "tokens", upstream)

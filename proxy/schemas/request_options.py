@@ -8,7 +8,7 @@ trajectory.
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_args
 
 from pydantic import Field
@@ -24,7 +24,7 @@ from policies.workspace import InputLimits
 from proxy.agent.task import Capture
 from proxy.deprecated_settings import REQUEST_RULES, SpelledTwiceError, find_header, upgrade
 from proxy.errors import BadRequestError
-from proxy.schemas.validation import boolean, mapping
+from proxy.schemas.validation import boolean, mapping, text
 
 OnDisconnect = Literal["cancel", "detach"]
 READ_TIMEOUT_HEADERS = (RequestHeader.STAINLESS_READ_TIMEOUT, RequestHeader.STAINLESS_TIMEOUT)
@@ -87,6 +87,11 @@ class SandboxOptions(PolicyOptions, total=False):
     """The ids of uploads that the run gets as input files. Default: empty."""
 
 
+RESTRICTABLE_SETTINGS = tuple(PolicyOptions.__annotations__)
+"""Profile settings that the body's `sandbox` object may restrict."""
+_SANDBOX_FIELDS = SandboxOptions.__annotations__.keys()
+
+
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
     """The options of one request."""
@@ -113,6 +118,50 @@ class RequestOptions:
         """Seconds after which a client that receives nothing has disconnected, or None."""
         timeouts = (self.deadline_s, self.read_timeout_s)
         return min((each for each in timeouts if each is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedPolicy:
+    """The profile that a request names, and the settings that it restricts."""
+
+    profile: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    captures_tokens: bool = False
+    upstream: str | None = None
+
+
+NO_POLICY = RequestedPolicy()
+
+
+def read_requested_policy(body: Mapping[str, Any], headers: Mapping[str, str]) -> RequestedPolicy:
+    """Return the policy that a request names in its body or headers. Raises BadRequestError, also
+    for unknown fields of `sandbox`."""
+    sandbox = body.get("sandbox") or {}
+    mapping(sandbox, "sandbox")
+    sandbox = with_new_spellings(sandbox)
+    if unknown := sandbox.keys() - _SANDBOX_FIELDS:
+        raise BadRequestError(
+            f"Unknown parameter: 'sandbox.{min(unknown)}'.",
+            param=f"sandbox.{min(unknown)}",
+            code="unknown_parameter",
+        )
+    by_header = {
+        "enabled": read_header(headers, RequestHeader.ENABLED),
+        "prompt": headers.get(RequestHeader.PROMPT) or None,
+    }
+    settings = {
+        name: value for name, value in with_new_spellings(by_header).items() if value is not None
+    }
+    settings |= {
+        name: sandbox[name] for name in RESTRICTABLE_SETTINGS if sandbox.get(name) is not None
+    }
+    name = sandbox.get("profile") or headers.get(RequestHeader.PROFILE) or None
+    if name is not None:
+        text(name, "sandbox.profile")
+    upstream = sandbox.get("upstream")
+    if upstream is not None:
+        text(upstream, "sandbox.upstream")
+    return RequestedPolicy(name, settings, sandbox.get("capture") == "tokens", upstream)
 
 
 def read_request_options(body: Mapping[str, Any], headers: Mapping[str, str]) -> RequestOptions:
