@@ -1,4 +1,5 @@
-"""Controls lender processes, and inspects their resources from outside."""
+"""Starts and controls `bench.lender` processes, which lease sandboxes as a proxy does, and measures
+their processes, containers, cgroups and memory from outside."""
 
 import asyncio
 import json

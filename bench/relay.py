@@ -1,5 +1,6 @@
-"""Cost of a request to a model with the suffix `:plain`, in comparison with a minimal relay on the
-same libraries and with the backend itself."""
+"""Measures the throughput, CPU time and latency of requests that the proxy relays without a sandbox
+(model suffix `:plain`). The peers are a minimal relay on the same libraries, LiteLLM's proxy, and
+direct requests to the backend."""
 
 import asyncio
 import json

@@ -78,7 +78,8 @@ class EchoCheck:
         """True while the end of the text may be the beginning of a quotation."""
 
     def add_and_check(self, piece: str, *, at_end: bool = False) -> bool:
-        """Add a piece of the text; return True if the text quotes the proxy. `at_end` is True for
+        """Add a piece of the text. Return True if the piece completes a quotation of the proxy's
+        own texts, unless the client's messages contain the quoted words too. `at_end` is True for
         the last piece."""
         self._unfinished_word += piece
         end = len(self._unfinished_word) if at_end else _last_boundary(self._unfinished_word)

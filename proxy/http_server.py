@@ -175,9 +175,11 @@ class ConnectionRegistry(ServerState):
         )
 
     def add(self, connection: "HTTPProtocol") -> None:
-        """Add a new connection. If the connections exceed a limit by more than the headroom, the
-        connection that has been idle longest is closed soon after. If all other connections have a
-        request, this is the new connection."""
+        """Add a new connection, which is idle until its first request.
+
+        If the number of connections exceeds a limit by more than `HEADROOM`, the connection that
+        has been idle longest is closed shortly afterwards. This may be the new connection.
+        """
         loop = asyncio.get_running_loop()
         for each in connection.groups:
             each.open_connections.add(connection)

@@ -46,7 +46,8 @@ COMPUTATION = CapabilityUse(frozenset({Capability.COMPUTATION}))
 
 
 def merge_uses(uses: list[CapabilityUse]) -> CapabilityUse:
-    """Return the combined use of several pieces of code."""
+    """Merge the results for several pieces of code: the union of their capabilities, and all their
+    nested code."""
     if len(uses) == 1:
         return uses[0]
     capabilities = frozenset[Capability]().union(*(use.capabilities for use in uses))

@@ -60,10 +60,10 @@ class FoundFiles:
 
 
 class ArtifactCollector:
-    """Finds the files that one run produced in the output directory.
+    """Finds the files in the output directory that one run created or changed.
 
-    Files of earlier runs are compared by hash. A file larger than `max_file_bytes` cannot become an
-    artifact, so only its size is compared.
+    A file that existed before the run has changed if its hash is different. A file larger than
+    `max_file_bytes` cannot become an artifact, so it is not hashed, and only its size is compared.
     """
 
     def __init__(self, input_files: Sequence[InputFile], max_file_bytes: int) -> None:

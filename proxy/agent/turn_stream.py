@@ -63,9 +63,14 @@ class StreamHandler:
         client_calls: "ClientCallStream | None" = None,
         allowed_tools: Collection[str] | None = None,
     ) -> None:
-        """With `streams`, reasoning is emitted piece by piece. With `shows_submit`, a submitted
-        answer is emitted piece by piece. `client_calls` emits the calls of the client's tools.
-        Calls of tools other than `allowed_tools` are ignored; None allows all."""
+        """If `streams` is True, reasoning is emitted as it arrives, and narration when the tool
+        call after it begins. Otherwise both are emitted at the end of the turn.
+
+        If `shows_submit` is True, the answer in a call of `submit` is emitted as it arrives.
+        `visibility` determines when prose is sent as the answer. `client_calls` emits the calls of
+        the client's tools. Calls of tools that are not in `allowed_tools` are ignored; None allows
+        all tools.
+        """
         self._emit = emit
         self._first_call_progress = first_call_progress
         self._writer = writer

@@ -1,5 +1,5 @@
-"""Middleware: the request id, the CORS check of web pages, the check of a client's backend key, and
-the fast path to the routes that call a model."""
+"""ASGI middleware: request ids, session names in URLs, protection against requests from other web
+sites, the check of a client's backend key, and a fast path to the routes that call a model."""
 
 import re
 from collections.abc import Mapping

@@ -263,9 +263,12 @@ async def metrics(request: Request, services: ServicesDep) -> Response:
 
 
 def _wanted_format(accept: str) -> str:
-    """Return OPENMETRICS if an Accept header names that format, else TEXT. `choose_encoder` does
-    not get the header: it raises TypeError if the version in the header is not a number, and else
-    declares that version in the response."""
+    """Return OPENMETRICS if an Accept header lists that format, else TEXT.
+
+    The client's header is not passed to `choose_encoder` of prometheus_client, because that
+    function raises TypeError for a version such as `1.x`, and repeats any version from 1.0.0 on in
+    the Content-Type.
+    """
     named = {each.partition(";")[0].strip().lower() for each in accept.split(",")}
     return OPENMETRICS if OPENMETRICS in named else TEXT
 

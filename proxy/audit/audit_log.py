@@ -196,9 +196,9 @@ class Index:
 
 
 def _read_last_position(file: int) -> Fields | None:
-    """Return the number and the hash of the last complete line, or None. Remove an incomplete line
-    after it, which a killed process has left. Raises OSError if the end of the index is damaged
-    otherwise."""
+    """Return the `seq` and the `hash` of the last complete line of an index, or None if there is
+    none. Remove an incomplete line at the end, which a process leaves if it is killed while it
+    writes. Raises OSError if the end of the index is damaged in any other way."""
     size = os.fstat(file).st_size
     tail = os.pread(file, TAIL_BYTES, max(0, size - TAIL_BYTES))
     whole = tail[: tail.rfind(b"\n") + 1]

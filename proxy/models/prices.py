@@ -63,7 +63,8 @@ def _tariff(entry: Mapping[str, Any]) -> Tariff | None:
 
 
 def _long_prompt_prices(entry: Mapping[str, Any]) -> Iterator[tuple[int, Price]]:
-    """Yield pairs of a number of tokens and the price for prompts with more tokens."""
+    """Yield the prices for long prompts in an entry of litellm's table. Each item is a number of
+    prompt tokens, and the price of requests whose prompt has more tokens than that."""
     for key in entry:
         size = key.removeprefix(_LONG_PROMPT_PREFIX).removesuffix("k_tokens")
         if not key.startswith(_LONG_PROMPT_PREFIX) or not size.isdecimal():

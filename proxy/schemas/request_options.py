@@ -201,7 +201,8 @@ def with_new_spellings(sandbox: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_header(headers: Mapping[str, str], name: str) -> str | None:
-    """Return the value of a header under its new or its old name. Raises BadRequestError."""
+    """Return the value of a header, or None. The client may send the header under its deprecated
+    name. Raises BadRequestError if the request has both names."""
     try:
         return find_header(headers, name)
     except SpelledTwiceError as error:

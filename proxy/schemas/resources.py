@@ -377,7 +377,7 @@ class LinkQuery(BaseModel):
 
 
 class ArchiveQuery(LinkQuery):
-    """The query parameters that download the files of a container as an archive."""
+    """The query parameters of the request that downloads the files of a container as an archive."""
 
     format: Literal["zip"] = "zip"
     path: str | None = Field(None, description="Only files under this path.")

@@ -322,8 +322,9 @@ def chat_choice(choice: Any, tools: ResponsesToolSet) -> Any:
 
 
 def _allowed_tools(choice: Tool, tools: ResponsesToolSet) -> Any:
-    """Return `tool_choice` with the allowed tools as functions. The sandbox tools are always
-    allowed."""
+    """Convert an `allowed_tools` choice of the Responses API to one of chat completions. Hosted
+    tools are left out of the list, because the sandbox tools are always allowed. If an entry names
+    no client tool, the mode is `auto`."""
     entries = [_functions_of(entry, tools) for entry in choice.get("tools") or []]
     mode = choice.get("mode") or "auto" if all(entries) else "auto"  # an empty list: a hosted tool
     allowed = {"mode": mode, "tools": [function for entry in entries for function in entry]}

@@ -44,8 +44,9 @@ CONNECTIONS = 2
 
 
 class ProcessLease:
-    """This process as an owner of runs, from construction until `release`. It has connections of
-    its own: renewals must not wait for other transactions."""
+    """The lease of this process on its runs. A background thread renews the lease until `release`
+    is called. The lease has its own database connections, so that a renewal does not wait for other
+    transactions."""
 
     def __init__(self, url: URL, *, lease_s: float = LEASE_S, renew_s: float = RENEW_S) -> None:
         """Insert the row of this process and start the renewals. Raises StoreError."""

@@ -97,8 +97,12 @@ def parse_arguments(schema: ToolSchema, arguments: object) -> dict[str, Any]:
 
 
 def parse_known_arguments(schema: ToolSchema, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that the schema declares, in its types, and drop all others. A required
-    argument may be missing, and an enum takes any string. Raises ToolInputError."""
+    """Return the arguments that the schema declares, converted to the declared types, and ignore
+    all others.
+
+    Unlike `parse_arguments`, this function accepts any string for an enum, and required arguments
+    may be missing. Raises ToolInputError if a value cannot be converted.
+    """
     function = schema["function"]
     properties = {
         name: {key: value for key, value in declared.items() if key != "enum"}

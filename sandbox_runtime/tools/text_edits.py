@@ -20,7 +20,7 @@ _NUMBERED_LINE = re.compile(rb"\s*\d+\t")
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """The content of a file after an edit, and the numbers of the new lines."""
+    """The content of a file after an edit, and the line numbers of the inserted text."""
 
     data: bytes
     first_line: int

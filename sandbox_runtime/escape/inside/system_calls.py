@@ -152,7 +152,7 @@ def finit_module() -> str | None:
 
 
 def delete_module() -> str | None:
-    """Unloads a kernel module, with a null pointer as its name."""
+    """Calls delete_module with a null pointer for the name, which names no module to unload."""
     call("delete_module", None, 0, reached=_BAD)
     return "kernel modules can be unloaded"
 
@@ -164,13 +164,13 @@ def reboot() -> str | None:
 
 
 def swapon() -> str | None:
-    """Adds swap space, with a null pointer as its name."""
+    """Calls swapon with a null pointer for the path, so that no swap space is added."""
     call("swapon", None, 0, reached=_BAD)
     return "swap space can be added"
 
 
 def swapoff() -> str | None:
-    """Removes swap space, with a null pointer as its name."""
+    """Calls swapoff with a null pointer for the path, so that no swap space is removed."""
     call("swapoff", None, reached=_BAD)
     return "swap space can be taken away"
 
