@@ -58,7 +58,7 @@ class SimulatedGuest:
         """Number of bytes that the host has sent so far, by the stream of the file."""
         self._output.put_nowait(json_frame(0, HELLO, {"version": VERSION, "agent": "simulated"}))
 
-    async def listen(self, on_data: DataCallback) -> None:
+    async def receive(self, on_data: DataCallback) -> None:
         while data := await self._output.get():
             while (pause_s := on_data(data)) is not None:
                 await asyncio.sleep(pause_s)

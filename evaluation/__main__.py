@@ -118,7 +118,7 @@ def _run(arguments: argparse.Namespace) -> int:
         request=arguments.request,
         seed=arguments.seed,
         max_retries=arguments.max_retries,
-        capture=arguments.capture,
+        capture_turns=arguments.capture,
     )
     settings = RunSettings(
         suites={suite.manifest.name: suite.manifest.sha256 for suite in suites},

@@ -104,15 +104,15 @@ def token_chart(uses: Sequence[TokenUse]) -> Chart:
     and one for the sandbox, which shows the parts of the trajectory."""
     data, highest = [], 0.0
     for use in uses:
-        plain = use.plain_prompt + use.plain_completion
+        plain = use.mean_plain_prompt_tokens + use.mean_plain_completion_tokens
         parts = (
-            (SANDBOX_COLOUR, use.first_prompt),
-            (MODEL_COLOUR, use.model_output),
-            (ENVIRONMENT_COLOUR, use.environment),
+            (SANDBOX_COLOUR, use.mean_first_prompt_tokens),
+            (MODEL_COLOUR, use.mean_model_output_tokens),
+            (ENVIRONMENT_COLOUR, use.mean_environment_tokens),
         )
         values = [_token_bar([(PLAIN_COLOUR, plain)]), _token_bar(parts)]
         data.append((use.domain, values))
-        highest = max(highest, plain, use.trajectory)
+        highest = max(highest, plain, use.mean_trajectory_tokens)
     legend = [
         (PLAIN_COLOUR, "plain"),
         (SANDBOX_COLOUR, "sandbox: first prompt"),

@@ -191,18 +191,18 @@ class TokenUse:
     """Mean tokens of an answer in a domain; 0 where there are no answers."""
 
     domain: str
-    plain_prompt: float
-    plain_completion: float
-    sandbox_prompt: float
+    mean_plain_prompt_tokens: float
+    mean_plain_completion_tokens: float
+    mean_sandbox_prompt_tokens: float
     """The prompt tokens of all model calls of a run together."""
-    sandbox_completion: float
-    trajectory: float
+    mean_sandbox_completion_tokens: float
+    mean_trajectory_tokens: float
     """The tokens of a run, each counted once."""
-    first_prompt: float
+    mean_first_prompt_tokens: float
     """The part of the trajectory that neither the model nor a tool wrote."""
-    model_output: float
+    mean_model_output_tokens: float
     """The part of the trajectory that the model wrote."""
-    environment: float
+    mean_environment_tokens: float
     """The part of the trajectory that is output of tools."""
     pairs: int
     left_out: int
@@ -226,14 +226,14 @@ def _token_use(domain: str, graded: Sequence[GradedResult]) -> TokenUse:
     model = min(completion, trajectory - environment)
     return TokenUse(
         domain,
-        plain_prompt=average([each.prompt_tokens for each in plain]),
-        plain_completion=average([each.completion_tokens for each in plain]),
-        sandbox_prompt=average([each.prompt_tokens for each in sandbox]),
-        sandbox_completion=completion,
-        trajectory=trajectory,
-        first_prompt=max(0.0, trajectory - environment - model),
-        model_output=model,
-        environment=environment,
+        mean_plain_prompt_tokens=average([each.prompt_tokens for each in plain]),
+        mean_plain_completion_tokens=average([each.completion_tokens for each in plain]),
+        mean_sandbox_prompt_tokens=average([each.prompt_tokens for each in sandbox]),
+        mean_sandbox_completion_tokens=completion,
+        mean_trajectory_tokens=trajectory,
+        mean_first_prompt_tokens=max(0.0, trajectory - environment - model),
+        mean_model_output_tokens=model,
+        mean_environment_tokens=environment,
         pairs=len(paired.plain),
         left_out=paired.left_out,
         ratio=_ratio(

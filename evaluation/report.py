@@ -304,14 +304,16 @@ def _loose_scores(graded: Sequence[GradedResult]) -> list[Fraction]:
 def _token_section(graded: Sequence[GradedResult]) -> Section:
     rows = []
     for use in token_uses(graded):
+        trajectory = use.mean_trajectory_tokens
         means = (
-            *(use.plain_prompt, use.plain_completion),
-            *(use.sandbox_prompt, use.sandbox_completion, use.trajectory),
+            *(use.mean_plain_prompt_tokens, use.mean_plain_completion_tokens),
+            *(use.mean_sandbox_prompt_tokens, use.mean_sandbox_completion_tokens, trajectory),
         )
-        parts = (use.first_prompt, use.model_output, use.environment)
-        shares = [
-            f"{part / use.trajectory:.1%}" if use.trajectory else EMPTY_CELL for part in parts
-        ]
+        parts = (
+            *(use.mean_first_prompt_tokens, use.mean_model_output_tokens),
+            use.mean_environment_tokens,
+        )
+        shares = [f"{part / trajectory:.1%}" if trajectory else EMPTY_CELL for part in parts]
         counts = (str(use.pairs), str(use.left_out))
         rows.append(
             [use.domain, *map(number_text, means), *shares, _ratio_text(use.ratio), *counts]

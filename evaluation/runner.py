@@ -75,7 +75,7 @@ class Plan:
     seed: int | None = None
     """The seed that the requests of the first repeat send; each repeat adds 1."""
     max_retries: int = 3
-    capture: bool = False
+    capture_turns: bool = False
     """True to keep the turns of each run with a sandbox."""
 
     def samples(self) -> Iterator[tuple[Suite, Sample]]:
@@ -178,7 +178,7 @@ class Runner:
     async def _run_jobs(self, jobs: Iterator[Job]) -> None:
         for job in jobs:
             result, trajectory = await self._send_job(job)
-            if self._plan.capture and trajectory is not None and trajectory.run_id:
+            if self._plan.capture_turns and trajectory is not None and trajectory.run_id:
                 trajectory = await with_turns(self._client, trajectory)
             self._writer.append(result, trajectory)
             self._on_result(result)
@@ -234,7 +234,7 @@ class Runner:
             # Every answer of this column comes from a run with a sandbox, or is refused.
             sandbox = plan.sandbox_of(job.suite)
             body["sandbox"] = {"enabled": "always", **sandbox, "steps": "events"}
-            if plan.capture:
+            if plan.capture_turns:
                 body["sandbox"]["capture"] = "messages"
         if plan.seed is not None:
             body["seed"] = plan.seed + job.key.repeat

@@ -136,8 +136,8 @@ def not_found_observation(path: str) -> str:
     return f"Error: Path not found: {path}"
 
 
-def create_file(path: str, text: str) -> EditResult:
-    """Return the result of creating or overwriting a file with a text."""
+def file_creation_result(path: str, text: str) -> EditResult:
+    """Return the result of creating or overwriting a file with `text`."""
     return EditResult(
         f"{text}\n",
         f"File created at {path}. {_snippet(path, text, 1)}"

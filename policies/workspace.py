@@ -150,7 +150,9 @@ def plan_workspace(
     `index_without_notes` are put into `Workspace.notes` instead of the message.
     """
     planner = _Planner(received, threshold_tokens, token_counts, index_without_notes)
-    planned = [planner.plan_message(index, message) for index, message in enumerate(messages)]
+    planned = [
+        planner.replace_files_with_notes(index, message) for index, message in enumerate(messages)
+    ]
     roles = [message.get("role") for message in planned]
     first_user = roles.index("user") if "user" in roles else 0
     notes, request_note = tuple(planner.notes), planner.request_note
@@ -192,7 +194,7 @@ class _Planner:
         self.request_note = "\n".join(map(self._file_note, in_request))
         """The notes on files that the request names outside the messages."""
 
-    def plan_message(self, index: int, message: Message) -> Message:
+    def replace_files_with_notes(self, index: int, message: Message) -> Message:
         """Return the message that the model gets. Notes replace files and long texts."""
         content = message.get("content")
         is_long = self._is_long(message)

@@ -183,17 +183,17 @@ class Channel:
                 if stream_number != number
             )
         # Without awaiting: an agent that does not read must not block the caller.
-        self.write(frame(number, RESET))
+        self.write_control(frame(number, RESET))
         if self._reset_streams.add(number, stream):
             self._reset_streams.ping_sent()
-            self.write(frame(0, PING))
+            self.write_control(frame(0, PING))
 
     async def ping(self, timeout_s: float) -> None:
         """Send a PING and wait for the answer. If none comes within `timeout_s`, besides an outage
         of the connection, kill the guest and raise SandboxLostError."""
         self._pong.clear()
         self._reset_streams.ping_sent()
-        self.write(frame(0, PING))
+        self.write_control(frame(0, PING))
         timeout_s += self.max_outage_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -212,7 +212,7 @@ class Channel:
         """Return the error for operations of a lost guest."""
         return SandboxLostError(self.lost)
 
-    def write(self, data: bytes) -> None:
+    def write_control(self, data: bytes) -> None:
         """Queue control frames for the guest without waiting; do nothing if it is lost."""
         if not self.lost:
             self.guest.write_control(data)
@@ -273,7 +273,7 @@ class Channel:
     async def _read(self) -> None:
         why = ""
         try:
-            await self.guest.listen(self._on_data)
+            await self.guest.receive(self._on_data)
         except ProtocolError as error:
             why = f"the agent broke the protocol: {error}"
         self._mark_lost(why or self.guest.diagnostics() or "the agent ended")

@@ -15,8 +15,8 @@ from proxy.schemas.answer_objects import (
     SandboxObject,
     SandboxUsage,
     StepEvent,
-    StepEventName,
     StepExtension,
+    StepStreamEvent,
 )
 from proxy.schemas.result_objects import CONVERTED_STATS
 
@@ -121,8 +121,8 @@ def _usage_rows() -> Iterator[str]:
 
 
 def _event_name_rows() -> Iterator[str]:
-    words = field_docs(StepEventName)
-    for each in StepEventName:
+    words = field_docs(StepStreamEvent)
+    for each in StepStreamEvent:
         yield row(each.name.lower().replace("_", " "), f"`{each}`", words[each.name])
 
 

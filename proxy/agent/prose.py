@@ -99,7 +99,7 @@ class Prose:
         self.is_echo = False
         """True once the prose has repeated one of the proxy's own texts."""
 
-    def fresh_copy(self) -> "Prose":
+    def empty_with_same_rules(self) -> "Prose":
         """Return an empty Prose with the same rules."""
         return Prose(self.rules, max_chars=self._max_chars, ends_at_echo=self._ends_at_echo)
 

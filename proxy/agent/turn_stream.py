@@ -143,7 +143,7 @@ class StreamHandler:
 
     def _reset(self) -> None:
         """Discard the failed attempt's reply, of which nothing was shown."""
-        self.prose, self._reasoning_check = self.prose.fresh_copy(), RepetitionCheck()
+        self.prose, self._reasoning_check = self.prose.empty_with_same_rules(), RepetitionCheck()
         self._has_begun_call, self._text_after_call = False, []
         self._is_hold_over = self._visibility == "at once"
         if self._timer is not None:

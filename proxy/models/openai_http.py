@@ -42,9 +42,9 @@ from proxy.models.completion_builder import attach_partial_completion, parse_com
 from proxy.models.relay import (
     completion_request_headers,
     completion_response_headers,
-    end_to_end_headers,
     read_at_most,
     relayed_response_headers,
+    upstream_request_headers,
 )
 from proxy.models.streaming import CompletionStream, StreamSupport, refuses_to_stream
 
@@ -199,7 +199,7 @@ class OpenAIHTTPModel:
         is_versioned = request.path.startswith((f"{_VERSION_PREFIX}/", f"{_VERSION_PREFIX}?"))
         base = self._base_url if is_versioned else self._root_url
         path = request.path.removeprefix(_VERSION_PREFIX) if is_versioned else request.path
-        headers = end_to_end_headers(request.headers)
+        headers = upstream_request_headers(request.headers)
         if isinstance(request.body, bytes | bytearray):
             headers["content-length"] = str(len(request.body))
         response = await self._request(

@@ -45,8 +45,9 @@ def completion_request_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return _relayed_headers(headers, _NOT_WITH_ENCODED_BODY)
 
 
-def end_to_end_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the client's headers without connection and account headers."""
+def upstream_request_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the client's headers to relay to the backend: all except connection headers,
+    headers that identify the client, and the proxy's own headers."""
     return _relayed_headers(headers, _NOT_IN_REQUESTS)
 
 

@@ -153,8 +153,8 @@ class StepExtension(TypedDict, total=False):
 # Step events
 
 
-class StepEventName(StrEnum):
-    """The names of the events that have a step event in their field `sandbox`."""
+class StepStreamEvent(StrEnum):
+    """The stream event, in each API, whose field `sandbox` contains a step event."""
 
     CHAT_COMPLETIONS = "sandbox.step"
     """The name of a server-sent event whose data is a chunk with an empty delta. Clients ignore

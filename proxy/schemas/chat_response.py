@@ -27,7 +27,7 @@ from proxy.schemas.answer_objects import (
     ChoiceExtension,
     MessageExtension,
     SandboxObject,
-    StepEventName,
+    StepStreamEvent,
 )
 from proxy.schemas.result_objects import images, json_text, sandbox_object, url_citations, usage
 from proxy.schemas.steps import (
@@ -251,7 +251,7 @@ class CompletionStreamEncoder:
         elif chunk.step:
             # Clients ignore server-sent events with an unknown name.
             name, extra = (
-                f"event: {StepEventName.CHAT_COMPLETIONS}\n",
+                f"event: {StepStreamEvent.CHAT_COMPLETIONS}\n",
                 f', "sandbox": {json_text(chunk.step)}',
             )
         return f'{name}data: {self._head}, "choices": [{json.dumps(chunk.choice)}]{extra}}}\n\n'

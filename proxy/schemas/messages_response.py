@@ -31,7 +31,7 @@ from proxy.agent.events import (
 )
 from proxy.agent.result import Artifact, Result, usage_count
 from proxy.errors import ProxyError, anthropic_error_body, request_id
-from proxy.schemas.answer_objects import StepEventName
+from proxy.schemas.answer_objects import StepStreamEvent
 from proxy.schemas.result_objects import json_text, sandbox_object, token_details, usage
 from proxy.schemas.steps import AnswerState, StepEventRenderer, StepTextRenderer
 
@@ -83,7 +83,7 @@ class MessageBuilder:
             steps = (
                 event["sandbox"]
                 for event in self._events
-                if event["type"] == StepEventName.MESSAGES
+                if event["type"] == StepStreamEvent.MESSAGES
             )
             message["sandbox"]["events"] = [step for step in steps if step["kind"] != "tool_output"]
         sendable: dict[str, Any] = json.loads(json_text(message))
@@ -166,7 +166,7 @@ class MessagesEncoder:
             events += self._complete_block(block)
         if self._steps and (step := self._steps.render(event)):
             # SDKs ignore a ping, whatever fields it has.
-            events.append({"type": StepEventName.MESSAGES, "sandbox": step})
+            events.append({"type": StepStreamEvent.MESSAGES, "sandbox": step})
         self._state.update(event)
         return events
 

@@ -23,7 +23,7 @@ from proxy.agent.events import (
 )
 from proxy.agent.result import Result, RunWarning
 from proxy.errors import ProxyError, RunCancelledError
-from proxy.schemas.answer_objects import StepEventName
+from proxy.schemas.answer_objects import StepStreamEvent
 from proxy.schemas.responses_items import (
     ClientCallItems,
     CodeInterpreterItems,
@@ -106,7 +106,7 @@ class ResponseEncoder:
             events += self._reasoning_items.end() if isinstance(event, ToolCallStarted) else []
             events += items
         if self._steps and (step := self._steps.render(event)):
-            events.append({"type": StepEventName.RESPONSES, "sandbox": step})
+            events.append({"type": StepStreamEvent.RESPONSES, "sandbox": step})
             if not isinstance(event, ToolOutput):
                 self._sent_steps.append(step)
         self._state.update(event)
@@ -223,8 +223,8 @@ def _numbered_frames(events: Iterable[Json], first_number: int) -> str:
     for number, event in enumerate(events, first_number):
         numbered = {"type": event["type"], "sequence_number": number, **event}
         name = (
-            StepEventName.CHAT_COMPLETIONS
-            if event["type"] == StepEventName.RESPONSES
+            StepStreamEvent.CHAT_COMPLETIONS
+            if event["type"] == StepStreamEvent.RESPONSES
             else event["type"]
         )
         frames.append(f"event: {name}\ndata: {json_text(numbered)}\n\n")

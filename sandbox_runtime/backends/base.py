@@ -45,7 +45,7 @@ class Guest(Protocol):
     def id(self) -> str:
         """The backend's name for the guest, which log lines show."""
 
-    async def listen(self, on_data: DataCallback) -> None:
+    async def receive(self, on_data: DataCallback) -> None:
         """Call `on_data` with the bytes that the agent writes, as they arrive, and return when the
         agent has ended. Raises the ProtocolError that `on_data` raises."""
 
@@ -57,7 +57,7 @@ class Guest(Protocol):
 
     def write_control(self, data: bytes) -> None:
         """Queue a few bytes for the agent even if the buffer has no room. If the agent leaves too
-        many of them unread, `listen` raises ProtocolError."""
+        many of them unread, `receive` raises ProtocolError."""
 
     async def kill(self) -> None:
         """End the agent and everything that it started. Safe to call twice."""

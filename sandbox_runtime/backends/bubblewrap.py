@@ -310,7 +310,7 @@ async def _read_output(guest: ProcessGuest) -> bytes:
     printed = bytearray()
     try:
         async with asyncio.timeout(_TRIAL_TIMEOUT_S):
-            await guest.listen(printed.extend)
+            await guest.receive(printed.extend)
     except TimeoutError:
         return b""
     return bytes(printed)

@@ -10,7 +10,7 @@ from sandbox_runtime.backends.base import DataCallback
 from sandbox_runtime.protocol import ProtocolError
 
 _MAX_EARLY_BYTES = 1 << 20
-"""Maximum number of bytes that are buffered until `listen` is called."""
+"""Maximum number of bytes that are buffered until `receive` is called."""
 _TURN_BYTES = 32 << 10
 """Maximum of the bytes that the callback gets in one call. Each call may request a pause."""
 MAX_UNREAD_BYTES = 256 << 10
@@ -48,7 +48,7 @@ class ByteStreamProtocol(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._early_bytes = bytearray()
         self._changed = asyncio.Event()
-        """An event that is set when bytes arrive before `listen`, and at the end of the stream."""
+        """An event that is set when bytes arrive before `receive`, and at the end of the stream."""
         self._on_data: DataCallback | None = None
         self._failure: ProtocolError | None = None
         self._undelivered_bytes: bytes | memoryview = b""
@@ -61,7 +61,7 @@ class ByteStreamProtocol(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
 
-    async def listen(self, on_data: DataCallback) -> None:
+    async def receive(self, on_data: DataCallback) -> None:
         """Call `on_data` with all bytes that arrive, with the pauses that it requests, until the
         stream ends. Raises ProtocolError."""
         self._on_data = on_data
@@ -80,7 +80,7 @@ class ByteStreamProtocol(asyncio.Protocol):
             raise self._failure
 
     async def read_until(self, mark: bytes) -> bytes:
-        """Return the received bytes up to and including `mark`; call it before `listen`. Raises
+        """Return the received bytes up to and including `mark`; call it before `receive`. Raises
         ConnectionError if the stream ends before the mark, and ValueError if the first MiB has
         none."""
         while (at := self._early_bytes.find(mark)) < 0:
@@ -107,7 +107,7 @@ class ByteStreamProtocol(asyncio.Protocol):
 
     def write_control(self, data: bytes) -> None:
         """Queue data even if the buffer has no room. If the peer leaves too much of it unread,
-        `listen` raises ProtocolError."""
+        `receive` raises ProtocolError."""
         self._unread_bytes = 0 if self._writable.is_set() else self._unread_bytes + len(data)
         if self._unread_bytes > MAX_UNREAD_BYTES:
             self.fail(ProtocolError("the agent does not read its input"))
@@ -115,7 +115,7 @@ class ByteStreamProtocol(asyncio.Protocol):
             self.write(data)
 
     def fail(self, error: ProtocolError) -> None:
-        """Stop reading and make `listen` raise the error; only the first error counts."""
+        """Stop reading and make `receive` raise the error; only the first error counts."""
         self._failure = self._failure or error
         self._on_data = None
         self._end()

@@ -366,7 +366,7 @@ class AttachStream(ByteStreamProtocol):
         self._frame_rate = FrameRate()
         """Limits the rate of the engine's frames; each write of the agent may be one frame."""
 
-    async def listen(self, on_data: DataCallback) -> None:
+    async def receive(self, on_data: DataCallback) -> None:
         """Pass standard output to `on_data` until its end, and keep the tail of standard error.
         Raises ProtocolError."""
 
@@ -378,7 +378,7 @@ class AttachStream(ByteStreamProtocol):
             own_pause_s = self._frame_rate.count(frames, len(data), now_s)
             return max(pause_s or 0.0, own_pause_s) if own_pause_s else pause_s
 
-        await super().listen(demultiplex)
+        await super().receive(demultiplex)
 
     def stderr_tail(self) -> str:
         """Return the tail of standard error."""

@@ -60,9 +60,9 @@ class DockerGuest:
     def id(self) -> str:
         return self._name
 
-    async def listen(self, on_data: DataCallback) -> None:
+    async def receive(self, on_data: DataCallback) -> None:
         assert self.stream
-        await self.stream.listen(on_data)
+        await self.stream.receive(on_data)
         if self._removal is None and not self._cause:
             self._cause = await self._find_cause()
 

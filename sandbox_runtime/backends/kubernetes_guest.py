@@ -61,9 +61,9 @@ class KubernetesGuest:
         """Use the first connection to the agent, which has been sent its configuration."""
         self._stream = ResumableStream(link_token, stream, self._attach_again)
 
-    async def listen(self, on_data: DataCallback) -> None:
+    async def receive(self, on_data: DataCallback) -> None:
         assert self._stream
-        await self._stream.listen(on_data)
+        await self._stream.receive(on_data)
 
     async def drain(self) -> None:
         assert self._stream

@@ -45,7 +45,7 @@ class AttachedStream(ByteStreamProtocol):
         self._status = bytearray()
         self._frame_rate = FrameRate()
 
-    async def listen(self, on_data: DataCallback) -> None:
+    async def receive(self, on_data: DataCallback) -> None:
         """Pass standard output to `on_data` until its end. Raises ProtocolError."""
 
         def count_messages(data: bytes | memoryview) -> float | None:
@@ -55,7 +55,7 @@ class AttachedStream(ByteStreamProtocol):
             own_pause_s = self._frame_rate.count(cost, len(data), now_s)
             return max(pause_s or 0.0, own_pause_s) if own_pause_s else pause_s
 
-        await super().listen(count_messages)
+        await super().receive(count_messages)
 
     def message_received(self, message: bytes) -> None:
         """Process one message of the API server; those of unknown channels are ignored."""

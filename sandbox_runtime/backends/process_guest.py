@@ -95,8 +95,8 @@ class ProcessGuest:
     def write_control(self, data: bytes) -> None:
         self._stdio.write_control(data)
 
-    async def listen(self, on_data: DataCallback) -> None:
-        await self._stdio.listen(on_data)
+    async def receive(self, on_data: DataCallback) -> None:
+        await self._stdio.receive(on_data)
         await self._stderr_reader.wait()
 
     async def resize(self, isolation: Isolation) -> None:

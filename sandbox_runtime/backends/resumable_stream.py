@@ -80,13 +80,13 @@ class ResumableStream:
         self._stderr = ""
         self._is_over = False
 
-    async def listen(self, on_data: DataCallback) -> None:
+    async def receive(self, on_data: DataCallback) -> None:
         """Call `on_data` with all bytes that arrive, until no connection can be opened any more or
         the stream is aborted. Raises ProtocolError."""
         self._on_data = on_data
         try:
             while not self._is_over:
-                await self._connection.listen(self._receive)
+                await self._connection.receive(self._process_packets)
                 await self._disconnect()
                 if self._is_over:
                     return
@@ -129,7 +129,7 @@ class ResumableStream:
         self._watch_stall()
 
     def write_control(self, data: bytes) -> None:
-        """Queue data even without room. If too much of it waits, `listen` raises ProtocolError."""
+        """Queue data even without room. If too much of it waits, `receive` raises ProtocolError."""
         self._unread_bytes = 0 if self._has_room() else self._unread_bytes + len(data)
         if self._unread_bytes > MAX_UNREAD_BYTES:
             self._has_overflowed = True  # it is known only here if there is no connection now
@@ -182,7 +182,7 @@ class ResumableStream:
 
     # Receiving
 
-    def _receive(self, data: bytes | memoryview) -> float | None:
+    def _process_packets(self, data: bytes | memoryview) -> float | None:
         """Process the bytes of the current connection."""
         assert self._on_data
         if not data:  # after a pause
@@ -265,7 +265,7 @@ class ResumableStream:
         self._stall_timer = asyncio.get_running_loop().call_later(seconds, self._check_stall)
 
     def _check_stall(self) -> None:
-        """Close a connection on which the agent acknowledges nothing, so that `listen` opens
+        """Close a connection on which the agent acknowledges nothing, so that `receive` opens
         another. One timer serves all writes, because most are acknowledged before it fires."""
         self._stall_timer = None
         if not self._is_connected or (self._is_answered and not self._unacknowledged):

@@ -163,7 +163,7 @@ class _Edit:
         return await _write(
             sandbox,
             target,
-            reference_style.create_file(self._path, self._arguments.get("file_text", "")),
+            reference_style.file_creation_result(self._path, self._arguments.get("file_text", "")),
         )
 
     async def _edit(self, sandbox: Sandbox, command: str) -> str:

@@ -24,7 +24,7 @@ from proxy.app import _routes as all_routes
 from proxy.config import Config
 from proxy.metrics import Metrics
 from proxy.schemas import answer_objects, messages_request, responses_parameters
-from proxy.schemas.answer_objects import StepEvent, StepEventName
+from proxy.schemas.answer_objects import StepEvent, StepStreamEvent
 from proxy.schemas.chat_parameters import PARAMETERS
 from proxy.schemas.request_options import PolicyOptions, SandboxOptions
 from proxy.schemas.result_objects import CONVERTED_STATS
@@ -111,7 +111,7 @@ def answer_fields() -> Iterator[str]:
     for event in get_args(StepEvent):
         yield from event.__annotations__.keys() - {"kind"}
         yield get_args(event.__annotations__["kind"])[0]
-    yield from StepEventName
+    yield from StepStreamEvent
 
 
 def test_every_typed_dict_of_answers_is_in_the_reference() -> None:

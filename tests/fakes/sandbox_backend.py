@@ -55,7 +55,7 @@ class FakeGuest:
         if backend.greets:
             self._output.put_nowait(json_frame(0, HELLO, {"version": VERSION, "agent": "fake"}))
 
-    async def listen(self, on_data: DataCallback) -> None:
+    async def receive(self, on_data: DataCallback) -> None:
         while data := await self._output.get():
             while on_data(data) is not None:  # it has kept some for later
                 data = b""

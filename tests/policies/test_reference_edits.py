@@ -4,7 +4,7 @@ import pytest
 
 from policies.reference_style import (
     EditResult,
-    create_file,
+    file_creation_result,
     insert_text,
     list_directory,
     replace_text,
@@ -77,7 +77,7 @@ def test_empty_file_and_directory_are_reported_as_empty() -> None:
 
 
 def test_created_file_gets_a_newline_and_keeps_its_tabs() -> None:
-    assert create_file("/a.py", "def f():\n\treturn 1\n") == EditResult(
+    assert file_creation_result("/a.py", "def f():\n\treturn 1\n") == EditResult(
         "def f():\n\treturn 1\n\n",
         "File created at /a.py. Here's the result of running `cat -n` on /a.py:\n"
         "     1\tdef f():\n     2\t        return 1\n     3\t\n"
@@ -86,7 +86,7 @@ def test_created_file_gets_a_newline_and_keeps_its_tabs() -> None:
 
 
 def test_view_of_a_created_file_is_clipped() -> None:
-    assert create_file("/a.py", "x" * 10_001).observation == (
+    assert file_creation_result("/a.py", "x" * 10_001).observation == (
         "File created at /a.py. Here's the result of running `cat -n` on /a.py:\n"
         f"     1\t{'x' * 10_000}{CLIPPED}\n"
         "Review the file and make sure that it is as expected. Edit the file if necessary."

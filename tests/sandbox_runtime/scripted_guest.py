@@ -60,7 +60,7 @@ class ScriptedGuest:
         self.credit: Counter[int] = Counter()
         """The credit that the host has given, by stream."""
         self.writes = 0
-        self._is_listening = True
+        self._is_receiving = True
         self.pings_until_done = 0
         """Number of PINGs to answer before the first operation ends; 0: answer none."""
         self.pongs = 0
@@ -71,19 +71,19 @@ class ScriptedGuest:
         self._output.put_nowait(frames)
 
     async def wait_delivered(self) -> None:
-        """Return when the host has received all frames, or no longer listens."""
-        while self._is_listening and not self._output.empty():  # noqa: ASYNC110 - see `listen`
+        """Return when the host has received all frames, or no longer receives."""
+        while self._is_receiving and not self._output.empty():  # noqa: ASYNC110 - see `receive`
             await asyncio.sleep(0)
         await asyncio.sleep(0)
 
     # The host reads the queue at its own pace, and no event signals an empty queue.
-    async def listen(self, on_data: DataCallback) -> None:
+    async def receive(self, on_data: DataCallback) -> None:
         try:
             while data := await self._output.get():
                 while on_data(data) is not None:  # it has kept some for later
                     data = b""
         finally:
-            self._is_listening = False
+            self._is_receiving = False
 
     async def drain(self) -> None:
         """Return at once."""

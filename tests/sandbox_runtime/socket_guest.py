@@ -33,8 +33,8 @@ class SocketGuest:
     def has_room(self) -> bool:
         return self.byte_stream._writable.is_set()
 
-    async def listen(self, on_data: DataCallback) -> None:
-        await self.byte_stream.listen(on_data)
+    async def receive(self, on_data: DataCallback) -> None:
+        await self.byte_stream.receive(on_data)
 
     async def drain(self) -> None:
         await self.byte_stream.drain()

@@ -95,7 +95,7 @@ from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 async def main():
     guest = await BubblewrapBackend(state_dir=Path("/nonexistent")).start(Isolation())
     received = asyncio.Event()
-    listening = asyncio.create_task(guest.listen(lambda data: received.set()))
+    receiving = asyncio.create_task(guest.receive(lambda data: received.set()))
     await received.wait()
     print(guest.pid, guest.id, flush=True)
     await asyncio.get_running_loop().create_future()

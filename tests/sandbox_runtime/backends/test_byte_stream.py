@@ -50,7 +50,7 @@ async def attached() -> AsyncIterator[tuple[AttachStream, socket.socket]]:
 async def read_all(byte_stream: ByteStreamProtocol) -> bytes:
     """Return all received bytes."""
     said = bytearray()
-    await byte_stream.listen(said.extend)
+    await byte_stream.receive(said.extend)
     return bytes(said)
 
 
@@ -58,10 +58,10 @@ async def test_bytes_that_arrive_before_listen_are_delivered_first() -> None:
     async with connected() as (byte_stream, peer):
         peer.send(b"head\r\n\r\nearly ")
         assert await byte_stream.read_until(b"\r\n\r\n") == b"head\r\n\r\n"
-        listening = asyncio.create_task(read_all(byte_stream))
+        receiving = asyncio.create_task(read_all(byte_stream))
         peer.send(b"late")
         peer.close()
-        assert await listening == b"early late"
+        assert await receiving == b"early late"
 
 
 async def test_stream_without_a_listener_stops_reading() -> None:
@@ -71,10 +71,10 @@ async def test_stream_without_a_listener_stops_reading() -> None:
         )
         with pytest.raises(ValueError, match="first"):
             await byte_stream.read_until(b"mark")
-        listening = asyncio.create_task(read_all(byte_stream))
+        receiving = asyncio.create_task(read_all(byte_stream))
         await flood
         peer.close()
-        assert len(await listening) == 8 * MEGABYTE
+        assert len(await receiving) == 8 * MEGABYTE
 
 
 async def test_protocol_error_ends_listen() -> None:
@@ -84,7 +84,7 @@ async def test_protocol_error_ends_listen() -> None:
     async with connected() as (byte_stream, peer):
         peer.send(b"garbage")
         with pytest.raises(ProtocolError, match="no frame"):
-            await byte_stream.listen(refuse)
+            await byte_stream.receive(refuse)
 
 
 async def test_drain_waits_while_the_peer_does_not_read() -> None:
@@ -121,16 +121,16 @@ async def test_stream_that_ends_before_the_awaited_mark_raises_an_error() -> Non
 
 async def test_control_data_for_a_peer_that_does_not_read_is_bounded() -> None:
     async with connected() as (byte_stream, _theirs):
-        listening = asyncio.create_task(read_all(byte_stream))
+        receiving = asyncio.create_task(read_all(byte_stream))
         await asyncio.sleep(0)
         sent = 0
-        while not listening.done():
+        while not receiving.done():
             for _ in range(1000):
                 byte_stream.write_control(bytes(9))
                 sent += 9
             await asyncio.sleep(0)
         with pytest.raises(ProtocolError, match="does not read"):
-            await listening
+            await receiving
         assert sent < MEGABYTE
         waiting = byte_stream._transport.get_write_buffer_size()
         assert waiting <= MAX_UNREAD_BYTES + (128 << 10)  # asyncio's own high-water mark
@@ -140,7 +140,7 @@ async def test_control_data_for_a_peer_that_does_not_read_is_bounded() -> None:
 
 async def test_control_data_behind_a_large_request_is_not_counted_against_the_peer() -> None:
     async with connected() as (byte_stream, peer):
-        listening = asyncio.create_task(read_all(byte_stream))
+        receiving = asyncio.create_task(read_all(byte_stream))
         byte_stream.write(bytes(8 * MEGABYTE))
         for _ in range(1000):
             byte_stream.write_control(bytes(9))
@@ -149,7 +149,7 @@ async def test_control_data_behind_a_large_request_is_not_counted_against_the_pe
             received += len(await receive(peer, MEGABYTE))
         await byte_stream.drain()
         peer.close()
-        assert await listening == b""
+        assert await receiving == b""
 
 
 async def test_pause_delays_received_and_later_bytes() -> None:
@@ -160,7 +160,7 @@ async def test_pause_delays_received_and_later_bytes() -> None:
         return 3600 if len(taken) == 1 else None
 
     async with connected() as (byte_stream, peer):
-        listening = asyncio.create_task(byte_stream.listen(take))
+        receiving = asyncio.create_task(byte_stream.receive(take))
         await asyncio.sleep(0)
         flood = asyncio.create_task(
             asyncio.get_running_loop().sock_sendall(peer, bytes(8 * MEGABYTE))
@@ -173,7 +173,7 @@ async def test_pause_delays_received_and_later_bytes() -> None:
         byte_stream._resume()
         await flood
         peer.close()
-        await listening
+        await receiving
         assert sum(map(len, taken)) == 8 * MEGABYTE
 
 
@@ -187,10 +187,10 @@ async def test_pauses_keep_all_bytes_in_order() -> None:
 
     async with connected() as (byte_stream, peer):
         flood = asyncio.create_task(asyncio.get_running_loop().sock_sendall(peer, said))
-        listening = asyncio.create_task(byte_stream.listen(take))
+        receiving = asyncio.create_task(byte_stream.receive(take))
         await flood
         peer.close()
-        await listening
+        await receiving
         assert taken == said
 
 
@@ -206,7 +206,7 @@ async def test_bytes_of_an_ended_stream_are_delivered_when_listen_begins_later()
         await asyncio.get_running_loop().sock_sendall(peer, said)
         peer.close()
         await byte_stream._ended.wait()
-        await byte_stream.listen(take)
+        await byte_stream.receive(take)
         assert taken == said
 
 
@@ -217,7 +217,7 @@ async def test_container_that_floods_stderr_raises_protocol_error() -> None:
             asyncio.get_running_loop().sock_sendall(peer, piece * (MAX_STDERR_BYTES // (1 << 15)))
         )
         with pytest.raises(ProtocolError, match="diagnostics"):
-            await stream.listen(lambda data: None)
+            await stream.receive(lambda data: None)
         assert len(stream.stderr_tail()) <= TAIL_BYTES
         flood.cancel()
 
@@ -229,7 +229,7 @@ async def test_process_that_floods_stderr_raises_protocol_error() -> None:
     with anyio.fail_after(20):
         guest = await spawn("endless", command, **spawning)
         with pytest.raises(ProtocolError, match="diagnostics"):
-            await guest.listen(lambda data: None)
+            await guest.receive(lambda data: None)
         await guest.kill()
     assert not Path(f"/proc/{guest.pid}").exists()
     assert len(guest.diagnostics()) <= TAIL_BYTES
@@ -245,12 +245,12 @@ async def test_small_frames_of_the_engine_pause_their_container(number: int) -> 
 
     flood = (FRAME_HEADER.pack(number, 1) + b"x") * (4 * BURST_FRAMES)
     async with attached() as (stream, peer):
-        listening = asyncio.create_task(stream.listen(take))
+        receiving = asyncio.create_task(stream.receive(take))
         flooding = asyncio.create_task(asyncio.get_running_loop().sock_sendall(peer, flood))
         await until(lambda: bool(stream._pause_timer))
         await flooding
         peer.close()
-        await listening
+        await receiving
     assert len(taken) == (4 * BURST_FRAMES if number == 1 else 0)
 
 
@@ -258,10 +258,10 @@ async def test_large_frames_of_the_engine_never_pause_their_container() -> None:
     frames = (FRAME_HEADER.pack(1, 1 << 15) + bytes(1 << 15)) * 1024
     pauses = []
     async with attached() as (stream, peer):
-        listening = asyncio.create_task(
-            stream.listen(lambda data: pauses.append(stream._pause_timer))
+        receiving = asyncio.create_task(
+            stream.receive(lambda data: pauses.append(stream._pause_timer))
         )
         await asyncio.get_running_loop().sock_sendall(peer, frames)
         peer.close()
-        await listening
+        await receiving
     assert set(pauses) == {None}

@@ -60,7 +60,7 @@ async def attached(
 
 async def read_all(stream: AttachedStream) -> bytes:
     received = bytearray()
-    await stream.listen(received.extend)
+    await stream.receive(received.extend)
     return bytes(received)
 
 
@@ -134,7 +134,7 @@ async def test_paused_stream_stops_reading_the_websocket() -> None:
             calls.append(len(data))
             return None if may_go_on else 0.01
 
-        listening = asyncio.create_task(stream.listen(on_data))
+        receiving = asyncio.create_task(stream.receive(on_data))
         total, sent = 64 * MEGABYTE, 0
 
         async def flood() -> None:
@@ -149,16 +149,16 @@ async def test_paused_stream_stops_reading_the_websocket() -> None:
         assert sent < total / 2
         may_go_on = True
         await flooding
-        await listening
+        await receiving
         assert sum(calls) == total
 
 
 async def test_too_much_standard_error_breaks_the_protocol() -> None:
     async with attached() as (stream, peer):
-        listening = asyncio.create_task(read_all(stream))
+        receiving = asyncio.create_task(read_all(stream))
         await peer.send_bytes(b"\x02" + b"x" * (MAX_STDERR_BYTES + 1))
         with pytest.raises(ProtocolError, match="diagnostics"):
-            await listening
+            await receiving
 
 
 async def test_lost_connection_ends_listen_and_fails_drain() -> None:
