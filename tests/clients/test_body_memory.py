@@ -90,7 +90,7 @@ async def test_body_memory_counts_a_body_as_received_as_parsed_and_as_relayed(
     assert tiny.held_bytes == 0
 
 
-async def test_refused_or_truncated_body_releases_its_memory(tmp_path: Path) -> None:
+async def test_malformed_or_too_large_body_releases_its_memory(tmp_path: Path) -> None:
     memory = BodyMemory(7 * MIB)
     async with (
         scripted_backend([text_reply("Hi.")]) as backend,

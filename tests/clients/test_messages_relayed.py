@@ -140,7 +140,7 @@ async def test_plain_token_count_is_relayed(tmp_path: Path) -> None:
     assert server.seen == [(COUNT_PATH, COUNT_BODY)]
 
 
-async def test_backend_without_http_cannot_count_tokens(tmp_path: Path) -> None:
+async def test_token_counting_without_an_http_backend_is_404(tmp_path: Path) -> None:
     with anyio.fail_after(10):
         async with open_sandboxes("memory", tmp_path) as sandboxes:
             services = make_services(ScriptedModel([]), sandboxes, tmp_path)

@@ -140,7 +140,7 @@ async def test_only_the_operator_key_can_pause_the_server(
     assert [each.status_code for each in answers] == [status] * 3
 
 
-async def test_request_that_is_prepared_when_the_pause_begins_starts_no_run(
+async def test_request_still_in_preparation_when_a_pause_begins_gets_503_and_starts_no_run(
     tmp_path: Path,
 ) -> None:
     key = {"Idempotency-Key": "order-1"}

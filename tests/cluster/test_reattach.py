@@ -109,7 +109,7 @@ async def require_whole_result(sandbox: GuestSandbox, command: SlowCommand) -> N
     assert await output(sandbox, "cat /testbed/count") == "ran\n"
 
 
-async def test_command_survives_the_end_of_the_api_server(
+async def test_command_survives_a_restart_of_the_kubernetes_api_server(
     cluster: Cluster, sandbox: GuestSandbox
 ) -> None:
     with anyio.fail_after(TIMEOUT_S):
@@ -123,7 +123,7 @@ async def test_command_survives_the_end_of_the_api_server(
         assert await read(sandbox, "/testbed/file") == content
 
 
-async def test_files_survive_the_end_of_the_api_server(
+async def test_download_survives_a_restart_of_the_kubernetes_api_server(
     cluster: Cluster, sandbox: GuestSandbox
 ) -> None:
     content = bytes(range(256)) * (20 << 12)

@@ -83,7 +83,7 @@ def test_changed_samples_are_refused(tmp_path: Path) -> None:
     assert "does not have the manifest's hash" in fault_of(suite)
 
 
-def test_suite_with_missing_samples_is_refused_with_both_counts(tmp_path: Path) -> None:
+def test_error_for_missing_samples_has_the_actual_and_the_expected_count(tmp_path: Path) -> None:
     suite = sums(tmp_path, 2).directory
     text = (suite / "samples.jsonl").read_text("utf-8")
     (suite / "samples.jsonl").write_text(text.splitlines()[0] + "\n", "utf-8")

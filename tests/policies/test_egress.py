@@ -149,7 +149,7 @@ def test_private_address_is_reachable_only_in_an_allowed_network() -> None:
     assert rules.is_reachable(ipaddress.ip_address("93.184.215.14"))
 
 
-def test_allowed_network_does_not_allow_its_addresses_as_hosts() -> None:
+def test_allowed_cidrs_do_not_extend_the_allowed_hosts() -> None:
     egress = Egress(mode="allowlist", allowed_hosts=("pypi.org",), allowed_cidrs=("10.0.0.0/8",))
     assert refusal(egress, "10.0.0.1") is not None
 

@@ -38,13 +38,15 @@ def test_shipped_profile_describes_its_purpose(name: str) -> None:
     assert len(profile.about) > 80
 
 
-def test_example_profile_finance_is_audited_and_denies_hosts_of_brokers() -> None:
+def test_finance_example_is_audited_and_denies_broker_hosts() -> None:
     finance = profiles(**FINANCE).default
     assert finance.name == "finance"
     assert finance.audit.enabled
     assert finance.redaction.patterns_by_name
     for target in ("api.binance.com:443", "trade-coinbase.example:443", "KRAKEN.com:443"):
-        assert finance.watch.first_match("egress", target)
+        rule = finance.watch.first_match("egress", target)
+        assert rule is not None
+        assert rule.action == "deny"
     for target in ("stats.example.com:443", "octokraken.com:443", "pypi.org:443"):
         assert finance.watch.first_match("egress", target) is None
 

@@ -193,7 +193,7 @@ async def test_refusal_in_the_final_call_is_returned_as_refusal(stream: bool) ->
     assert Refused("I will not.") in run.events
 
 
-async def test_required_answer_form_still_applies_after_the_turn_limit() -> None:
+async def test_response_format_still_applies_after_the_turn_limit() -> None:
     model = ScriptedModel([tool_reply(bash("ls")), text_reply("?"), text_reply('{"n": 1}')])
     result = await answered(Run(model, limits=Limits(max_turns=1)), **OBJECT)
     assert (result.answer, result.stop_reason) == ('{"n": 1}', StopReason.MAX_TURNS)

@@ -120,7 +120,7 @@ async def test_submitted_answer_that_was_streamed_is_not_sent_again(space: str) 
     assert result.stop_reason is StopReason.SUBMITTED
 
 
-async def test_submitted_answer_that_only_begins_like_the_prose_is_sent_completely() -> None:
+async def test_submitted_answer_that_extends_the_streamed_prose_is_sent_in_full() -> None:
     submit = tool_reply(call("submit", answer=f"{ESSAY} So there."), content=ESSAY)
     run = Run(SequentialModel([submit]))
     result = await run.go(stream=True)

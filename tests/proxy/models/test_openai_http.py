@@ -217,14 +217,14 @@ async def test_json_response_to_a_streamed_request_is_a_completion() -> None:
     assert (completion.finish_reason, completion.usage) == ("stop", {"total_tokens": 10})
 
 
-async def test_stream_with_finish_reason_is_complete_without_done() -> None:
+async def test_finish_reason_completes_a_stream_without_done_marker() -> None:
     pieces = frames(chunk({"content": "42"}), chunk({}, "length"))
     async with opened([Frames(pieces)]) as (_, model):
         completion = await model.complete(BODY, DeltaRecorder())
     assert completion.finish_reason == "length"
 
 
-async def test_stream_with_done_is_complete_without_finish_reason() -> None:
+async def test_done_marker_completes_a_stream_without_finish_reason() -> None:
     pieces = frames(chunk({"content": "42"}), "[DONE]")
     async with opened([Frames(pieces)]) as (_, model):
         completion = await model.complete(BODY, DeltaRecorder())

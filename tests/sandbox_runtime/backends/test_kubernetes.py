@@ -239,7 +239,7 @@ async def test_role_in_the_manifests_permits_all_requests_of_the_backend(
     assert [record.getMessage() for record in caplog.records] == []  # nothing was forbidden
 
 
-async def test_check_names_missing_permissions(admin: ClusterAdmin, tmp_path: Path) -> None:
+async def test_check_lists_missing_permissions(admin: ClusterAdmin, tmp_path: Path) -> None:
     backend = await service_account_backend(admin, "nobody", tmp_path)
     failed = [check for check in await backend.check() if not check.ok]
     assert [check.name for check in failed] == ["kubernetes permissions"]

@@ -84,7 +84,7 @@ async def test_traffic_in_both_directions_counts_toward_the_traffic_cap() -> Non
     assert decision.bytes_up + decision.bytes_down <= MIB
 
 
-def test_traffic_of_one_second_passes_at_once_and_more_is_delayed() -> None:
+def test_rate_limit_allows_a_burst_of_one_second_and_delays_further_bytes() -> None:
     traffic = TrafficQuota(Egress(max_mib_per_s=1.0))
     assert traffic.reserve(MIB // 2, now=100.0) == 0
     assert traffic.reserve(MIB // 2, now=100.0) == 0
