@@ -131,8 +131,9 @@ def is_step_id(call_id: object) -> bool:
 
 
 def _append_after_steps(groups: list[list[Message]], message: Message) -> None:
-    """Append a message that follows removed steps: to the last group if it must be merged with the
-    message before, else as a new group. Separate two user messages by UNANSWERED."""
+    """Append a message that follows removed steps. A message that must be merged with the previous
+    message is added to the last group, any other message becomes a new group. UNANSWERED separates
+    two user messages."""
     before = groups[-1][-1] if groups else {}
     roles = (before.get("role"), message.get("role"))
     if roles == ("assistant", "assistant") and not before.get("tool_calls"):

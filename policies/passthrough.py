@@ -16,7 +16,7 @@ the meaning of the path."""
 PassthroughSetting = Literal["stateless", "all"]
 """The backend's paths that are forwarded. stateless: a fixed list of paths with which the backend
 stores nothing. all: other paths too (batches, threads, vector stores, …). The backend sees one key
-for all clients, so that every client can reach the stored data of other clients."""
+for all clients, and therefore every client can reach the stored data of other clients."""
 
 CHAT_APIS = frozenset({"chat", "messages", "responses"})
 """APIs whose requests get a sandbox unless the model has the suffix `:plain`."""

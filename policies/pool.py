@@ -41,9 +41,9 @@ class PoolSettings:
     or `memory_budget_mib` is reached. wait: wait for a sandbox that the pool starts in the
     background. fail: refuse the request."""
     max_parallel_starts: int | None = None
-    """Maximum number of sandboxes that start at a time; a quarter of them to keep sandboxes ready.
-    null: two per CPU core of this host, with several Docker engines as many for each of them; 64 on
-    Kubernetes."""
+    """Maximum number of sandboxes that start at a time. At most a quarter of them, but at least
+    one, may be started to keep sandboxes ready. null: two per CPU core of this host; with several
+    Docker engines, this number for each engine; on Kubernetes, 64."""
     queue_size: int = 256
     """Maximum number of requests that wait for a sandbox. If a further request comes, the newest
     request of the key with the most waiting requests is refused."""
@@ -146,8 +146,8 @@ def eviction_count(settings: PoolSettings, load: Load, idle: Iterable[Load]) -> 
 
 
 def max_background_starts(parallel_starts: int) -> int:
-    """Return how many of the parallel starts may keep sandboxes ready: a quarter, so that commands
-    and the starts for waiting requests are not slowed down."""
+    """Return how many of the parallel starts may be to keep sandboxes ready: a quarter, so that
+    these starts do not slow down commands and the starts for waiting requests."""
     return max(1, parallel_starts // 4)
 
 

@@ -95,10 +95,10 @@ class SettingOrder:
     description: str
     """The stricter values, in words, for the documentation."""
     is_stricter: Callable[[Any, Any], bool]
-    """Returns True if the requested value is stricter. The values are not equal."""
+    """Returns True if the requested value is stricter. Called only for values that differ."""
     combine: Callable[[Any, Any], Any] | None = None
-    """Returns the loosest value that is at least as strict as both values. None: the allowed value
-    is used."""
+    """Returns the loosest value that is at least as strict as both values. None: the values cannot
+    be combined, and the allowed value applies."""
 
 
 def is_at_least_as_strict(path: str, allowed: Any, requested: Any) -> bool:

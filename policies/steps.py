@@ -14,8 +14,8 @@ StepsSetting = Literal["auto", "off", "reasoning", "items", "events"]
 """The server's setting for clients that ask for no mode. auto: the mode depends on the client."""
 NarrationSetting = Literal["content", "reasoning"]
 """The field of a stream for text that precedes a tool call. content: the text is streamed as
-content, followed by an empty line. reasoning: the text is streamed as reasoning, so that content is
-delayed until it is known to be the answer."""
+content, followed by an empty line. reasoning: the text is streamed as reasoning, and content is
+therefore delayed until it is known to be the answer."""
 STEPS_MODES: tuple[StepsMode, ...] = get_args(StepsMode)
 UsageScope = Literal["all_calls", "last_call"]
 """The model calls in the usage of an answer. all_calls: the sum of all calls, which is the cost.

@@ -124,8 +124,9 @@ def is_evidence(trouble: Collection[str], *, has_run_commands: bool) -> bool:
 
 
 def is_local(url: str) -> bool:
-    """Return True if the host in the URL is not public, so that the operator runs the server. The
-    token counts of a public server may not be counts of the model's prompt."""
+    """Return True if the host in the URL is not public. The operator then runs the server, whose
+    token counts can be trusted: those of a public server may not be counts of the model's
+    prompt."""
     host = urlsplit(url).hostname or ""
     try:
         return not is_public(ip_address(host))

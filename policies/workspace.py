@@ -23,8 +23,8 @@ ANSWER_FILES = ("/testbed/output/answer.txt", "/testbed/answer.txt")
 MAX_ANSWER_BYTES = 1 << 20
 
 _MAX_FILES = 1000
-"""Number of files of a conversation from which on a long text becomes one file instead of its
-documents."""
+"""Once a conversation has this many files, a further long text becomes a single file, and no longer
+a file for each of its documents."""
 _SLOW_CHARS = 200_000
 _MERGED = object()
 """Replaces a part that was merged into the part before it."""
@@ -215,8 +215,8 @@ class _Planner:
         return message if parts == content else {**message, "content": parts}
 
     def _merge_short_texts(self, content: Sequence[Any]) -> list[Any]:
-        """Return the parts with neighbouring short texts merged if all short texts together are
-        over the limit."""
+        """If the short texts together exceed the limit, merge neighbouring short texts. Return the
+        parts."""
         short_text = "".join(_text_of_part(part) for part in content if _is_short(part))
         if self._threshold_tokens is None or estimate_tokens(short_text) <= self._threshold_tokens:
             return list(content)

@@ -189,8 +189,8 @@ class Channel:
             self.write_control(frame(0, PING))
 
     async def ping(self, timeout_s: float) -> None:
-        """Send a PING and wait for the answer. If none comes within `timeout_s`, besides an outage
-        of the connection, kill the guest and raise SandboxLostError."""
+        """Send a PING and wait for the answer. If no answer comes within `timeout_s` and
+        `max_outage_s` together, kill the guest and raise SandboxLostError."""
         self._pong.clear()
         self._reset_streams.ping_sent()
         self.write_control(frame(0, PING))

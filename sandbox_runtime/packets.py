@@ -1,11 +1,14 @@
-"""Packets, which carry the bytes of a link over connections that may be lost, replaced and overlap.
+"""Packets, which carry the bytes of a link over connections that may be lost and replaced, and that
+may overlap.
 
-A packet has the number of its first byte in all bytes that its sender has sent, so the receiver
-recognises bytes that it has received already and bytes that are missing. A connection to a guest
-may begin in the middle of a packet, and bytes of an earlier connection may arrive late, even
-between those of the next one. Each packet therefore begins with a random token, which nothing else
-contains, and ends with a trailer, its connection and offset masked by the token: if other bytes
-have come in between, the trailer is not where it should be.
+A packet has the number of its first byte, counted over all bytes that its sender has sent. So the
+receiver recognises bytes that it has received already, and bytes that are missing.
+
+A connection to a guest may begin in the middle of a packet, and bytes of an earlier connection may
+arrive late, even between the bytes of the next connection. Each packet therefore begins with a
+random token, which nothing else contains. It ends with a trailer: the packet's connection and
+offset, masked by the token. If foreign bytes are inside a packet, the trailer is not where it
+should be.
 
 The agent skips bytes that belong to no packet. The host does so only at the beginning of a
 connection, because nothing can come between the packets of the agent. The agent's side is
@@ -39,8 +42,8 @@ class Packet(NamedTuple):
     received: int
     """The number of bytes that the sender has received."""
     clock_ms: int
-    """The agent's clock. The host sends back the newest value that it has received, by which the
-    agent knows when it was last heard."""
+    """The time on the agent's clock. The host sends back the newest value that it has received, so
+    the agent knows when the host last heard it."""
     payload: bytes = b""
 
 

@@ -28,7 +28,8 @@ _GUESSED_DIRS = ("/mnt/data", OUTPUT_DIR)
 _RELATIVE_OUTPUT_DIR = OUTPUT_DIR.removeprefix(f"{WORKING_DIR}/")
 _PATH_END = r"(?![\w/-]|\.\w)"
 _PATH_START = r"(?<![\w./\\\"'-])"
-"""Matches before a relative path that is neither the rest of another path nor a string in code."""
+"""Matches at the start of a relative path, unless the path is the rest of another path or begins a
+string in code."""
 _LOOKBEHIND_CHARS = 2
 """Number of characters before a path that decide how the path is rewritten."""
 

@@ -58,7 +58,8 @@ _TEMPLATE_BYTES = 16
 WRITE_TIMEOUT_S = 10.0
 """Timeout of writing one observation into the sandbox, in seconds."""
 _LONG_CHARS = 1 << 20
-"""Length above which the size of a text is estimated from its start."""
+"""Maximum length of texts and messages that are measured completely. The size of a longer one is
+estimated."""
 _THINK, _END_THINK = "<think>", "</think>"
 
 OutOfBandCall = Callable[[Sequence[Message]], Awaitable[Completion | None]]

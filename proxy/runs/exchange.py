@@ -34,7 +34,8 @@ ASK_AGAIN_S = 2.0
 """Interval at which a process repeats its message that it follows a run, until the first events or
 frames have arrived, in seconds."""
 FOLLOW_AGAIN_S = 10.0
-"""Interval of that message afterwards, in seconds. It is repeated because messages may be lost."""
+"""Interval at which a process repeats that message once events or frames have arrived, in seconds.
+Messages may be lost, and a run is published only while they are repeated: see `FOLLOWED_S`."""
 LAST_EVENTS_S = 5.0
 """Seconds to wait for the last events of a run after the run has ended."""
 FOLLOWED_S = 3 * FOLLOW_AGAIN_S
@@ -241,8 +242,9 @@ class _FollowTiming:
         return True
 
     def require_last_parts(self) -> None:
-        """Call this while the run has ended and its last parts are missing. Raises RunLostError
-        LAST_EVENTS_S seconds after the first call."""
+        """Raise RunLostError if LAST_EVENTS_S seconds have passed since the first call. The caller
+        polls, and calls this method each time that the run has ended but its last parts are still
+        missing."""
         self._ended_at = self._ended_at or time.monotonic()
         if time.monotonic() > self._ended_at + LAST_EVENTS_S:
             raise RunLostError

@@ -136,8 +136,9 @@ class RunManager:
             raise PausedError(ends_in_s)
 
     async def join(self, identity: RequestIdentity) -> Subscriber | None:
-        """Subscribe to the run that the request retries, or return None. The caller must
-        unsubscribe. Raises IdempotencyError."""
+        """Subscribe to the run that the request retries, or return None if there is none. The
+        caller must unsubscribe. Raises IdempotencyError if the run with the request's idempotency
+        key answers a different request."""
         found = await self._find(identity)
         return self._resubscribe(found) if found else None
 

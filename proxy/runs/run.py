@@ -122,7 +122,8 @@ class Run:
 
     @property
     def can_be_joined(self) -> bool:
-        """True if the run has a result that no client has deleted, or may still reach one."""
+        """True if the run has a result or is still running, and was neither cancelled nor
+        deleted."""
         if self.cancel_reason or self.is_deleted:
             return False
         return self.status in ("running", "completed")

@@ -241,7 +241,8 @@ def _read_option(
 
 
 def _one_of(values: tuple[_T, ...], value: object, param: str) -> _T | None:
-    """Return `value` if it is in `values`, or None if it is None. Raises BadRequestError."""
+    """Return `value` if it is in `values`, or None if it is None. Raises BadRequestError for any
+    other value."""
     if value is None:
         return None
     for known in values:

@@ -276,7 +276,7 @@ class _Reader:
         }
     )
     tool_calls: dict[int, Line] = field(default_factory=dict)
-    """The tool calls by their steps."""
+    """The tool calls, by the number of their step."""
     segments: list[list[int]] = field(default_factory=list)
     token_segments: list[Object] = field(default_factory=list)
     prompt: list[int] = field(default_factory=list)

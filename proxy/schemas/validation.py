@@ -87,7 +87,7 @@ def one_of(*values: str) -> Check:
 
 def union(expected: str, *types: type, checks: Mapping[type, Check] | None = None) -> Check:
     """Return a check for a value of one of several types. `expected` describes the types in the
-    error; `checks` are further checks for values of a type."""
+    error; `checks` has a further check for values of some types, by type."""
 
     def check(value: Any, param: str) -> None:
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):

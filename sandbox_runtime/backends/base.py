@@ -102,8 +102,8 @@ class Backend(Protocol):
 
     @property
     def parallel_starts(self) -> int:
-        """Number of sandboxes that may start at a time, unless the settings say another one. More
-        would slow down every start."""
+        """Number of sandboxes that may start at a time, unless the settings contain another number.
+        More starts at a time would slow down every start."""
 
     @property
     def can_resize(self) -> bool:
@@ -111,8 +111,8 @@ class Backend(Protocol):
 
     @property
     def max_outage_s(self) -> float:
-        """Longest outage of the connection to a running sandbox that the sandbox survives, in
-        seconds, because the backend connects to it again; 0 if it ends with its connection."""
+        """Longest outage of its connection that a running sandbox survives, in seconds, because the
+        backend connects to the sandbox again; 0 if a sandbox ends with its connection."""
 
     async def start(self, isolation: Isolation) -> Guest:
         """Start a guest agent in a new sandbox. Raises SandboxStartError: its subclass

@@ -1,10 +1,10 @@
 """The disk that an engine's containers share, and a watch that stops sandboxes that exceed their
 limit. The watch is used for storage drivers that cannot limit a container's disk.
 
-A sandbox cannot have written more since its last measurement than was written to the whole disk. So
-it is measured only if this amount could take it over its limit. Besides, all sandboxes are measured
-in every eighth check if the free space of the disk has changed. While nothing is written, the watch
-costs one statvfs call per second.
+Since its last measurement, a sandbox cannot have written more than was written to the whole disk.
+So a sandbox is measured only if that amount could take it over its limit. Besides, every eighth
+check measures all sandboxes if the free space of the disk has changed. While nothing is written,
+the watch costs one statvfs call per second.
 """
 
 import asyncio
@@ -35,8 +35,8 @@ _ROUND_S = 0.5
 _RESERVE_BYTES = 1 << 30
 """Part of the host's disk that is kept free, if necessary by stopping sandboxes."""
 _FULL_ROUND_CHECKS = 8
-"""Number of checks of which one measures all sandboxes, if the free space of the disk has changed.
-Space that one sandbox frees hides what another writes at the same time."""
+"""Interval, in checks, at which all sandboxes are measured if the free space of the disk has
+changed: space that one sandbox frees hides what another writes at the same time."""
 _LARGE_BYTES = 16 << 20
 """A sandbox that uses at most this much is not stopped when the host's disk is nearly full, because
 that would free too little."""

@@ -36,7 +36,7 @@ enough."""
 USE_TIMEOUT_S = 300.0
 """Maximum time of one attempt to use an engine, with its checks and the self-test."""
 FAILED_START_S = 10.0
-"""Time for which an engine at which a sandbox could not be started comes after the others."""
+"""Time after a failed start in which an engine is chosen only if no other engine has room."""
 FULL_RETRY_AFTER_S = 5.0
 NOT_TRIED = "not tried yet"
 
@@ -198,8 +198,9 @@ class DockerHosts:
 
     @property
     def capacity(self) -> int:
-        """Maximum number of sandboxes now: `max_sandboxes` of each usable engine, and the sandboxes
-        of lost engines that are not removed yet, without the starts that were given up."""
+        """Maximum number of sandboxes now. A usable engine counts with its `max_sandboxes`. A lost
+        engine counts with its sandboxes that are not removed yet, without the starts that were
+        given up."""
         return sum(
             host.sandbox_count - host.discarded_count if host.failure else host.max_sandboxes
             for host in self.hosts
@@ -294,9 +295,9 @@ class DockerHosts:
         return f"no Docker engine can be used: {reasons}"
 
     def _least_loaded(self, excluded: Iterable[DockerHost]) -> DockerHost | None:
-        """Return the engine with the smallest share of its `max_sandboxes`, one without a failed
-        start in the last seconds if there is any. Return None if all are excluded, full, or
-        lost."""
+        """Return the engine that uses the smallest share of its `max_sandboxes`. Engines without a
+        failed start in the last FAILED_START_S seconds take precedence. Return None if all engines
+        are excluded, full or lost."""
         found = [host for host in self.hosts if host.has_room and host not in excluded]
         since_s = asyncio.get_running_loop().time() - FAILED_START_S
         return min(

@@ -53,10 +53,11 @@ logger = logging.getLogger(__name__)
 
 LEASE_S = 30.0
 LEASE_MARGIN_S = 5.0
-"""Time after the end of a lease in which the agent has ended in any case. Only then is its Pod
-given up, so that no sandbox is replaced while it still runs."""
+"""Time from the end of a lease until the agent has certainly ended. Its Pod is given up only after
+this time, so that no sandbox is replaced while it still runs."""
 CAUSE_WAIT_S = 3.0
-"""Time in which the API server learns why a Pod has ended, when it refuses to attach to it."""
+"""Maximum wait for the cause of a Pod's end, after the API server has refused to attach to the Pod:
+the API server learns the cause later."""
 
 PARALLEL_STARTS = 64
 """Number of Pods that this process starts at a time. The work of a start is the nodes' and the API

@@ -58,7 +58,7 @@ class KubernetesGuest:
         return self._name
 
     def attached(self, stream: AttachedStream, link_token: bytes) -> None:
-        """Use the first connection to the agent, which has been sent its configuration."""
+        """Use `stream`, the first connection, over which the agent has got its configuration."""
         self._stream = ResumableStream(link_token, stream, self._attach_again)
 
     async def receive(self, on_data: DataCallback) -> None:

@@ -62,7 +62,7 @@ class ResumableStream:
         self._frame_rate = FrameRate()
         self._received_bytes = 0
         self._acknowledged_bytes = 0
-        """The received bytes that the agent knows to have arrived."""
+        """Number of received bytes that were acknowledged to the agent."""
         self._acknowledge_timer: asyncio.TimerHandle | None = None
         self._unacknowledged: deque[tuple[int, bytes]] = deque()
         """Payloads that the agent may not have received, each with its offset."""
@@ -73,7 +73,8 @@ class ResumableStream:
         self._has_overflowed = False
         """True once `write_control` had to drop bytes."""
         self._progress_at_s = 0.0
-        """The loop's time of the last acknowledgement, or since when bytes wait for one."""
+        """The loop's time of the agent's last acknowledgement, or, if it is later, of the first
+        write after everything was acknowledged."""
         self._stall_timeout_s = STALL_TIMEOUT_S
         self._stall_timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()

@@ -100,8 +100,8 @@ class ExecuteBash:
 
 
 def _parse(arguments: object) -> dict[str, Any]:
-    """Return the arguments, of which command and timeout are checked if there is no job_id. Raises
-    ToolInputError."""
+    """Return the arguments. Raises ToolInputError if their types are wrong or, for a call without
+    `job_id`, if the command or the timeout is invalid."""
     fields = parse_arguments(SCHEMA, arguments)
     command: str = fields["command"]
     if "job_id" in fields:
