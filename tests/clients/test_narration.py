@@ -54,7 +54,7 @@ def content_and_reasoning(last_request: Sequence[Any]) -> tuple[str, str]:
     return content, "".join(delta.get("reasoning_content") or "" for delta in deltas)
 
 
-async def test_chat_steps_as_thinking_show_after_narration(tmp_path: Path) -> None:
+async def test_chat_steps_in_reasoning_follow_the_narration(tmp_path: Path) -> None:
     last_request = await stream_events(
         tmp_path, THREE_TURNS, chat_http.PATH, **chat_http.BODY, sandbox={"steps": "reasoning"}
     )
@@ -71,7 +71,7 @@ def without_repeats(kinds: Sequence[str]) -> list[str]:
     return [kind for kind, before in zip(kinds, ["", *kinds], strict=False) if kind != before]
 
 
-async def test_chat_steps_as_events_show_after_narration(tmp_path: Path) -> None:
+async def test_chat_step_events_follow_the_narration(tmp_path: Path) -> None:
     last_request = await stream_events(
         tmp_path, THREE_TURNS, chat_http.PATH, **chat_http.BODY, sandbox={"steps": "events"}
     )
@@ -143,7 +143,7 @@ async def test_responses_narration_is_a_separate_item_before_the_steps(
     assert said[-1]["content"][0]["text"] == "There are 42."
 
 
-async def test_messages_steps_show_as_blocks_after_narration(tmp_path: Path) -> None:
+async def test_messages_step_blocks_follow_the_narration(tmp_path: Path) -> None:
     asked = {**messages_http.BODY, "tools": [messages_http.CODE_EXECUTION]}
     last_request = await stream_events(
         tmp_path, THREE_TURNS, messages_http.PATH, **asked, sandbox={"steps": "items"}
@@ -269,7 +269,7 @@ ANNOUNCEMENT = (
 ANNOUNCED_RUN = by_history([text_reply(ANNOUNCEMENT), {**BASH, **REASONING}, SUBMIT])
 
 
-async def test_chat_steps_show_after_an_announcement_without_a_call(tmp_path: Path) -> None:
+async def test_chat_steps_follow_an_announcement_without_a_call(tmp_path: Path) -> None:
     asked = {**chat_http.BODY, "sandbox": {"steps": "reasoning"}}
     last_request = await stream_events(tmp_path, ANNOUNCED_RUN, chat_http.PATH, **asked)
     content, thoughts = content_and_reasoning(last_request)
@@ -296,7 +296,7 @@ async def test_responses_announcement_ends_before_the_steps(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("narration", [NARRATION, NARRATION * 9], ids=["short", "long"])
-async def test_narration_setting_reasoning_streams_narration_only_as_reasoning(
+async def test_narration_set_to_reasoning_streams_narration_only_as_reasoning(
     tmp_path: Path, narration: str
 ) -> None:
     script = by_history([{**BASH, "content": narration}, {**BASH, "content": "More."}, SUBMIT])
@@ -309,7 +309,7 @@ async def test_narration_setting_reasoning_streams_narration_only_as_reasoning(
     assert "More." in thoughts
 
 
-async def test_narration_setting_reasoning_streams_an_announcement_as_reasoning(
+async def test_narration_set_to_reasoning_streams_an_announcement_as_reasoning(
     tmp_path: Path,
 ) -> None:
     last_request = await stream_events(
@@ -320,7 +320,7 @@ async def test_narration_setting_reasoning_streams_an_announcement_as_reasoning(
     assert ANNOUNCEMENT in thoughts
 
 
-async def test_narration_setting_reasoning_streams_an_answer_of_prose_as_content(
+async def test_narration_set_to_reasoning_streams_an_answer_of_prose_as_content(
     tmp_path: Path,
 ) -> None:
     last_request = await stream_events(
@@ -329,7 +329,7 @@ async def test_narration_setting_reasoning_streams_an_answer_of_prose_as_content
     assert content_and_reasoning(last_request) == (LONG.strip(), "")
 
 
-async def test_answer_with_a_required_form_is_the_only_streamed_content(tmp_path: Path) -> None:
+async def test_answer_with_a_response_format_is_the_only_streamed_content(tmp_path: Path) -> None:
     script = by_history([NARRATED_BASH, text_reply('{"n": 42}')])
     form = {"response_format": {"type": "json_object"}}
     last_request = await stream_events(tmp_path, script, chat_http.PATH, **chat_http.BODY, **form)

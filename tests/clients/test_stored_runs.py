@@ -252,7 +252,7 @@ async def test_concurrent_processes_leave_no_response_in_progress(
 
 
 @sqlite_only
-async def test_waiting_for_a_cancelled_run_of_another_process_fails_with_a_retry(
+async def test_request_that_waits_for_another_process_may_be_retried_after_the_run_is_cancelled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

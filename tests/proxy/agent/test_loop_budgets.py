@@ -298,7 +298,9 @@ async def test_call_beyond_the_clients_tool_call_limit_counts_as_no_command(tmp_
     assert (result.answer, result.stats.commands, spent.commands) == ("42", 1, 1)
 
 
-async def test_call_beyond_the_daily_budget_is_counted(tmp_path: Path) -> None:
+async def test_settled_expense_above_its_reservation_can_exhaust_the_daily_budget(
+    tmp_path: Path,
+) -> None:
     with closing(open_store(tmp_path)) as store:
         day = DailyBudgetUse(store.spending.account("mine", DailyBudget(tokens=1000)))
         reservation = await day.pop_call_reservation(Expense(tokens=100))

@@ -62,7 +62,7 @@ async def test_model_name_is_sent_in_every_call() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("reply", [SUBMIT, text_reply("There are 42.")])
-async def test_answer_with_a_form_is_requested_in_a_call_without_tools(
+async def test_answer_with_a_response_format_is_requested_in_a_call_without_tools(
     reply: dict[str, Any], stream: bool
 ) -> None:
     form = {"response_format": {"type": "json_object"}}

@@ -214,7 +214,7 @@ async def test_logprobs_refused_with_tools_are_requested_in_the_final_call() -> 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("reply", [text_reply('{"n": 42}'), text_reply('```json\n{"n": 42}\n```')])
-async def test_prose_in_the_required_form_needs_no_further_model_call(
+async def test_prose_in_the_response_format_needs_no_further_model_call(
     reply: dict[str, Any], stream: bool
 ) -> None:
     model = SequentialModel([reply])

@@ -296,7 +296,7 @@ def test_answer_is_streamed_as_content_with_logprobs() -> None:
 
 
 @pytest.mark.parametrize("steps", ["off", "reasoning", "items"])
-def test_start_turn_file_and_end_events_of_a_run_have_no_frame(steps: str) -> None:
+def test_events_about_runs_turns_and_files_send_no_frame(steps: str) -> None:
     others = [
         RunStarted("r1"),
         TurnStarted(1),

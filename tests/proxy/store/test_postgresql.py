@@ -145,7 +145,7 @@ async def test_several_processes_never_exceed_a_budget(url: URL, tmp_path: Path)
         assert (await one.spending.spent(OWNER)).runs == taken == 10
 
 
-async def test_run_of_one_key_is_begun_by_one_of_two_processes_with_concurrent_requests(
+async def test_concurrent_requests_with_one_key_begin_runs_in_one_process_only(
     url: URL, tmp_path: Path
 ) -> None:
     with (
@@ -182,7 +182,9 @@ async def test_stopped_database_server_is_reported_and_used_again_after_its_rest
     assert await store.runs.find(OWNER, "r1") == RUN
 
 
-async def test_sweep_keeps_what_is_published_of_a_running_run(store: Store, url: URL) -> None:
+async def test_sweep_keeps_the_published_events_and_frames_of_a_running_run(
+    store: Store, url: URL
+) -> None:
     assert await store.runs.begin(RUN) is None
     published = (RUN.id, f"{RUN.id}.frames", "ended.frames")
     for publication_id in published:

@@ -93,7 +93,7 @@ async def items(store: Store, conversation: StoredConversation) -> list[str]:
     return [item["id"] for item in page.items]
 
 
-async def test_response_is_found_by_its_owner_only_while_running_and_after(store: Store) -> None:
+async def test_running_and_ended_response_is_found_by_its_owner_only(store: Store) -> None:
     await begin(store, "resp_1")
     running = await store.responses.get(MINE, "resp_1")
     assert running

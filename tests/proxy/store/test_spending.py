@@ -43,7 +43,7 @@ async def test_expense_counts_as_expected_until_it_is_settled(store: Store) -> N
 
 
 @pytest.mark.parametrize("kind", ["take", "overdraw"])
-async def test_expense_is_returned_if_its_reservation_is_cancelled(kind: str, store: Store) -> None:
+async def test_expense_is_refunded_if_its_reservation_is_cancelled(kind: str, store: Store) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     taking = asyncio.create_task(getattr(account, kind)(Expense(tokens=60)))
     await asyncio.sleep(0)

@@ -323,7 +323,7 @@ async def test_limits_of_a_running_sandbox_can_be_raised_and_lowered() -> None:
             assert isolation.pids // 2 < int(result.stdout) < isolation.pids
 
 
-async def test_open_files_are_limited_and_no_core_file_is_written() -> None:
+async def test_open_files_are_limited_and_core_files_are_disabled() -> None:
     async with new_sandbox() as sandbox:
         assert await output(sandbox, "ulimit -Hn; ulimit -Hc") == f"{SMALL.open_files}\n0"
 

@@ -54,7 +54,7 @@ async def read_all(byte_stream: ByteStreamProtocol) -> bytes:
     return bytes(said)
 
 
-async def test_bytes_that_arrive_before_listen_are_delivered_first() -> None:
+async def test_bytes_that_arrive_before_receive_are_delivered_first() -> None:
     async with connected() as (byte_stream, peer):
         peer.send(b"head\r\n\r\nearly ")
         assert await byte_stream.read_until(b"\r\n\r\n") == b"head\r\n\r\n"
@@ -64,7 +64,7 @@ async def test_bytes_that_arrive_before_listen_are_delivered_first() -> None:
         assert await receiving == b"early late"
 
 
-async def test_stream_without_a_listener_stops_reading() -> None:
+async def test_flood_that_arrives_before_receive_is_delivered_in_full() -> None:
     async with connected() as (byte_stream, peer):
         flood = asyncio.create_task(
             asyncio.get_running_loop().sock_sendall(peer, bytes(8 * MEGABYTE))
@@ -77,7 +77,7 @@ async def test_stream_without_a_listener_stops_reading() -> None:
         assert len(await receiving) == 8 * MEGABYTE
 
 
-async def test_protocol_error_ends_listen() -> None:
+async def test_protocol_error_ends_receive() -> None:
     def refuse(data: bytes) -> None:
         raise ProtocolError("no frame")
 
@@ -194,7 +194,7 @@ async def test_pauses_keep_all_bytes_in_order() -> None:
         assert taken == said
 
 
-async def test_bytes_of_an_ended_stream_are_delivered_when_listen_begins_later() -> None:
+async def test_bytes_of_an_ended_stream_are_delivered_when_receive_begins_later() -> None:
     taken = bytearray()
 
     def take(data: bytes | memoryview) -> float | None:

@@ -194,7 +194,7 @@ async def test_unreachable_api_is_reported(tmp_path: Path) -> None:
     await backend.aclose()
 
 
-async def test_check_names_a_kubeconfig_that_is_missing(tmp_path: Path) -> None:
+async def test_check_reports_a_missing_kubeconfig(tmp_path: Path) -> None:
     backend = KubernetesBackend(
         PodSpec(TEST_IMAGE), namespace=NAMESPACE, kubeconfig=tmp_path / "none.yaml"
     )

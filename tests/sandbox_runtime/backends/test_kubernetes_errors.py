@@ -149,7 +149,7 @@ def test_unschedulable_pod_may_be_retried() -> None:
     )
 
 
-def test_pod_that_is_not_ready_in_time_names_what_its_containers_wait_for() -> None:
+def test_error_for_a_pod_that_is_not_ready_names_what_its_containers_wait_for() -> None:
     waiting = container("waiting", reason="ErrImagePull", message="i/o timeout")
     error = not_ready_error(pod(containerStatuses=waiting), "s-1", 60)
     assert str(error) == "Pod s-1 does not run after 60 s: 'img:1': ErrImagePull: i/o timeout"

@@ -80,7 +80,7 @@ def test_pod_has_no_credentials_no_service_variables_and_no_name_server() -> Non
     assert spec["runtimeClassName"] == "gvisor"
 
 
-def test_requests_are_the_limits_so_that_nodes_are_not_overcommitted() -> None:
+def test_resource_requests_of_a_pod_equal_its_limits() -> None:
     pod = SPEC.sandbox("s-1", "owner", Isolation(memory_mib=512, cpus=0.25, disk_mib=100))
     for container in containers_of(pod):
         assert container["resources"]["requests"] == container["resources"]["limits"]

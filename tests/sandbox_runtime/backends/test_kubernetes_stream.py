@@ -161,7 +161,7 @@ async def test_too_much_standard_error_breaks_the_protocol() -> None:
             await receiving
 
 
-async def test_lost_connection_ends_listen_and_fails_drain() -> None:
+async def test_lost_connection_ends_receive_and_fails_drain() -> None:
     async with attached() as (stream, peer):
         assert peer._req is not None
         assert peer._req.transport is not None

@@ -140,7 +140,7 @@ async def test_command_that_ignores_its_terminal_ends_normally(sandbox: Sandbox)
     assert (result.running, result.stdout) == (False, "done\n")
 
 
-async def test_command_with_one_id_runs_once_and_repeats_its_result_until_received(
+async def test_second_exec_with_the_same_command_id_returns_the_same_job(
     sandbox: Sandbox,
 ) -> None:
     first = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S, command_id="one")

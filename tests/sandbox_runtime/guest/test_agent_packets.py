@@ -93,7 +93,7 @@ def test_bytes_after_a_gap_are_not_used_until_it_is_filled(ready: PacketAgent) -
     assert (second.payload, second.received) == (PONG_FRAME, 18)
 
 
-def test_new_connection_gets_again_what_it_has_not_received(agent: PacketAgent) -> None:
+def test_unacknowledged_bytes_are_sent_again_on_a_new_connection(agent: PacketAgent) -> None:
     length = hello_length(agent)
     resumed = ping(agent, 0, connection=2, received=5)
     assert (resumed.connection, resumed.offset, resumed.received) == (2, 5, 9)
@@ -148,7 +148,7 @@ def test_packet_with_other_bytes_in_it_is_not_used(ready: PacketAgent) -> None:
     assert read_to_end(ready, 3) == b"ran\n"
 
 
-def test_packet_may_arrive_in_single_bytes(ready: PacketAgent) -> None:
+def test_packet_that_arrives_byte_by_byte_is_read(ready: PacketAgent) -> None:
     for byte in ready.packet(PING_FRAME, 0):
         ready.send_bytes(bytes([byte]))
     assert answer(ready).payload == PONG_FRAME
@@ -162,12 +162,12 @@ def test_large_request_arrives_in_several_packets(ready: PacketAgent) -> None:
     assert read_to_end(ready, 1) == b"100001\n"
 
 
-def test_end_of_a_connection_does_not_end_the_agent_but_a_packet_does(agent: PacketAgent) -> None:
+def test_end_packet_ends_the_agent(agent: PacketAgent) -> None:
     agent.send(b"", 0, kind=PACKET_END)
     assert agent.process.wait(PATIENCE_S) == 0
 
 
-def test_host_that_has_received_more_than_was_sent_breaks_the_protocol(agent: PacketAgent) -> None:
+def test_acknowledgement_of_more_bytes_than_were_sent_ends_the_agent(agent: PacketAgent) -> None:
     length = hello_length(agent)
     agent.send(b"", 0, received=length + 1)
     assert agent.process.wait(PATIENCE_S) == 1

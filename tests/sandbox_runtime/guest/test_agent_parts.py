@@ -176,7 +176,7 @@ def test_host_begins_in_the_middle_of_a_packet(packets: list[Packet], start: int
 
 @settings(max_examples=EXAMPLES)
 @given(packets=PACKETS, other=st.one_of(PACKET_PIECES), at=st.integers(0))
-def test_agent_skips_what_interrupts_a_packet_and_the_packet(
+def test_agent_discards_only_the_packet_that_other_bytes_interrupt(
     packeting: BuiltPart, packets: list[Packet], other: bytes, at: int
 ) -> None:
     """Only the packet within which other bytes arrive is lost."""

@@ -171,7 +171,9 @@ async def test_each_lease_without_an_idle_sandbox_starts_its_own_at_once() -> No
         await holder.end_all()
 
 
-async def test_lease_that_finds_no_idle_sandbox_has_a_retry_time_if_on_miss_is_fail() -> None:
+async def test_lease_without_an_idle_sandbox_is_refused_with_a_retry_time_if_on_miss_is_fail() -> (
+    None
+):
     async with fake_pool(PoolSettings(min_ready=1, on_miss="fail")) as fixture:
         await fixture.until(idle=1)
         fixture.backend.may_start.clear()
