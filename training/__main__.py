@@ -118,9 +118,10 @@ def _attempts(tasks: "TaskSet", path: Path) -> Iterator[tuple["TaskRow", "Attemp
     """Yield the attempts of a file of JSON lines, with their tasks."""
     from pydantic import ValidationError
 
+    from evaluation.journal import first_fault
     from evaluation.row_sources import read_files
     from training.rewards import Attempt
-    from training.rows import TaskError, first_fault
+    from training.rows import TaskError
 
     rows = {row.id: row for row in tasks.all_rows}
     for line in read_files(path, ()).rows:

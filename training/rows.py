@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from evaluation.journal import first_fault
 from evaluation.row_sources import MAX_BYTES
 
 QaType = Literal["mcq1", "mcqN", "number", "span", "free"]
@@ -171,13 +172,6 @@ def read_tasks(directory: Path) -> TaskSet:
 def files_json(files: Mapping[str, str]) -> str:
     """Return the value of the column `input_files`: a JSON object of the files' texts by name."""
     return json.dumps(files, ensure_ascii=False)
-
-
-def first_fault(error: ValidationError) -> str:
-    """Return the field and the message of the first error of a validation."""
-    first = error.errors()[0]
-    place = ".".join(map(str, first["loc"])) or "the object"
-    return f"{place}: {first['msg']}"
 
 
 def _row_json(row: TaskRow) -> str:
