@@ -179,7 +179,7 @@ async def _single_call(model: Model, task: AgentTask, emit: Emit) -> Result:
         answer="" if refusal else _answer_text(completion),
         stop_reason=stop,
         finish_reason=completion.finish_reason,
-        tool_calls=(),
+        client_calls=(),
         usage=completion.usage,
         usages=[completion.usage],
         segments=1,

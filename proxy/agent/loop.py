@@ -465,7 +465,7 @@ class AgentLoop:
             answer_offset=self._writer.answer_offset,
             stop_reason=stop,
             finish_reason=self._outcome.finish_reason_of(stop, answer, legacy_state),
-            tool_calls=calls,
+            client_calls=calls,
             usage=self._conversation.usage_of(self._task.delivery.usage_scope),
             usages=self._conversation.usages,
             segments=len(self._conversation.compactions) + 1,

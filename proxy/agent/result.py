@@ -129,7 +129,7 @@ class Result:
     stop_reason: StopReason
     finish_reason: str
     """OpenAI's finish reason: stop, length, tool_calls, function_call, content_filter."""
-    tool_calls: Sequence[Mapping[str, Any]]
+    client_calls: Sequence[Mapping[str, Any]]
     """Calls of the client's tools, for the client to run."""
     usage: Mapping[str, Any]
     """The usage to report; see `Delivery.usage_scope`."""

@@ -179,6 +179,7 @@ _OLD_FIELDS = {
     "left_out": "skipped_files",
     "notices": "warnings",
     "parked": "suspended_run",
+    "tool_calls": "client_calls",
 }
 """The present name of each field of a result, by its name in the last release."""
 
@@ -241,7 +242,7 @@ def _without_text(result: Result) -> Result:
         answer="",
         stop_reason=result.stop_reason,
         finish_reason=result.finish_reason,
-        tool_calls=(),
+        client_calls=(),
         usage=result.usage,
         segments=result.segments,
         stats=result.stats,

@@ -109,9 +109,9 @@ class ChatEncoder:
             # Some clients drop text in a chunk with images.
             chunks.append(self._chunk(MessageExtension(images=found_images)))
         if result.finish_reason == "function_call":
-            chunks.append(self._chunk({"function_call": result.tool_calls[0]["function"]}))
-        elif result.tool_calls:
-            calls = [self._unsent_fields(call, n) for n, call in enumerate(result.tool_calls)]
+            chunks.append(self._chunk({"function_call": result.client_calls[0]["function"]}))
+        elif result.client_calls:
+            calls = [self._unsent_fields(call, n) for n, call in enumerate(result.client_calls)]
             if unsent := [call for call in calls if len(call) > 1]:
                 chunks.append(self._chunk({"tool_calls": unsent}))
         delta: dict[str, Any] = {}
@@ -299,7 +299,7 @@ class ChatCompletionBuilder:
         return error.body()
 
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
-        has_no_text = not result.answer and (result.tool_calls or result.refusal)
+        has_no_text = not result.answer and (result.client_calls or result.refusal)
         message: dict[str, Any] = {
             "role": "assistant",
             "content": None if has_no_text else result.answer,
@@ -311,9 +311,9 @@ class ChatCompletionBuilder:
         if found_images := images(result):
             message.update(MessageExtension(images=found_images))
         if result.finish_reason == "function_call":
-            message["function_call"] = result.tool_calls[0]["function"]
-        elif result.tool_calls:
-            message["tool_calls"] = list(result.tool_calls)
+            message["function_call"] = result.client_calls[0]["function"]
+        elif result.client_calls:
+            message["tool_calls"] = list(result.client_calls)
         return {
             "index": index,
             "message": message,

@@ -213,9 +213,9 @@ class MessagesEncoder:
         events: list[_Json] = []
         for block in self._code.files(result.artifacts) if self._code else ():
             events += self._complete_block(block)
-        if result.tool_calls:
+        if result.client_calls:
             events += self._narration_as_text()
-        for call in result.tool_calls:
+        for call in result.client_calls:
             if call["id"] not in self._state.sent_call_ids:
                 events += self._complete_block(_tool_use(call))
         message_delta = {
@@ -236,7 +236,7 @@ class MessagesEncoder:
     def _final_fields(self, result: Result) -> _Json:
         """Return the fields of the message that are known at the end of the run."""
         reason, sequence = _find_stop(result, self._context.stop_sequences)
-        if reason == "tool_use" and any(map(self._is_incomplete, result.tool_calls)):
+        if reason == "tool_use" and any(map(self._is_incomplete, result.client_calls)):
             reason = "max_tokens"  # SDKs accept incomplete JSON as a complete object
         refusal = {"type": "refusal", "category": None, "explanation": result.refusal}
         fields = {

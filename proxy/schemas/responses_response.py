@@ -132,11 +132,11 @@ class ResponseEncoder:
         """Return the last events of a finished run. The very last event has the complete
         response."""
         events = [*self._reasoning_items.end(), *self._client_calls.abandon()]
-        if self._state.answer_began or not (result.tool_calls or self._state.sent_call_ids):
+        if self._state.answer_began or not (result.client_calls or self._state.sent_call_ids):
             found = text_logprobs(result.choice.get("logprobs")) if self._with_logprobs else []
             status = "incomplete" if result.finish_reason == "length" else "completed"
             events += self._message.end(file_citations(result), found, status)
-        for call in result.tool_calls:
+        for call in result.client_calls:
             events += self._client_calls.complete_call(call)
         response = finished_response(self._response, result, self._output.items)
         if self._warnings:

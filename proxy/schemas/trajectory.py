@@ -247,7 +247,7 @@ def _end_fields(outcome: Result | BaseException, secrets: SecretFinder) -> Line:
             "refusal": outcome.refusal,
             "stop_reason": str(outcome.stop_reason),
             "finish_reason": outcome.finish_reason,
-            "tool_calls": list(outcome.tool_calls),
+            "tool_calls": list(outcome.client_calls),
             "usage": outcome.usage,
             "stats": outcome.stats.counts(),
             "container_id": outcome.container_id,

@@ -70,7 +70,7 @@ async def test_client_call_is_not_emitted_before_its_name_is_complete() -> None:
     run = Run(Piecewise([tool_reply(LOOKUP_CALL)], pieces))
     result = await run.go(client_tools=[LOOKUP], stream=True)
     assert client_call_events(run) == lookup_events('{"key":', ' "x"}')
-    assert [tool_call["id"] for tool_call in result.tool_calls] == ["call_r1_1"]
+    assert [tool_call["id"] for tool_call in result.client_calls] == ["call_r1_1"]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ async def test_text_of_a_custom_tool_call_is_streamed() -> None:
     assert first == ClientCallStarted(0, "call_r1_1", "lookup", takes_text=True)
     assert pieces == [ClientCallDelta(0, text) for text in ("select", " ", "\n", "é")]
     assert last == ClientCallFinished(0)
-    assert result.tool_calls == [
+    assert result.client_calls == [
         {"id": "call_r1_1", "type": "custom", "custom": {"name": "lookup", "input": "select \né"}}
     ]
 
@@ -138,7 +138,7 @@ async def test_call_written_as_text_is_only_in_the_result() -> None:
     text = '<tool_call>{"name": "lookup", "arguments": {"key": "x"}}</tool_call>'
     run = Run(ScriptedModel([text_reply(text)]))
     result = await run.go(client_tools=[LOOKUP], stream=True)
-    assert (client_call_events(run), len(result.tool_calls)) == ([], 1)
+    assert (client_call_events(run), len(result.client_calls)) == ([], 1)
 
 
 async def test_client_call_is_streamed_in_a_plain_turn() -> None:
@@ -146,10 +146,10 @@ async def test_client_call_is_streamed_in_a_plain_turn() -> None:
     run = Run(SequentialModel([unknown_call, unknown_call, tool_reply(LOOKUP_CALL)]))
     with anyio.fail_after(5):
         result = await run.go(client_tools=[LOOKUP], stream=True)
-    assert [tool_call["function"]["arguments"] for tool_call in result.tool_calls] == [ARGUMENTS]
+    assert [tool_call["function"]["arguments"] for tool_call in result.client_calls] == [ARGUMENTS]
     first, *_, last = client_call_events(run)
     assert isinstance(first, ClientCallStarted)
-    assert (first.call_id, last) == (result.tool_calls[0]["id"], ClientCallFinished(0))
+    assert (first.call_id, last) == (result.client_calls[0]["id"], ClientCallFinished(0))
 
 
 async def test_runaway_reasoning_does_not_withdraw_a_streamed_call() -> None:

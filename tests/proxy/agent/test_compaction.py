@@ -292,14 +292,14 @@ async def test_client_tool_results_are_summarized_but_never_stubbed() -> None:
             )
             tool_result = {
                 "role": "tool",
-                "tool_call_id": result.tool_calls[0]["id"],
+                "tool_call_id": result.client_calls[0]["id"],
                 "content": content,
             }
             result = await run.go(
                 run_id=f"r{n + 2}",
                 messages=[
                     USER,
-                    {"role": "assistant", "tool_calls": result.tool_calls},
+                    {"role": "assistant", "tool_calls": result.client_calls},
                     tool_result,
                 ],
                 client_tools=[LOOKUP],
@@ -385,12 +385,12 @@ async def test_resumed_run_saves_stubbed_observations_before_its_first_command()
         assert result.suspended_run
         tool_result = {
             "role": "tool",
-            "tool_call_id": result.tool_calls[0]["id"],
+            "tool_call_id": result.client_calls[0]["id"],
             "content": "g" * 6000,
         }
         result = await run.go(
             run_id="r2",
-            messages=[USER, {"role": "assistant", "tool_calls": result.tool_calls}, tool_result],
+            messages=[USER, {"role": "assistant", "tool_calls": result.client_calls}, tool_result],
             client_tools=[LOOKUP],
             resume_from=result.suspended_run.resume_from,
             suspended_run=result.suspended_run,

@@ -111,7 +111,7 @@ async def test_client_tools_can_be_called_beyond_the_command_budget() -> None:
     run = Run(ScriptedModel([calls]), limits=Limits(max_commands=1))
     result = await run.go(client_tools=[LOOKUP])
     assert result.stop_reason is StopReason.CLIENT_TOOL_CALLS
-    assert [each["function"]["name"] for each in result.tool_calls] == ["lookup"]
+    assert [each["function"]["name"] for each in result.client_calls] == ["lookup"]
 
 
 async def test_command_budget_of_zero_leads_to_an_answer_without_tool_calls() -> None:

@@ -97,7 +97,7 @@ async def test_client_tool_calls_are_returned_to_the_client() -> None:
         StopReason.CLIENT_TOOL_CALLS,
         "tool_calls",
     )
-    assert result.tool_calls == [
+    assert result.client_calls == [
         {
             "id": "call_r1_1",
             "type": "function",
@@ -123,7 +123,7 @@ async def test_turn_with_both_kinds_of_calls_runs_proxy_calls_and_returns_client
     message = {"role": "assistant", "content": None, "tool_calls": [client_call, proxy_call]}
     run = Run(ScriptedModel([{"message": message}]))
     result = await run.go(client_tools=[LOOKUP])
-    assert result.tool_calls == [{**client_call, "id": "call_r1_1"}]
+    assert result.client_calls == [{**client_call, "id": "call_r1_1"}]
     assert (run.events.observations, list(run.artifact_store.saved)) == (
         ["Exit code: 0\n(no output)"],
         ["/testbed/output/a"],
@@ -133,14 +133,14 @@ async def test_turn_with_both_kinds_of_calls_runs_proxy_calls_and_returns_client
 async def test_malformed_arguments_of_a_client_call_are_returned_unchanged() -> None:
     malformed = tool_reply({"name": "lookup", "arguments": '{"key": '})
     result = await Run(ScriptedModel([malformed])).go(client_tools=[LOOKUP])
-    assert result.tool_calls[0]["function"] == {"name": "lookup", "arguments": '{"key": '}
+    assert result.client_calls[0]["function"] == {"name": "lookup", "arguments": '{"key": '}
 
 
 async def test_client_call_written_as_text_becomes_a_tool_call() -> None:
     text = '<tool_call>{"name": "lookup", "arguments": {"key": "x"}}</tool_call>'
     result = await Run(ScriptedModel([text_reply(text)])).go(client_tools=[LOOKUP])
     assert result.finish_reason == "tool_calls"
-    assert result.tool_calls == [
+    assert result.client_calls == [
         {
             "id": "call_r1_1",
             "type": "function",
@@ -157,6 +157,6 @@ async def test_submit_beside_a_client_call_ends_the_run(submit_first: bool) -> N
     model = ScriptedModel([tool_reply(*calls), text_reply('{"n": 42}')])
     result = await Run(model).go(client_tools=[LOOKUP], final={"logit_bias": {"1": 1}})
     assert (result.stop_reason, result.finish_reason) == (StopReason.SUBMITTED, "stop")
-    assert (result.answer, list(result.tool_calls)) == ('{"n": 42}', [])
+    assert (result.answer, list(result.client_calls)) == ('{"n": 42}', [])
     assert valid(model.requests[1])
     assert NOT_RUN in [message["content"] for message in model.requests[1]["messages"]]

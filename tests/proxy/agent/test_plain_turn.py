@@ -49,7 +49,7 @@ async def test_plain_turn_keeps_only_client_tool_calls() -> None:
     model = SequentialModel([UNKNOWN, UNKNOWN, both, text_reply("Done.")])
     run = Run(model)
     result = await run.go(client_tools=[LOOKUP])
-    assert [tool_call["function"]["name"] for tool_call in result.tool_calls] == ["lookup"]
+    assert [tool_call["function"]["name"] for tool_call in result.client_calls] == ["lookup"]
     assert len(run.events.observations) == 2  # for the calls of an unknown tool
     assert result.suspended_run is not None
     (last,) = result.suspended_run.messages[-1:]

@@ -26,7 +26,7 @@ def tool_result(id: str, content: Any = "sunny") -> dict[str, Any]:
 
 def assistant_message(result: Result) -> dict[str, Any]:
     """Return the assistant message of a suspended run as the client sends it back."""
-    return {"role": "assistant", "content": None, "tool_calls": list(result.tool_calls)}
+    return {"role": "assistant", "content": None, "tool_calls": list(result.client_calls)}
 
 
 async def suspended_run(run: Run, **fields: Any) -> tuple[Result, SuspendedRun]:
@@ -199,7 +199,7 @@ async def test_proxy_tool_is_renamed_if_the_client_uses_its_name(name: str) -> N
     if name == "submit":
         assert result.answer == "42"
     else:
-        assert [tool_call["function"]["name"] for tool_call in result.tool_calls] == [name]
+        assert [tool_call["function"]["name"] for tool_call in result.client_calls] == [name]
         assert run.events.observations == ["Exit code: 0\n[stdout]\n1"]
 
 
@@ -208,7 +208,7 @@ async def test_call_of_a_client_tool_named_submit_does_not_submit_an_answer() ->
     run = Run(ScriptedModel([tool_reply(call("submit", answer="theirs"))]))
     result = await run.go(client_tools=[client_tool], stream=True)
     assert (result.answer, run.events.answer) == ("", "")
-    assert [tool_call["function"]["name"] for tool_call in result.tool_calls] == ["submit"]
+    assert [tool_call["function"]["name"] for tool_call in result.client_calls] == ["submit"]
 
 
 async def test_request_that_requires_a_client_call_forces_tools_and_has_no_submit() -> None:
@@ -290,5 +290,5 @@ async def test_file_of_an_earlier_run_is_saved_again_if_the_answer_links_to_its_
 async def test_backend_call_id_is_replaced_by_a_proxy_id() -> None:
     reply = tool_reply({**call("lookup"), "id": "call_r1_x"})
     result, suspended = await suspended_run(Run(ScriptedModel([reply])))
-    assert [tool_call["id"] for tool_call in result.tool_calls] == ["call_r1_1"]
+    assert [tool_call["id"] for tool_call in result.client_calls] == ["call_r1_1"]
     assert suspended.calls == [("call_r1_1", "call_r1_x", "lookup")]

@@ -60,7 +60,7 @@ RESULT = Result(
     answer="a",
     stop_reason=StopReason.SUBMITTED,
     finish_reason="tool_calls",
-    tool_calls=[{"id": "call_r1_1", "type": "function", "function": {"name": "f"}}],
+    client_calls=[{"id": "call_r1_1", "type": "function", "function": {"name": "f"}}],
     usage={"total_tokens": 3},
     usages=[{"total_tokens": 3}],
     segments=2,
@@ -97,6 +97,20 @@ def test_events_that_the_last_release_stored_are_read() -> None:
         "completed", json.dumps({"events": events, "result": None, "error": None})
     )
     assert record.events == [rule, ChoiceEvent(1, rule)]
+
+
+def test_fields_of_a_result_that_the_last_release_stored_are_read() -> None:
+    stored = json.loads(Record("completed", [], RESULT).to_json())
+    old_names = {
+        "stats": "tally",
+        "skipped_files": "left_out",
+        "warnings": "notices",
+        "suspended_run": "parked",
+        "client_calls": "tool_calls",
+    }
+    old = {old_names.get(name, name): value for name, value in stored["result"].items()}
+    record = Record.from_json("completed", json.dumps({**stored, "result": old}))
+    assert record.result == RESULT
 
 
 def test_error_of_a_run_is_equal_after_serialization() -> None:

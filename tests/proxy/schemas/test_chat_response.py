@@ -55,7 +55,7 @@ RESULT = Result(
     answer=f"Done. See [plot.png]({URL}) for it.",
     stop_reason=StopReason.SUBMITTED,
     finish_reason="stop",
-    tool_calls=[],
+    client_calls=[],
     usage={
         "prompt_tokens": 30,
         "completion_tokens": 4,
@@ -186,7 +186,7 @@ def test_empty_completion_has_the_required_fields() -> None:
 
 
 def test_completion_with_client_calls_has_null_content() -> None:
-    result = replace(NOTHING, answer="", tool_calls=[CALL], finish_reason="tool_calls")
+    result = replace(NOTHING, answer="", client_calls=[CALL], finish_reason="tool_calls")
     choice = completion_of(result)["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
     assert choice["message"]["tool_calls"] == [CALL]
@@ -345,7 +345,7 @@ def test_stream_without_files_ends_with_one_empty_delta() -> None:
 
 def test_streamed_client_calls_are_numbered_from_zero() -> None:
     second = {**CALL, "id": "c2", "index": 5}
-    result = replace(NOTHING, answer="", tool_calls=[CALL, second], finish_reason="tool_calls")
+    result = replace(NOTHING, answer="", client_calls=[CALL, second], finish_reason="tool_calls")
     calls, last = data(stream().finish(result))
     assert calls == chunk({"tool_calls": [{**CALL, "index": 0}, {**second, "index": 1}]})
     assert last["choices"][0]["finish_reason"] == "tool_calls"

@@ -45,7 +45,7 @@ def test_completion_with_refusal_has_null_content() -> None:
 
 
 def test_legacy_function_call_is_returned_in_the_field_function_call() -> None:
-    result = replace(NOTHING, answer="", tool_calls=[CALL], finish_reason="function_call")
+    result = replace(NOTHING, answer="", client_calls=[CALL], finish_reason="function_call")
     choice = completion_of(result)["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "function_call")
     assert choice["message"]["function_call"] == {"name": "lookup", "arguments": "{}"}
@@ -74,7 +74,7 @@ def test_usage_is_summed_over_choices() -> None:
 
 
 def test_legacy_function_call_is_streamed_in_the_field_function_call() -> None:
-    result = replace(NOTHING, answer="", tool_calls=[CALL], finish_reason="function_call")
+    result = replace(NOTHING, answer="", client_calls=[CALL], finish_reason="function_call")
     first, last = data(stream().finish(result))
     assert first == chunk({"function_call": {"name": "lookup", "arguments": "{}"}})
     assert last["choices"][0]["finish_reason"] == "function_call"
