@@ -134,6 +134,8 @@ async def test_export_and_list_are_filtered_by_group_and_task(tmp_path: Path) ->
         for group, task in (("a", "1"), ("a", "2"), ("b", "1")):
             labels = {"group_id": group, "task_id": task}
             ids.append((await post_chat(http, metadata=labels, **CAPTURE)).headers["x-sandbox-run"])
+            # Waits until it is stored. Of two at a time either can be the first one.
+            await http.get(f"/v1/runs/{ids[-1]}/trajectory")
         await post_chat(http, **CAPTURE)
         in_group = await exported(http, "rows", group_id="a")
         of_task = await exported(http, "rows", task_id="1")
