@@ -42,8 +42,9 @@ class PoolSettings:
     background. fail: refuse the request."""
     max_parallel_starts: int | None = None
     """Maximum number of sandboxes that start at a time. At most a quarter of them, but at least
-    one, may be started to keep sandboxes ready. null: two per CPU core of this host; with several
-    Docker engines, this number for each engine; on Kubernetes, 64."""
+    one, may be started in the background: to keep sandboxes ready, and with `on_miss: wait`. null:
+    two per CPU core of this host, times the number of Docker engines that answer; on Kubernetes,
+    64."""
     queue_size: int = 256
     """Maximum number of requests that wait for a sandbox. If a further request comes, the newest
     request of the key with the most waiting requests is refused."""
@@ -149,6 +150,12 @@ def max_background_starts(parallel_starts: int) -> int:
     """Return how many of the parallel starts may be to keep sandboxes ready: a quarter, so that
     these starts do not slow down commands and the starts for waiting requests."""
     return max(1, parallel_starts // 4)
+
+
+def max_replacements(settings: PoolSettings) -> int:
+    """Return how many ready sandboxes may be replaced at a time because of their age. The others
+    stay ready meanwhile."""
+    return max(1, settings.min_ready // 4)
 
 
 def max_starts_on_demand(settings: PoolSettings, parallel_starts: int) -> int:

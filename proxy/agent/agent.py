@@ -11,7 +11,7 @@ from policies.limits import StopReason
 from policies.profile import Profile
 from policies.prompts import SandboxContents
 from proxy.agent.budget import RunBudget
-from proxy.agent.capture import metered_model
+from proxy.agent.capture import model_of_run
 from proxy.agent.context_windows import ContextWindows
 from proxy.agent.events import (
     AnswerDelta,
@@ -163,7 +163,7 @@ async def _single_call(model: Model, task: AgentTask, emit: Emit) -> Result:
     await emit(RunStarted(task.run_id))
     try:
         async with asyncio.timeout(task.limits.deadline_s):
-            metered = metered_model(model, budget, task, emit)
+            metered = model_of_run(model, budget, task, emit)
             completion = await _complete(metered, task, emit, model_time)
     except TimeoutError as error:
         raise out_of_time_error(task) from error

@@ -106,7 +106,8 @@ class RunBudget:
         )
 
     async def begin_call(self, messages: Sequence[Message]) -> Reservation | None:
-        """Return the reservation of the next model call in the daily budget, or None without one.
+        """Return the reservation of the next model call in the daily budget, or None if there is
+        no daily budget.
         The call is allowed even over budget, because the last call gives the answer."""
         if not self._daily_budget:
             return None

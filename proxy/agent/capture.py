@@ -1,5 +1,5 @@
 """The capture of model calls for the trajectory of a run: if the task asks for a trajectory, the
-model that `metered_model` returns emits each call."""
+model that `model_of_run` returns emits each call."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ MAX_REFUSAL_CHARS = 300
 """Maximum length of a backend's refusal in each call of a trajectory."""
 
 
-def metered_model(
+def model_of_run(
     model: Model, budget: RunBudget, task: AgentTask, emit: Emit, timeout_s: float | None = None
 ) -> MeteredModel:
     """Return the metered model of one run, which also emits its calls if the task captures them.

@@ -20,7 +20,7 @@ from proxy.agent.artifacts import (
     remove_answer_files,
 )
 from proxy.agent.budget import RunBudget
-from proxy.agent.capture import metered_model
+from proxy.agent.capture import model_of_run
 from proxy.agent.context import ObservationFiles
 from proxy.agent.context_windows import ContextWindow, ContextWindows
 from proxy.agent.conversation import Conversation
@@ -128,7 +128,7 @@ class AgentLoop:
         schemas = self._executor.schemas_except("submit" if task.request.must_call else "")
         files = ObservationFiles(task.run_id, self._current_sandbox)
         window = ContextWindow(windows, model, task.session.owner, task.model)
-        metered = metered_model(model, self.budget, task, emit, self._limits.model_timeout_s)
+        metered = model_of_run(model, self.budget, task, emit, self._limits.model_timeout_s)
         messages, params = self._style.messages(task, self._input), self._style.params(task)
         self._conversation = Conversation(
             metered, task, messages, params, schemas, prompt, window, files
@@ -223,9 +223,11 @@ class AgentLoop:
         elif self._was_nudged and not self._has_used_tools:
             prose, visibility = Prose(self._prose_rules, max_chars=HOLD_CHARS), "never"
         streams = task.request.stream and self._style.accepts_prose
-        call_stream = client_call_stream(
-            task, self._emit, self._executor, self._client_tool_names, self._new_ids
-        )
+        call_stream = None
+        if streams:
+            call_stream = client_call_stream(
+                task, self._emit, self._executor, self._client_tool_names, self._new_ids
+            )
         return StreamHandler(
             self._emit,
             self._first_call_progress,
@@ -235,7 +237,7 @@ class AgentLoop:
             streams=task.request.stream,
             visibility=visibility if streams else "never",
             shows_submit=streams and not task.params.final,
-            client_calls=call_stream if streams else None,
+            client_calls=call_stream,
             allowed_tools=self._client_tool_names if self._is_plain_turn else None,
         )
 

@@ -59,9 +59,9 @@ class MeteredModel:
                     self.partial_completion = recorder.completion()
                     tokens = parse_usage(self.partial_completion.usage)
                     await self._budget.end_call(tokens, reservation)
+                # No refund after a cancellation: the backend may still work on the call.
                 elif isinstance(error, BackendError):
                     await self._budget.refund_call(reservation)
-                # The backend may work on a call that was cancelled: it stays reserved.
             raise
         await self._budget.end_call(_token_usage(reply, body["messages"]), reservation)
         return reply

@@ -7,7 +7,7 @@ import time
 from proxy.agent.events import CallProgress, Emit, ModelCallAccepted
 from proxy.agent.model import StopRetryingError
 
-LAST_ATTEMPT_S = 2.0
+_LAST_ATTEMPT_S = 2.0
 """Minimum time left for an attempt while the status line is held back, in seconds."""
 
 
@@ -22,7 +22,7 @@ class StatusHold:
 
     def has_time_for_attempt(self, delay_s: float) -> bool:
         """Return True if an attempt in `delay_s` seconds may still decide the status."""
-        return not self.is_held or time.monotonic() + delay_s + LAST_ATTEMPT_S <= self.held_until
+        return not self.is_held or time.monotonic() + delay_s + _LAST_ATTEMPT_S <= self.held_until
 
 
 class FirstCallProgress:

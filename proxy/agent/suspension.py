@@ -61,8 +61,8 @@ class SuspendedRun:
 
     @property
     def key(self) -> str:
-        """The key of the stored run, which is part of the ids of its calls: the run id, or a digest
-        of the run's state for calls of legacy `functions`."""
+        """The key of the stored run, which is part of the ids of its calls: the run id, or for a
+        call of legacy `functions` a digest of the call and of the state before it."""
         key = key_of_call(self.calls[0].client_id)
         assert key
         return key

@@ -195,8 +195,8 @@ class SessionPlan:
     """The suspended run to resume, if any."""
 
     def state_to_save(self, *, is_suspended: bool) -> SessionState | None:
-        """Return the state to save the workspace as at the end of the run, or None to discard it.
-        A suspended run resumes from this state."""
+        """Return the state under which the workspace is saved when the run ends, or None to discard
+        the workspace. A suspended run resumes from this state."""
         return self.save_as or (self.suspend_as if is_suspended else None)
 
     @property

@@ -38,9 +38,7 @@ from proxy.agent.tools import ToolExecutor, tool_name
 ProseVisibility = Literal["at once", "soon", "never"]
 """The time at which prose is sent as the answer while the reply still arrives: immediately; after
 HOLD_S or HOLD_CHARS; or not before the reply is complete."""
-
-
-STREAMABLE_PARAMS = frozenset({"stop", *LOGPROBS_PARAMS})
+_STREAMABLE_PARAMS = frozenset({"stop", *LOGPROBS_PARAMS})
 """Parameters of the visible answer that the prose of any turn can satisfy while it streams."""
 
 
@@ -371,7 +369,7 @@ def _is_json(pieces: Collection[str]) -> bool:
 
 def prose_visibility(task: AgentTask) -> ProseVisibility:
     """Return when the prose of a turn may be sent as the answer."""
-    needs_call = task.params.final.keys() - STREAMABLE_PARAMS
+    needs_call = task.params.final.keys() - _STREAMABLE_PARAMS
     is_hidden = task.delivery.narration == "reasoning" or needs_call
     return "never" if is_hidden or not task.request.stream else "soon"
 

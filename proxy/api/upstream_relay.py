@@ -172,7 +172,7 @@ async def forward(
     hook: ResponseHook | None = None,
 ) -> Response:
     """Relay a request to any path of the backend, within the daily budget. `fields` are the body's
-    decoded fields; none if the body is no JSON object or was not read.
+    decoded fields; empty if the body is no JSON object or was not read.
 
     Raises ClientDisconnect, BudgetError, BackendError.
     """

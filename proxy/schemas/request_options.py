@@ -1,8 +1,9 @@
 """The options of a request that all APIs share, from the body's `sandbox` object and from headers.
 
-The options are the deadlines, the idempotency key, the behaviour after a disconnect, the form of
-the steps, the scope of the usage, the offloading of documents to files, and the capture of a
-trajectory.
+`read_requested_policy` reads what decides on the route: the profile, stricter settings, the capture
+of tokens and the upstream. `read_request_options` reads the rest: the deadlines, the idempotency
+key, the behaviour after a disconnect, the form of the steps, the scope of the usage, the offloading
+of documents to files, and the capture of a trajectory.
 """
 
 import math
@@ -87,7 +88,7 @@ class SandboxOptions(PolicyOptions, total=False):
     """The ids of uploads that the run gets as input files. Default: empty."""
 
 
-RESTRICTABLE_SETTINGS = tuple(PolicyOptions.__annotations__)
+_RESTRICTABLE_SETTINGS = tuple(PolicyOptions.__annotations__)
 """Profile settings that the body's `sandbox` object may restrict."""
 _SANDBOX_FIELDS = SandboxOptions.__annotations__.keys()
 
@@ -122,12 +123,16 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class RequestedPolicy:
-    """The profile that a request names, and the settings that it restricts."""
+    """The parts of a request's `sandbox` object and headers that decide on its route and its
+    profile."""
 
     profile: str | None = None
+    """The name of the profile, or None if the request names none."""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the profile that the request makes stricter."""
     captures_tokens: bool = False
     upstream: str | None = None
+    """The base URL for the run's model calls, or None for the backend's."""
 
 
 NO_POLICY = RequestedPolicy()
@@ -138,7 +143,7 @@ def read_requested_policy(body: Mapping[str, Any], headers: Mapping[str, str]) -
     for unknown fields of `sandbox`."""
     sandbox = body.get("sandbox") or {}
     mapping(sandbox, "sandbox")
-    sandbox = with_new_spellings(sandbox)
+    sandbox = _with_new_spellings(sandbox)
     if unknown := sandbox.keys() - _SANDBOX_FIELDS:
         raise BadRequestError(
             f"Unknown parameter: 'sandbox.{min(unknown)}'.",
@@ -146,14 +151,14 @@ def read_requested_policy(body: Mapping[str, Any], headers: Mapping[str, str]) -
             code="unknown_parameter",
         )
     by_header = {
-        "enabled": read_header(headers, RequestHeader.ENABLED),
+        "enabled": _read_header(headers, RequestHeader.ENABLED),
         "prompt": headers.get(RequestHeader.PROMPT) or None,
     }
     settings = {
-        name: value for name, value in with_new_spellings(by_header).items() if value is not None
+        name: value for name, value in _with_new_spellings(by_header).items() if value is not None
     }
     settings |= {
-        name: sandbox[name] for name in RESTRICTABLE_SETTINGS if sandbox.get(name) is not None
+        name: sandbox[name] for name in _RESTRICTABLE_SETTINGS if sandbox.get(name) is not None
     }
     name = sandbox.get("profile") or headers.get(RequestHeader.PROFILE) or None
     if name is not None:
@@ -191,7 +196,7 @@ def read_request_options(body: Mapping[str, Any], headers: Mapping[str, str]) ->
     )
 
 
-def with_new_spellings(sandbox: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_new_spellings(sandbox: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a request's `sandbox` with the new names of its fields. Raises BadRequestError."""
     try:
         renamed: Mapping[str, Any] = upgrade(sandbox, REQUEST_RULES, lambda _: None)
@@ -200,7 +205,7 @@ def with_new_spellings(sandbox: Mapping[str, Any]) -> Mapping[str, Any]:
     return renamed
 
 
-def read_header(headers: Mapping[str, str], name: str) -> str | None:
+def _read_header(headers: Mapping[str, str], name: str) -> str | None:
     """Return the value of a header, or None. The client may send the header under its deprecated
     name. Raises BadRequestError if the request has both names."""
     try:
@@ -214,11 +219,11 @@ def _spelled_twice_error(error: SpelledTwiceError, param: str) -> BadRequestErro
 
 
 def _may_offload_documents(sandbox: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
-    value = with_new_spellings(sandbox).get("offload_documents") if sandbox else None
+    value = _with_new_spellings(sandbox).get("offload_documents") if sandbox else None
     if value is not None:
         boolean(value, "sandbox.offload_documents")
         return bool(value)
-    switch = (read_header(headers, RequestHeader.OFFLOAD_DOCUMENTS) or "on").lower()
+    switch = (_read_header(headers, RequestHeader.OFFLOAD_DOCUMENTS) or "on").lower()
     if switch not in ("on", "off"):
         raise _invalid_value_error(switch, "X-Sandbox-Offload-Documents", "one of 'on', 'off'")
     return switch == "on"

@@ -133,8 +133,8 @@ class Backend(Protocol):
 
 
 def parallel_starts_per_host() -> int:
-    """Return how many sandboxes may start at a time on a host with as many cores as this process
-    may use: two per core."""
+    """Return how many sandboxes may start at a time on one host: two for each core that this
+    process may use."""
     return 2 * len(os.sched_getaffinity(0))
 
 

@@ -36,7 +36,7 @@ enough."""
 USE_TIMEOUT_S = 300.0
 """Maximum time of one attempt to use an engine, with its checks and the self-test."""
 FAILED_START_S = 10.0
-"""Time after a failed start in which an engine is chosen only if no other engine has room."""
+"""Time after a failed start in which engines without a failed start take precedence."""
 FULL_RETRY_AFTER_S = 5.0
 NOT_TRIED = "not tried yet"
 
@@ -186,7 +186,7 @@ class DockerHosts:
 
     @property
     def parallel_starts(self) -> int:
-        return len(self.hosts) * parallel_starts_per_host()
+        return max(1, len(self._usable_hosts())) * parallel_starts_per_host()
 
     @property
     def can_resize(self) -> bool:

@@ -73,8 +73,8 @@ class ResumableStream:
         self._has_overflowed = False
         """True once `write_control` had to drop bytes."""
         self._progress_at_s = 0.0
-        """The loop's time of the agent's last acknowledgement, or, if it is later, of the first
-        write after everything was acknowledged."""
+        """The loop's time of the agent's last acknowledgement, or of the first write after
+        everything was acknowledged, or of the opening of the connection, whichever is latest."""
         self._stall_timeout_s = STALL_TIMEOUT_S
         self._stall_timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()

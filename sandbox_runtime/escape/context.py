@@ -201,6 +201,10 @@ class EscapeContext:
         """End the neighbour sandbox."""
         if self._ping_task:
             self._ping_task.cancel()
+            await asyncio.wait([self._ping_task])
+            if not self._ping_task.cancelled():
+                self._ping_task.result()  # raises the error that ended it
+            self._ping_task = None
         if self._neighbour:
             await self._neighbour.close()
             self._neighbour = None

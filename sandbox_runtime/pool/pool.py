@@ -25,6 +25,7 @@ from policies.pool import (
     fits,
     limited_to,
     max_background_starts,
+    max_replacements,
     max_starts_on_demand,
     moving_mean,
     pool_key,
@@ -122,7 +123,6 @@ class Pool:
         self._on_full: OnFull | None = None
         self._clock = clock or SystemClock()
         self._idle_ping_timeout_s = idle_ping_timeout_s
-        self._parallel_starts = settings.max_parallel_starts or backend.parallel_starts
         self._queue = WaiterQueue()
         self._mean_lease_s = INITIAL_LEASE_S
         """Moving average of the duration of a lease."""
@@ -134,9 +134,14 @@ class Pool:
             self._on_change,
             ttl_s=settings.ttl_s,
             idle_ping_timeout_s=idle_ping_timeout_s,
-            max_replacements_at_once=max_background_starts(self._parallel_starts),
+            max_replacements_at_once=max_replacements(settings),
         )
         self._on_acquired: OnAcquired | None = None
+
+    @property
+    def _parallel_starts(self) -> int:
+        """The number of sandboxes that may start at a time now."""
+        return self._configured_settings.max_parallel_starts or self._backend.parallel_starts
 
     @property
     def _settings(self) -> PoolSettings:

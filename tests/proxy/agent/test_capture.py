@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from policies.limits import Limits
 from proxy.agent.budget import RunBudget
-from proxy.agent.capture import metered_model
+from proxy.agent.capture import model_of_run
 from proxy.agent.events import Event, ModelCallFinished
 from proxy.models.scripted import ScriptedModel, text_reply
 from tests.fakes.tasks import make_task
@@ -27,7 +27,7 @@ async def test_model_call_succeeds_if_its_capture_fails_and_the_next_capture_has
         emitted.append(event)
 
     model = ScriptedModel([text_reply("One.")])
-    captured = metered_model(model, RunBudget(TASK, Limits(), 0.0), TASK, emit)
+    captured = model_of_run(model, RunBudget(TASK, Limits(), 0.0), TASK, emit)
     body = {"model": "m", "messages": [QUESTION]}
     replies = [(await captured.complete(body, None)).message["content"] for _ in range(3)]
     assert replies == ["One."] * 3

@@ -98,6 +98,7 @@ async def test_running_and_ended_response_is_found_by_its_owner_only(store: Stor
     running = await store.responses.get(MINE, "resp_1")
     assert running
     assert (running.record["status"], running.worker) == ("in_progress", store.worker.id)
+    assert await store.responses.get(YOURS, "resp_1") is None
     await end(store, "resp_1")
     ended = await store.responses.get(MINE, "resp_1")
     assert ended

@@ -15,7 +15,7 @@ import pytest
 
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
-from sandbox_runtime.backends.base import Backend
+from sandbox_runtime.backends.base import Backend, parallel_starts_per_host
 from sandbox_runtime.backends.docker import INSTALL_LABEL, OWNER_LABEL, DockerBackend
 from sandbox_runtime.backends.docker_engine import connect
 from sandbox_runtime.backends.docker_hosts import ANSWER_TIMEOUT_S, DockerHost, DockerHosts
@@ -129,12 +129,14 @@ async def test_host_that_is_cut_off_gets_sandboxes_again_after_it_was_swept(
     async with two_hosts(tmp_path) as hosts:
         kept, lost = [await hosts.start() for _ in range(2)]
         assert hosts.counts == [1, 1]
+        assert hosts.backend.parallel_starts == 2 * parallel_starts_per_host()
         hosts.line.cut()
         with pytest.raises(SandboxLostError, match="the engine closed the connection"):
             await lost.exec("true", timeout_s=20)
         await lost.close()
         replacement = await hosts.start()  # the second host has fewer sandboxes
         assert (hosts.is_up, hosts.counts) == ([True, False], [2, 0])
+        assert hosts.backend.parallel_starts == parallel_starts_per_host()
         url = f"tcp://127.0.0.1:{hosts.line.port}"
         assert f"{url} gets no new sandboxes until it answers" in caplog.text
         leave_container(SHARED, tmp_path)

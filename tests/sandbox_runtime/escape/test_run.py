@@ -13,7 +13,7 @@ import pytest
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Check
-from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.escape.context import (
     Attack,
     DisturbedError,
@@ -63,6 +63,10 @@ def finding(probe: str, verdict: Verdict) -> EscapeFinding:
 
 class SandboxWithoutNetwork(MemorySandbox):
     """A sandbox that accepts no connection handler."""
+
+    async def ping(self, timeout_s: float) -> None:
+        if self.closed:
+            raise SandboxLostError("closed")
 
     def set_connection_handler(self, on_connection: OnConnection | None) -> None:
         assert on_connection is None

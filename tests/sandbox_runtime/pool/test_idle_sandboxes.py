@@ -94,6 +94,18 @@ async def test_too_old_idle_sandboxes_are_replaced_one_at_a_time() -> None:
         assert not fixture.backend.alive.intersection(first)
 
 
+async def test_most_idle_sandboxes_stay_ready_while_old_ones_are_replaced() -> None:
+    backend = FakeSandboxBackend()
+    backend.parallel_starts = 64
+    async with fake_pool(PoolSettings(min_ready=10, ttl_s=5), backend) as fixture:
+        await fixture.until(idle=10)
+        backend.may_start.clear()
+        await fixture.run_monitor()
+        await fixture.until(idle=8, starting=2, replaced=2)
+        backend.may_start.set()
+        await fixture.until(idle=10)
+
+
 async def test_idle_sandboxes_of_an_old_image_are_replaced() -> None:
     async with fake_pool(WARM) as fixture:
         await fixture.until(idle=2)

@@ -6,6 +6,7 @@ import pytest
 
 from policies.pool import PoolSettings
 from sandbox_runtime.errors import SandboxStartError
+from tests.fakes.sandbox_backend import FakeSandboxBackend
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.pool.leaseholder import Leaseholder
 from tests.sandbox_runtime.pool.pool_fixture import SMALL, fake_pool
@@ -58,7 +59,21 @@ async def test_parallel_starts_are_limited_by_the_backend_or_the_settings(
         await holder.end_all()
 
 
-async def test_a_quarter_of_the_parallel_starts_may_be_in_the_background() -> None:
+@pytest.mark.parametrize(("parallel", "limit"), [(4, 1), (16, 4)])
+async def test_quarter_of_the_parallel_starts_is_for_ready_sandboxes(
+    parallel: int, limit: int
+) -> None:
+    backend = FakeSandboxBackend()
+    backend.parallel_starts = parallel
+    backend.may_start.clear()
+    async with fake_pool(PoolSettings(min_ready=8), backend) as fixture:
+        await until(lambda: backend.starting == limit)
+        backend.may_start.set()
+        await fixture.until(idle=8)
+        assert backend.most_starting == limit
+
+
+async def test_quarter_of_the_parallel_starts_is_for_waiters_in_the_background() -> None:
     async with fake_pool(PoolSettings(min_ready=1, on_miss="wait")) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
