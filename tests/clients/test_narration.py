@@ -80,8 +80,8 @@ async def test_chat_step_events_follow_the_narration(tmp_path: Path) -> None:
         or ("content" if chat_http.delta(frame).get("content") else "")
         for frame in last_request
     ]
-    told = [kind for kind in kinds if kind in ("content", "tool_start", "tool_end")]
-    assert without_repeats(told) == [
+    shown = [kind for kind in kinds if kind in ("content", "tool_start", "tool_end")]
+    assert without_repeats(shown) == [
         "content",
         *("tool_start", "tool_end") * 2,
         "content",
