@@ -49,7 +49,7 @@ class HTTPClient:
     """Sends requests to an API. Each request uses an idle connection, or a new one if none is idle,
     so the caller limits the number of requests at a time.
 
-    The proxies, such as `HTTPS_PROXY`, and `SSL_CERT_FILE` are those of the environment.
+    The environment variables of proxies, such as `HTTPS_PROXY`, and `SSL_CERT_FILE` apply.
     """
 
     def __init__(self, base_url: str, api_key: str, timeout_s: float) -> None:

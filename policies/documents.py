@@ -410,8 +410,8 @@ SaveFile = Callable[[str, str], str]
 
 
 def offload_documents(text: str, save_file: SaveFile) -> str:
-    """Write the documents of a text to files. Return the text for the prompt, in which a note
-    replaces each document.
+    """Write the long documents of a text, and other long parts, to files. Return the text for the
+    prompt, in which a note stands for each file. Short documents stay in the prompt.
 
     The whole text becomes one file if it contains no documents, or if too much of it would stay in
     the prompt.

@@ -190,7 +190,7 @@ class Measures:
     name: str
     reward: list[float] = field(default_factory=list)
     """The mean reward of the answers in each step, even if the training uses another reward."""
-    reads: list[float] = field(default_factory=list)
+    tool_call_share: list[float] = field(default_factory=list)
     """The share of rollouts with a tool call in each step."""
     loss: list[float] = field(default_factory=list)
     splits: int = 0
@@ -260,13 +260,15 @@ def train_with_grpo(model: Any, tokenizer: Any, measures: Measures, plan: Plan) 
 def _add_measures(measures: Measures, rollouts: Sequence[Rollout]) -> None:
     rewards = [each.reward for each in rollouts if each.reward is not None]
     measures.reward.append(round(sum(rewards) / max(1, len(rewards)), 4))
-    measures.reads.append(round(sum(each.tool_calls > 0 for each in rollouts) / len(rollouts), 4))
+    measures.tool_call_share.append(
+        round(sum(each.tool_calls > 0 for each in rollouts) / len(rollouts), 4)
+    )
     measures.rollouts += len(rollouts)
     measures.unscorable += len(rollouts) - len(rewards)
     measures.splits += sum(len(each.segments) > 1 for each in rollouts)
     print(
         f"{measures.name}: step {len(measures.reward)}, reward {measures.reward[-1]:.2f},"
-        f" {measures.reads[-1]:.0%} read",
+        f" {measures.tool_call_share[-1]:.0%} used a tool",
         flush=True,
     )
 

@@ -87,8 +87,9 @@ class AnswerWriter:
         await self._send(self._link_rewriter.feed(piece), logprobs)
 
     async def write_submit(self, arguments: str, sandbox: Sandbox | None) -> None:
-        """Send the part of the answer that a piece of submit's arguments contains. The beginning of
-        the answer is held back while it only repeats the narration that was sent before."""
+        """Process a streamed piece of the JSON arguments of a `submit` call, and send the answer
+        text in it. The answer is held back as long as it only repeats the narration that was sent
+        before it."""
         piece = self._held_submission + self._submit_reader.feed(arguments)
         self._held_submission = ""
         before = _without_space(self._narration.source_text) if self._narration else None

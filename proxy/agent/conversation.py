@@ -256,8 +256,9 @@ class Conversation:
     async def _call_model(
         self, body: Mapping[str, Any], on_delta: OnDelta | None, index_offset: int | None = None
     ) -> Completion:
-        """Make a model call. `index_offset` is the number of the proxy's messages before the
-        client's messages in `body`; None: the number in the history."""
+        """Make a model call. `index_offset` is the number of messages that the proxy has put before
+        the client's in `body`, by default as many as in the run's history. By it, the message
+        indexes in a backend's error become those of the client's request."""
         if body.get("prompt_logprobs") is not None:
             on_delta = None  # no engine returns prompt_logprobs in a stream
         try:

@@ -158,9 +158,11 @@ class FinalCall:
         self._handler: StreamHandler | None = None
 
     async def answer(self, stop: StopReason, fallback: str, timeout_s: float) -> FinalAnswer:
-        """Return the model's answer, or `fallback` if there is none. Raises BackendError if the
-        call failed and there is no fallback, or a part of the answer was already sent. Raises
-        OutOfTimeError after the timeout if there is neither a part of the answer nor a fallback."""
+        """Return the model's answer, or `fallback` if there is none. After `timeout_s` seconds,
+        return the text received so far, or else `fallback`.
+
+        Raises OutOfTimeError after the timeout if there is neither. Raises BackendError if the call
+        fails and either there is no fallback or a part of the answer was already sent."""
         await self._writer.begin()
         try:
             async with asyncio.timeout(timeout_s):

@@ -84,7 +84,8 @@ class SandboxUsage(TypedDict, total=False):
     cost_microusd: int
     """Cost of the model calls in millionths of a US dollar. Present if the prices are known."""
     env_permille: Required[int]
-    """Tokens of tool output per thousand tokens of the trajectory."""
+    """Tokens of tool output, which come from the environment, per thousand tokens of the
+    trajectory."""
     capabilities: Required[dict[str, dict[str, int]]]
     """For each of the paper's meta-capabilities: the number of turns that used it (`turns`), and
     this number per thousand turns of the run (`permille`)."""

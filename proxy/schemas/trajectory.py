@@ -222,8 +222,8 @@ def _user_message(task: AgentTask) -> str:
 
 
 def _index_of(value: Mapping[str, Any], indexes: dict[bytes, int]) -> tuple[int, bytes | None]:
-    """Return the index of a value in `indexes`, to which a new value is added. Also return the JSON
-    text of a new value, or None for a known value."""
+    """Return the index of `value`, and its JSON text if the value is new, else None. `indexes` maps
+    the SHA-256 of each known value's JSON text to the index; a new value is added to it."""
     text, count = encode_json(value), len(indexes)
     index = indexes.setdefault(hashlib.sha256(text).digest(), count)
     return index, text if index == count else None

@@ -87,9 +87,10 @@ def _openenv_turns(trajectory: Object) -> Iterator[Object]:
 
 
 def sft_messages(trajectory: Object) -> Iterator[Object]:
-    """Yield the messages and tools of the last model call of a run that has a result, for
-    supervised training. The reply is the last message. The later parts of a run, such as the answer
-    of `submit`, are not messages that the model wrote."""
+    """Yield the messages and tools of a run's last model call that has a reply, for supervised
+    training. The model's reply is the last message: tool results after it, such as that of
+    `submit`, are left out, because the model did not write them. Yield nothing for a run without a
+    result or with an infrastructure error."""
     if trajectory["result"] is None or trajectory["outcome"] == INFRA_ERROR:
         return
     if found := last_call_messages(trajectory):

@@ -176,7 +176,8 @@ def oldest_rows(table: Table, where: ColumnElement[bool]) -> ColumnElement[bool]
 
 
 def sweep_batch(connection: Connection, *changes: Delete | Update) -> bool:
-    """Execute changes to `oldest_rows`. Return True if further rows may need these changes."""
+    """Execute statements that change the rows of `oldest_rows`. Return True if one of them changed
+    SWEEP_ROWS rows: further rows may then need the change."""
     counts = [connection.execute(change).rowcount for change in changes]
     return max(counts) >= SWEEP_ROWS
 

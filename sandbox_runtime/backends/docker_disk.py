@@ -239,7 +239,8 @@ class DockerDisk:
         return left.bytes if left else None
 
     def _free_space(self) -> DiskUsage | None:
-        """Return the free space and files of the file system, or None if they are unknown."""
+        """Return the number of free bytes and of free inodes of the file system, or None if they
+        are unknown."""
         if self._directory is None:
             return None
         try:

@@ -103,7 +103,7 @@ class _ConnectionCounter:
 
 
 def _host_addresses() -> Iterator[str]:
-    """Yield the addresses of the host, except loopback and link-local ones."""
+    """Yield the host's IPv4 addresses, except loopback ones, and its global IPv6 addresses."""
     lines = Path("/proc/net/fib_trie").read_text(encoding="ascii").splitlines()
     for address, kind in itertools.pairwise(lines):
         name = address.rpartition(" ")[2]

@@ -86,7 +86,7 @@ async def exchange(
         return Exchange(response, model_input)
 
 
-async def test_default_profile_runs_as_root_and_returns_files_without_a_network(
+async def test_default_profile_runs_as_root_without_network_and_returns_files(
     tmp_path: Path,
 ) -> None:
     seen = await exchange(tmp_path, "default", "id -u; seq 3 | paste -sd+ | bc > output/a", DIAL)

@@ -45,7 +45,7 @@ def test_known_accuracy_follows_from_the_behaviours(domain: str) -> None:
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_known_tool_calls_follow_from_the_behaviours(domain: str) -> None:
+def test_tool_call_counts_in_the_known_results_follow_from_the_behaviours(domain: str) -> None:
     kinds = DOMAINS[domain]
     calls = {"computes": 1, "stumbles": 2, "guesses": 0, "wanders": 4, "fails": 0}
     total = sum(calls[BEHAVIOURS[kind].tools] for kind in kinds) * COUNT // len(kinds)

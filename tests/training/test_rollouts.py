@@ -135,7 +135,7 @@ async def test_backend_without_token_ids_raises_rollout_error(tmp_path: Path) ->
             await client.run([task("a")])
 
 
-async def test_rollout_that_captures_messages_needs_no_tokens(tmp_path: Path) -> None:
+async def test_rollout_that_captures_messages_does_not_require_token_ids(tmp_path: Path) -> None:
     async with (
         scripted_backend([RIGHT]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

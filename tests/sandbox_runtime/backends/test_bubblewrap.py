@@ -64,7 +64,7 @@ async def python(sandbox: Sandbox, program: str) -> str:
 # Walls
 
 
-async def test_programs_inside_have_no_host_root_and_no_capabilities() -> None:
+async def test_sandbox_processes_are_not_root_on_the_host_and_have_no_capabilities() -> None:
     guest = await BubblewrapBackend(state_dir=NOWHERE).start(SMALL)
     try:
         with anyio.fail_after(10):

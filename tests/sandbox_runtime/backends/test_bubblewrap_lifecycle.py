@@ -162,7 +162,7 @@ opens /proc/sys/kernel/core_pattern
     ]
 
 
-def test_probe_without_output_fails_every_isolation_check_but_that_of_the_host_kernel() -> None:
+def test_empty_probe_output_fails_all_isolation_checks_except_host_kernel() -> None:
     assert [check.ok for check in isolation_checks(b"")] == [False, False, False, True]
 
 

@@ -82,7 +82,7 @@ async def test_a_job_can_be_stopped(sandbox: Sandbox) -> None:
     assert (end.running, end.timed_out, end.exit_code != 0) == (False, False, True)
 
 
-async def test_a_job_keeps_its_deadline(sandbox: Sandbox) -> None:
+async def test_job_times_out_at_the_deadline_of_its_command(sandbox: Sandbox) -> None:
     job = await sandbox.exec(GATED, timeout_s=1.0, wait_s=AT_ONCE_S)
     end = await sandbox.wait(job.job_id, wait_s=PLENTY_S)
     assert (job.running, end.running, end.timed_out) == (True, False, True)

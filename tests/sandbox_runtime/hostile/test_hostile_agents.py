@@ -233,7 +233,7 @@ async def drop(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("attack", ["data_of_one_byte", "frames_byte_by_byte"])
-async def test_file_sent_in_tiny_pieces_times_out_but_keeps_the_sandbox(
+async def test_reading_a_file_sent_in_tiny_pieces_times_out_without_losing_the_sandbox(
     hostile: Backend, neighbour: Sandbox, attack: str
 ) -> None:
     async with attacked(hostile, neighbour) as sandbox:
