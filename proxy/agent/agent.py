@@ -140,8 +140,8 @@ class Agent:
             return result
 
     def model_of(self, task: AgentTask) -> Model:
-        """Return the model that calls the backend with the task's credentials and at the task's
-        upstream, if the task has them."""
+        """Return the model with the task's credentials and upstream, as far as the task has
+        them."""
         model = self._model_for(task.credentials)
         return model.with_upstream(task.upstream) if task.upstream else model
 
@@ -216,9 +216,9 @@ class _SingleCallHandler:
         self._has_emitted = False
 
     async def on_delta(self, delta: ModelDelta) -> None:
-        """Emit a delta. Raises StopRetryingError after a failed attempt that must not be repeated:
-        the client has seen a part of the reply, or a retry would come too late to decide the status
-        line."""
+        """Emit a delta. Raises StopRetryingError if an attempt has failed and must not be repeated,
+        because the client has seen a part of its reply, or because a retry would come too late to
+        decide the status line."""
         match delta:
             case ReasoningDelta():
                 self._has_emitted = True

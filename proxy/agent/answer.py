@@ -243,8 +243,8 @@ class LinkRewriter:
         return len(text)
 
     def _may_become_path(self, ending: str) -> bool:
-        """Return True if `ending` is a prefix of a spelling, or a spelling and one more character:
-        the next character then decides whether the path has ended."""
+        """Return True if `ending` is a prefix of a spelling, or a spelling and one more character.
+        If that character is a dot, only the next character shows whether the path has ended."""
         at = bisect_left(self._sorted_spellings, ending)
         begins = at < len(self._sorted_spellings) and self._sorted_spellings[at].startswith(ending)
         return begins or ending[:-1] in self._paths_by_spelling

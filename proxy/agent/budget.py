@@ -107,8 +107,8 @@ class RunBudget:
 
     async def begin_call(self, messages: Sequence[Message]) -> Reservation | None:
         """Return the reservation of the next model call in the daily budget, or None if there is
-        no daily budget.
-        The call is allowed even over budget, because the last call gives the answer."""
+        no daily budget. The call is allowed even if the budget is used up, because the last call of
+        a run gives the answer."""
         if not self._daily_budget:
             return None
         return await self._daily_budget.pop_call_reservation(self._expected_expense(messages))

@@ -115,9 +115,9 @@ class ContextFitter:
     async def fit_after_overflow(
         self, extra_fields: Mapping[str, Any], error: ContextOverflowError, *, may_compact: bool
     ) -> Mapping[str, Any]:
-        """Make a call smaller that the backend refused as too long: compact the history if
-        `may_compact` is True, and lower the token limit. Return the fields of the call. Raises
-        `error` if neither is possible."""
+        """Shrink a call that the backend refused as too long: compact the history if `may_compact`
+        is True, and lower the token limit. Return the fields of the call. Raises `error` if neither
+        is possible."""
         self._record_refusal(extra_fields, error.sizes)
         window = await self._window.tokens()
         limit, before = self._prompt_limit(window, extra_fields), self._prompt_tokens()
@@ -305,8 +305,8 @@ class _Compactor:
 
     async def _request_summary(self, max_tokens: int, prompt_limit: int) -> str | None:
         """Return the model's summary of the history, or of a shortened transcript if the history
-        does not fit into a prompt. Return "" if no transcript fits; None if a later attempt may
-        succeed."""
+        does not fit into a prompt. Return "" if no transcript fits or the summary is empty. Return
+        None if the call failed or the budget rules it out: a later attempt may succeed."""
         request: Message = {"role": "user", "content": summary_request(max_tokens)}
         entries = list(self._history.entries)
         if entries[-1].kind == "asked":

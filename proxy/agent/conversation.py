@@ -191,6 +191,9 @@ class Conversation:
     async def _complete(
         self, extra_fields: Mapping[str, Any], on_delta: OnDelta | None
     ) -> Completion:
+        """Make a model call with the history as its prompt. If the backend refuses the call as too
+        long, retry: first without the optional parameters, then with the client's own token limit,
+        then with a compacted history or a lower token limit. Raises BackendError."""
         on_delta = on_delta and self.model_time.pause_during(on_delta)
         extra_fields = {**extra_fields, **self._token_limits()}
         extra_fields = await self._context.fit(extra_fields, may_compact=self.has_used_tools)
@@ -227,6 +230,7 @@ class Conversation:
             raise error from None
 
     def _raises_token_limit(self) -> bool:
+        """Return True if the token limit of a call is raised above the client's."""
         return (
             self._min_token_limit is not None and self._token_limits() != self._params.token_limits
         )
@@ -256,9 +260,9 @@ class Conversation:
     async def _call_model(
         self, body: Mapping[str, Any], on_delta: OnDelta | None, index_offset: int | None = None
     ) -> Completion:
-        """Make a model call. `index_offset` is the number of messages that the proxy has put before
-        the client's in `body`, by default as many as in the run's history. By it, the message
-        indexes in a backend's error become those of the client's request."""
+        """Make a model call. The message indexes in a backend's error are converted to those of the
+        client's request. `index_offset` is the number of messages that the proxy has put before the
+        client's in `body`, by default as many as in the run's history."""
         if body.get("prompt_logprobs") is not None:
             on_delta = None  # no engine returns prompt_logprobs in a stream
         try:

@@ -115,9 +115,9 @@ class ClientCallStarted:
     complete."""
 
     index: int
-    """Index of the call in the result's `tool_calls`."""
+    """Index of the call in the result's `client_calls`."""
     call_id: str
-    """Id of the call in the result's `tool_calls`."""
+    """Id of the call in the result's `client_calls`."""
     name: str
     takes_text: bool = False
     """True if the tool takes a text instead of arguments (OpenAI's `custom`)."""

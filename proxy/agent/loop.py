@@ -61,10 +61,10 @@ from sandbox_runtime.tools.base import Tool
 FINAL_ANSWER_S = 600.0
 """Maximum duration of the final-answer call, in seconds; shorter if a client's deadline is near."""
 NUDGE_TOKENS = 48
-"""Maximum number of tokens of prose before the tool call, in a turn in which the proxy has asked
-the model for a call: about HOLD_CHARS characters."""
+"""Estimated tokens of HOLD_CHARS characters: the most prose that the model may write before the
+tool call that the proxy has asked for."""
 MAX_FAILED_TURNS = 2
-"""Number of turns without a runnable tool call after which the plain turn follows."""
+"""Number of turns whose tool calls could all not be run, after which the plain turn follows."""
 
 
 class AgentLoop:
@@ -242,6 +242,8 @@ class AgentLoop:
         )
 
     async def _end_turn(self, handler: StreamHandler, reply: Completion) -> StopReason | None:
+        """Append the reply to the history, and run its tool calls or record its prose. Return the
+        stop reason, or None if another turn follows."""
         self._outcome.reply = reply
         names = self._client_tool_names
         if not self._is_plain_turn:
@@ -374,7 +376,8 @@ class AgentLoop:
 
     async def _fall_back_to_plain_turn(self, stop: StopReason) -> StopReason:
         """Run the plain turn if a limit ended the run before any tool ran and before the model
-        wrote any prose. Return the stop reason. Raises OutOfTimeError if no time is left."""
+        wrote any prose. Return the stop reason. Raises OutOfTimeError if the time is up before
+        there is an answer."""
         outcome = self._outcome
         has_answer = outcome.prose or outcome.prose_reply or outcome.has_cut_call
         if (

@@ -73,9 +73,10 @@ class Prose:
     def __init__(
         self, rules: ProseRules, *, max_chars: int | None = None, ends_at_echo: bool = True
     ) -> None:
-        """`max_chars` limits the prose of a reply in which the proxy has asked for a tool call, in
-        characters; None: no limit. `ends_at_echo` is False if a reply that repeats the proxy's own
-        texts is not ended, because a tool call may follow; its prose is dropped."""
+        """`max_chars` is the maximum length of the prose in a reply to the proxy's request for a
+        tool call, in characters; None: no limit. If `ends_at_echo` is False, a reply that repeats
+        the proxy's own texts is not ended, because a tool call may follow, but its prose is
+        dropped."""
         self.rules = rules
         self._max_chars = max_chars
         self._ends_at_echo = ends_at_echo

@@ -198,8 +198,8 @@ def _redact_tool_call(call: Any, secrets: SecretFinder) -> Any:
 
 
 def _redact_arguments(text: str, secrets: SecretFinder) -> str:
-    """Return the arguments of a tool call without secrets. They are JSON, but the model may have
-    written invalid JSON."""
+    """Return the arguments of a tool call without secrets. The arguments should be JSON, but the
+    model may have written invalid JSON."""
     try:
         arguments = json.loads(text)
         clean = redact_json(arguments, secrets)

@@ -1,6 +1,6 @@
-"""The status line of a streamed response is held back for a short time, so that a failed first
-model call can still decide the status: `StatusHold`. `FirstCallProgress` prevents retries that
-would come too late for that."""
+"""`StatusHold` tells how long the status line of a streamed response is held back, so that a failed
+first model call can still decide the status. `FirstCallProgress` prevents retries that would come
+too late for that."""
 
 import time
 

@@ -267,7 +267,7 @@ class AgentTask:
     """True if the model answers in one call, without tools."""
     files_verdict: ToolVerdict = SUPPORTED
     """The verdict on the model's tool support, if the model does not support tools and the request
-    has files: the backend may refuse them. Else SUPPORTED."""
+    has files, which the backend may then refuse. Else SUPPORTED."""
     limits: TaskLimits = TaskLimits()
     delivery: Delivery = Delivery()
     credentials: Credentials | None = None

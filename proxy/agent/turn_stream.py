@@ -348,8 +348,9 @@ def client_call_stream(
     client_tool_names: Collection[str],
     new_ids: Iterator[str],
 ) -> ClientCallStream | None:
-    """Return the stream of one turn's client tool calls, or None if the calls are sent when the run
-    ends: because the client uses the legacy `functions`, or because secrets are redacted."""
+    """Return the stream of one turn's client tool calls. Return None if the client has no tools, or
+    if its calls are sent when the run ends, because the client uses the legacy `functions` or
+    because secrets are redacted."""
     if (
         not client_tool_names
         or task.request.legacy_state is not None

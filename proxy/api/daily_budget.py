@@ -1,5 +1,5 @@
-"""The charges of requests to the daily budget of the client's key: in advance, and by the usage
-that a relayed response reports."""
+"""Charges requests to the daily budget of the client's key: an expected expense in advance, and
+later the usage that a relayed response reports."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace

@@ -278,8 +278,8 @@ async def _followed_frames(
     batches: AsyncGenerator[tuple[int, Sequence[str]]],
     first: int,
 ) -> AsyncIterator[bytes]:
-    """Yield the frames from number `first` on: those of `begun`, then those of `batches`, which may
-    come again. If the run is lost, the last frames say that the response has failed."""
+    """Yield the frames from number `first` on: those of `begun`, then those of `batches`, without
+    frames that come again. If the run is lost, continue with `_frames_after_loss`."""
     number, frames = begun
     try:
         while True:

@@ -155,7 +155,7 @@ async def health() -> Response:
 
 @router.get("/health/ready", response_model=Health, responses=errors(503))
 async def ready(services: ServicesDep) -> Response:
-    """Return status 200: the server's database can be reached, so requests can be served."""
+    """Return status 200 if the server can serve requests: its database can be reached."""
     await services.store.check()
     return Response('{"status":"ok"}', media_type="application/json")
 

@@ -291,8 +291,8 @@ class RunManager:
             await run.wait_until_ended()
 
     def lose_all(self) -> None:
-        """Cancel the runs, which other processes may begin again. Their subscribers get
-        RunLostError."""
+        """Cancel all runs, because other processes have found this process dead and may begin its
+        runs again. The subscribers of the runs get RunLostError."""
         for run in self._running_runs():
             run.cancel(PROCESS_LOST)
 
