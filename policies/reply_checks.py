@@ -52,8 +52,8 @@ class ProxyTexts:
         return run if run in self._word_sequences else None
 
     def sentence_at_end(self, words: Sequence[str]) -> Words | None:
-        """If `words` end with a complete sentence of an instruction, return the sentence, else
-        None. Call this at the end of a sentence."""
+        """Return the complete sentence of an instruction with which `words` end, or None. Call this
+        at the end of a sentence."""
         ends = (
             tuple(words[-length:]) for length in self._quotation_lengths if length <= len(words)
         )

@@ -58,9 +58,10 @@ that is sent while the server closes the connection is lost. Go's and reqwest's 
 connection for 90 s, nginx and AWS's balancers for 60, Java's for 30, aiohttp's for 15, httpx's for
 5."""
 READ_S = 600.0
-"""Maximum seconds in which a client reads nothing of its response."""
+"""Maximum time for which a client may read nothing of its response, in seconds."""
 HEADROOM = 32
-"""Number of connections above the limit, for `ALWAYS_ANSWERED` and for refusals."""
+"""Number of connections that are accepted above the limit, for requests to `ALWAYS_ANSWERED` and
+for refusals."""
 ALWAYS_ANSWERED = frozenset({b"/health", b"/health/live", b"/health/ready", b"/metrics"})
 """Paths that the connection limit does not apply to."""
 MAX_HELD_BYTES = 64 * 1024

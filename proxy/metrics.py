@@ -316,8 +316,8 @@ class _RunTotals(Collector):
         self._capability_turns = Totals[str]({str(each): 0 for each in Capability})
 
     def add(self, stats: RunStats) -> None:
-        """Add the statistics of one choice of a run that has a result: its expenses, times and
-        capability turns."""
+        """Add the statistics of one choice of a run that has a result: its token and call counts,
+        its times and its capability turns."""
         for name in STATS_COUNTERS:
             self._spent[name] += _clamp(getattr(stats, name))
         for name in TIME_KINDS:

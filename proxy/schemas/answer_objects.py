@@ -30,7 +30,7 @@ class FileObject(TypedDict):
     bytes: int
     """The size in bytes."""
     mime_type: str
-    """The MIME type, detected from the content and the name."""
+    """The MIME type, from the extension of the name."""
     sha256: str
     """The SHA-256 of the content, in hexadecimal digits."""
     url: str
