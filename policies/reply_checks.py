@@ -12,7 +12,8 @@ from typing import Any
 _QUOTED_WORDS = 10
 """Number of consecutive words of a proxy text that count as a quotation."""
 _MIN_SENTENCE_WORDS = 5
-"""Minimum number of words of a complete sentence of an instruction that counts as a quotation."""
+"""A complete sentence of an instruction counts as a quotation if it has at least this many
+words."""
 _SUSPECT_WORDS = 3
 """A text is suspect while its last `_SUSPECT_WORDS` words also follow each other in a proxy
 text."""

@@ -162,7 +162,7 @@ def memory_cgroups(mounts: str, paths: str) -> Iterator[Cgroup]:
 
 
 def _fields(text: str) -> Iterator[tuple[str, int]]:
-    """Yield the name and the number of each line of a file of `/proc` or of a cgroup."""
+    """Yield the name and the number in each line of a file in `/proc` or of a cgroup."""
     for line in text.splitlines():
         name, *values = line.split()
         if values and values[0].isdecimal():

@@ -111,7 +111,7 @@ def _address_key(address: str) -> str:
 
 
 class _ConnectionGroup:
-    """Connections with a common limit: those of all clients, or of one address."""
+    """The connections of all clients, or of one address, which have a common limit."""
 
     def __init__(self, max_connections: int) -> None:
         self._max_connections = max_connections
@@ -215,8 +215,8 @@ class ConnectionRegistry(ServerState):
             each.idle_connections.pop(connection, None)
 
     def close_expired(self) -> None:
-        """Close the connections whose clients exceed a time limit. Mark connections as idle whose
-        responses have been sent since the last check."""
+        """Close the connections whose clients exceed a time limit. Mark as idle the connections
+        whose responses have been sent since the last check."""
         now = self.clock.time()
         closed = 0
         for connection in list(self._all_connections.open_connections):
