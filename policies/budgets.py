@@ -1,5 +1,5 @@
-"""Daily budgets of an API key, and the hints that tell the model when little is left of the budgets
-of its run or of the day."""
+"""Daily budgets of an API key, and the hints that tell the model that a budget of its run or of the
+day is nearly exhausted."""
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields

@@ -7,10 +7,11 @@ _MAX_ANSWER_DIVISOR = 4
 """A model call without `max_tokens` reserves at most 1 / `_MAX_ANSWER_DIVISOR` of the window for
 its answer."""
 COMPACTED_SHARE = 2 / 3
-"""Maximum share of the window that is used after compaction. Each compaction loses the backend's
-prefix cache, so it must free enough room for several turns."""
+"""Share of the prompt's token limit to which stubs shorten the prompt in a compaction. Each
+compaction loses the backend's prefix cache, so it must free enough room for several turns."""
 SUMMARY_SHARE = 1 / 2
-"""Maximum share of the window that is used after a compaction by summary."""
+"""Share of the prompt's token limit that the client's messages, the latest turns and the summary
+may take together after a compaction by summary."""
 TOKENS_PER_BYTE = 1 / 3
 """The ratio that is assumed for text that no backend has counted yet. English text has fewer tokens
 per byte, digits have more."""

@@ -194,7 +194,8 @@ def _next_line_start(text: str, mark: re.Match[str]) -> int:
 
 
 def _find_by_ruled_titles(text: str) -> list[_Span]:
-    """Find `=== a.txt ===`, `--- FILE: a.txt ---`, `==> a <==`, `BEGIN DOCUMENT a`."""
+    """Find documents after titles such as `=== a.txt ===`, `--- FILE: a.txt ---`, `==> a <==` and
+    `BEGIN DOCUMENT a`."""
     return _spans_between(text, _ruled_marks(text))
 
 
@@ -212,13 +213,13 @@ def _ruled_marks(text: str) -> Iterator[_Mark]:
 
 
 def _find_by_banners(text: str) -> list[_Span]:
-    """Find titles between two rules, such as lines of `=`."""
+    """Find documents whose titles stand between two rules, such as lines of `=`."""
     marks = (_Mark(mark.start(), mark.end(), mark[2].strip()) for mark in _find_all(_BANNER, text))
     return _spans_between(text, marks)
 
 
 def _find_by_numbered_titles(text: str) -> list[_Span]:
-    """Find `Document 1: Title`, `[Document 3]`, `File: a.txt`."""
+    """Find documents after titles such as `Document 1: Title`, `[Document 3]` and `File: a.txt`."""
 
     def marks() -> Iterator[_Mark]:
         for mark in _find_all(_NUMBERED_TITLE, text):
@@ -239,7 +240,7 @@ def _find_code_fences(text: str) -> list[_Span]:
 
 
 def _fences(text: str) -> Iterator[tuple[re.Match[str], _Span]]:
-    """Yield the opening line of each code fence, and its content."""
+    """Yield the opening line and the content of each code fence."""
     opening: re.Match[str] | None = None
     for mark in _find_all(_FENCE, text):
         if opening is None:

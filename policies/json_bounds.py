@@ -32,7 +32,8 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
 """A string, possibly cut off at the end of the text. Without the match at the end of the text, the
 search would start again at each escaped quote, in time quadratic in the string's length."""
 _SENTINEL = b"]"
-"""Appended to a text; it remains after strings are removed unless the text ends inside a string."""
+"""Appended to a text. If it is missing after the strings were replaced, the text ends inside a
+string."""
 _IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _PASSES = 4

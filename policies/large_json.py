@@ -49,8 +49,9 @@ def decode_in_steps(
     """Decode JSON in UTF-8, also with a byte order mark. Placeholders for the long strings begin
     with the random string `mark`.
 
-    Raises ValueError, also for NaN and infinity, RecursionError, and TooMuchJSONError if the long
-    names in objects have more than `MAX_STRUCTURE_BYTES`.
+    Raises ValueError if the text is not valid JSON in UTF-8 or has NaN or infinity, RecursionError
+    if the text is nested too deeply, and TooMuchJSONError if the long names in objects have more
+    than `MAX_STRUCTURE_BYTES`.
     """
     if json.detect_encoding(bytes(text[:4])) not in ("utf-8", "utf-8-sig"):
         raise ValueError("large JSON must be in UTF-8")
@@ -134,8 +135,9 @@ class _Reader:
         return (yield from _join(pieces))
 
     def _safe_cut(self, start: int, cut: int) -> int:
-        """Return the last index up to `cut` at which a string can be divided: not in a character,
-        in an escape, or between the escapes of a surrogate pair. `start` is such an index."""
+        """Return the last index up to `cut` at which a string can be divided: not inside a
+        character or an escape, and not between the two escapes of a surrogate pair. `start` is such
+        an index."""
         text = self._text
         continued = 0
         while text[cut - continued] & 0xC0 == 0x80 and continued < 3:
@@ -213,8 +215,8 @@ _INTEGERS = range(-(1 << 63), 1 << 64)
 
 
 def count_chars(value: Any, enough: float = inf) -> int:
-    """Return the number of characters of all strings in a JSON value, and `CHARS_PER_VALUE` for
-    each item of a list. Stop to count above `enough`."""
+    """Return the number of characters of all strings in a JSON value, plus `CHARS_PER_VALUE` for
+    each item of a list. Stop counting above `enough`."""
     count = 0
     pending = [value]
     while pending and count <= enough:
@@ -264,7 +266,7 @@ def encode_in_steps(
 
 
 def _with_placeholders(value: Any, mark: str, replaced: list[str | int]) -> Steps[Any]:
-    """Return a copy of a value with placeholders, and add what they stand for to `replaced`."""
+    """Return a copy of a value with placeholders, and append the replaced values to `replaced`."""
     top = [value]
     pending: list[Any] = [top]
     count = 0

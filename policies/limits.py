@@ -116,7 +116,7 @@ class Spent:
 
 
 def exceeded_limit(limits: Limits, spent: Spent) -> StopReason | None:
-    """Return the limit that forbids another model call with tools, or None."""
+    """Return the stop reason for the limit that forbids another model call with tools, or None."""
     if spent.turns >= limits.max_turns:
         return StopReason.MAX_TURNS
     if spent.wall_time_s >= limits.max_run_seconds:
@@ -128,7 +128,7 @@ def exceeded_limit(limits: Limits, spent: Spent) -> StopReason | None:
 
 
 def exceeded_spending_limit(limits: Limits, spent: Spent) -> StopReason | None:
-    """Return the limit that forbids any further model call, or None."""
+    """Return the stop reason for the limit that forbids any further model call, or None."""
     if _is_limit_reached(spent.tokens, spent.next_tokens, limits.max_total_tokens):
         return StopReason.TOKEN_BUDGET
     if _is_limit_reached(spent.cost_usd, spent.next_cost_usd, limits.max_cost_usd):
@@ -137,7 +137,7 @@ def exceeded_spending_limit(limits: Limits, spent: Spent) -> StopReason | None:
 
 
 def exceeded_command_limit(limits: Limits, spent: Spent) -> StopReason | None:
-    """Return the limit that forbids another command, or None."""
+    """Return the stop reason for the limit that forbids another command, or None."""
     if spent.commands >= limits.max_commands:
         return StopReason.COMMAND_BUDGET
     if spent.cpu_s >= limits.max_cpu_s:

@@ -147,8 +147,8 @@ def eviction_count(settings: PoolSettings, load: Load, idle: Iterable[Load]) -> 
 
 
 def max_background_starts(parallel_starts: int) -> int:
-    """Return how many of the parallel starts may be to keep sandboxes ready: a quarter, so that
-    these starts do not slow down commands and the starts for waiting requests."""
+    """Return how many of the parallel starts may be background starts, which keep sandboxes ready:
+    a quarter, so that they do not slow down commands and the starts for waiting requests."""
     return max(1, parallel_starts // 4)
 
 

@@ -12,7 +12,8 @@ from typing import Any
 _QUOTED_WORDS = 10
 """Number of consecutive words of a proxy text that count as a quotation."""
 _MIN_SENTENCE_WORDS = 5
-"""Minimum number of words of a complete sentence of an instruction that counts as a quotation."""
+"""A complete sentence of an instruction counts as a quotation if it has at least this many
+words."""
 _SUSPECT_WORDS = 3
 """A text is suspect while its last `_SUSPECT_WORDS` words also follow each other in a proxy
 text."""
@@ -52,8 +53,8 @@ class ProxyTexts:
         return run if run in self._word_sequences else None
 
     def sentence_at_end(self, words: Sequence[str]) -> Words | None:
-        """If `words` end with a complete sentence of an instruction, return the sentence, else
-        None. Call this at the end of a sentence."""
+        """Return the complete sentence of an instruction with which `words` end, or None. Call this
+        at the end of a sentence."""
         ends = (
             tuple(words[-length:]) for length in self._quotation_lengths if length <= len(words)
         )

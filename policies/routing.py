@@ -129,7 +129,7 @@ def is_upstream(url: str, base_urls: Sequence[str]) -> bool:
     """Return True if a URL is an allowed base URL, or below an allowed base URL.
 
     The part of the URL after the base must have no query, no escapes and no segment that begins
-    with a dot. Servers might resolve a URL with such a part to another path.
+    with a dot. Otherwise servers might resolve the URL to another path.
     """
     return any(
         url.startswith(base) and _SUBPATH.fullmatch(url, len(base))

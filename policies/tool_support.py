@@ -124,9 +124,9 @@ def is_evidence(trouble: Collection[str], *, has_run_commands: bool) -> bool:
 
 
 def is_local(url: str) -> bool:
-    """Return True if the host in the URL is not public. The operator then runs the server, whose
-    token counts can be trusted: those of a public server may not be counts of the model's
-    prompt."""
+    """Return True if the host in the URL is not public. The operator then runs the server, and its
+    token counts can be trusted. A public server may count something else than the tokens of the
+    model's prompt."""
     host = urlsplit(url).hostname or ""
     try:
         return not is_public(ip_address(host))

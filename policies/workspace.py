@@ -143,6 +143,7 @@ def plan_workspace(
     index_without_notes: int | None = None,
 ) -> Workspace:
     """Assign a path to every file, and replace the file in the messages by a note with the path.
+    The user's long texts become files too.
 
     A note depends only on the messages before it, so that a growing conversation keeps its prefix
     in the backend's cache. `token_counts` are the tokens of texts from `texts_to_count`; the tokens

@@ -58,8 +58,8 @@ Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
 
 def create_app(services: Services, lifespan: Lifespan | None = None) -> ASGIApp:
-    """Return the server's ASGI application: that of `build_app`, with the middleware around
-    all routes."""
+    """Return the server's ASGI application: the application of `build_app` inside the two
+    middlewares that every request passes first."""
     return SessionPathMiddleware(RequestMiddleware(build_app(services, lifespan), services))
 
 
@@ -156,5 +156,6 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 
 async def _on_exception(request: Request, error: Exception) -> Response:
-    """Return an internal error. Starlette logs the traceback."""
+    """Return an internal error. Starlette then raises the exception again, and uvicorn logs the
+    traceback."""
     return error_response(request, internal_error())

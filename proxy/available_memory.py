@@ -19,7 +19,7 @@ COLLECT_EVERY_S = 5.0
 """Minimum interval of the collections of garbage before a refusal, in seconds."""
 MAX_RESERVE_BYTES = 512 << 20
 RESERVE_SHARE = 20
-"""The default reserve is this part of a limit: a twentieth."""
+"""The default reserve is a limit divided by this number."""
 _UNLIMITED_BYTES = 1 << 60
 """Version 1 of cgroups reports about 2**63 bytes for a cgroup without a limit."""
 
@@ -35,9 +35,9 @@ class MemoryLimit:
 class AvailableMemory:
     """Refuses work when little memory is available.
 
-    The limits are the machine's memory and those of this process's cgroup and the cgroups above
-    it. File caches count as available. `reserve_bytes` of each must stay available; None: a
-    twentieth of each, at most MAX_RESERVE_BYTES; 0: nothing is refused.
+    The limits are the machine's memory, and the limits of this process's cgroup and of the cgroups
+    above it. File caches count as available. Within each limit, `reserve_bytes` must stay
+    available; None: a twentieth of the limit, at most MAX_RESERVE_BYTES; 0: nothing is refused.
     """
 
     def __init__(self, reserve_bytes: int | None = None) -> None:
@@ -162,7 +162,7 @@ def memory_cgroups(mounts: str, paths: str) -> Iterator[Cgroup]:
 
 
 def _fields(text: str) -> Iterator[tuple[str, int]]:
-    """Yield the name and the number of each line of a file of `/proc` or of a cgroup."""
+    """Yield the name and the number in each line of a file in `/proc` or of a cgroup."""
     for line in text.splitlines():
         name, *values = line.split()
         if values and values[0].isdecimal():

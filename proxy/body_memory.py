@@ -13,7 +13,7 @@ from proxy.errors import BodyTooLargeError, BusyError, KeyBusyError
 DEFAULT_BODY_MEMORY_MIB = 3072
 COLLECTED_BYTES = 256 << 20
 """Number of released bytes after which garbage is collected before more bytes are reserved. The
-objects of an ended run refer to each other, so that their memory is not free before."""
+objects of an ended run refer to each other, so that only a collection frees their memory."""
 COPIES_PER_BODY = 3
 """Number of copies of an ASCII body in memory: received, decoded, and encoded for the backend."""
 

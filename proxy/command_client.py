@@ -1,6 +1,9 @@
-"""The commands `run` and `demo` as clients of a proxy. Each starts a temporary server in its own
-process, sends one request, prints the steps as they arrive, and downloads the produced files.
-`run_prompt` is the command `run`; it also works with a proxy that runs already."""
+"""The command `run`, and the code that it shares with the command `demo`.
+
+Both commands are clients of a proxy: they send one request, print the steps as they arrive, and
+download the produced files. They start a temporary server in their own process, unless `run` gets
+the URL of a running proxy.
+"""
 
 import asyncio
 import contextlib
@@ -47,8 +50,9 @@ class _Server(uvicorn.Server):
 async def temporary_server(
     services: Services, lifespan: Lifespan
 ) -> AsyncIterator[tuple[str, str]]:
-    """Serve on a free port of this machine. Yield the URL, up to /v1, and a key, so that other
-    users of the machine cannot use the server. Raises ConfigError if the server cannot start."""
+    """Serve on a free port of this machine. Yield the URL, up to /v1, and a key. The server
+    requires the key, so that other users of the machine cannot use it. Raises ConfigError if the
+    server cannot start."""
     secret = f"sk-{secrets.token_hex(24)}"
     services = replace(services, keyring=Keyring([(secret, Key())]))
     app = create_app(services, lifespan)
@@ -99,9 +103,9 @@ async def ask(
     print_step: Print,
     print_answer: Print | None = None,
 ) -> None:
-    """Send a question and read the answer into `answer`. Print the steps and, after an empty line,
-    the answer as they arrive. `model` is None for the first model of the proxy. Raises
-    openai.APIError."""
+    """Send a question, print its steps as they arrive, and read the answer into `answer`. With
+    `print_answer`, also print the answer as it arrives, after a line break. `model` is None for the
+    first model of the proxy. Raises openai.APIError."""
     name = model or (await client.models.list()).data[0].id
     try:
         response = await client.chat.completions.with_raw_response.create(
@@ -271,8 +275,8 @@ async def _try_to_write_trajectory(
 async def _ask_and_print(
     client: openai.AsyncOpenAI, options: RunOptions, sandbox: Mapping[str, Any], answer: Answer
 ) -> None:
-    """Send the prompt and print the answer. In the answer, the paths of the downloaded files
-    replace their links, which a temporary server serves only until the command ends."""
+    """Send the prompt and print the answer. In the printed answer, the paths of the downloaded
+    files replace the links to them, because a temporary server ends with the command."""
     print_step = partial(print_dimmed, sys.stderr)
     await ask(client, answer, options.model, options.prompt, sandbox, print_step)
     directory = options.output_dir / FILES_DIRECTORY if options.output_dir else Path()

@@ -79,8 +79,9 @@ class ServerConfig(_Section):
     """Port to listen on; 0: a free port."""
     operator_key_env: str | None = None
     """Name of the environment variable with the operator's key, which gives access to /metrics, to
-    the names of all profiles and to the pause of runs, and to nothing else. null: if there is
-    exactly one client key, that key has this access; with several keys, no key has it."""
+    the names of all profiles and to the pause of runs, and to nothing else. null: a single client
+    key has this access, and without client keys everyone has it; with several keys, or with
+    `backend.forward_client_key`, no key has it."""
     allow_open: bool = False
     """True if the server may listen without keys on addresses other than this machine's own."""
     max_connections: int = Field(default=4096, ge=1)

@@ -29,8 +29,8 @@ from sandbox_runtime.sandbox import Sandbox
 log = logging.getLogger(__name__)
 
 CLIENT_KEY_REQUIRED = "it requires the client's own key"
-"""The reason to report if a backend that is called with clients' own keys refuses the proxy's
-check, which has no key. The check then counts as passed."""
+"""The reason to report with `backend.forward_client_key` if the backend refuses the check, which
+has no key. The check then counts as passed."""
 MAX_PROBED_MODELS = 20
 """Maximum number of models whose tool support is probed."""
 FILE_BYTES = 1 << 20

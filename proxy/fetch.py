@@ -34,7 +34,8 @@ FETCH_S = 20.0
 CONNECT_S = 5.0
 """Time limit for a DNS lookup, and for a connection attempt, in seconds."""
 MAX_HOSTS = 32
-"""Maximum number of hosts and ports in the URLs that the backend downloads for one request."""
+"""Maximum number of different `host:port` pairs in the URLs that the backend downloads for one
+request."""
 MAX_CONCURRENT_CHECKS = 4
 """Maximum number of concurrent DNS lookups of one request."""
 _MAX_REDIRECTS = 5

@@ -58,9 +58,10 @@ that is sent while the server closes the connection is lost. Go's and reqwest's 
 connection for 90 s, nginx and AWS's balancers for 60, Java's for 30, aiohttp's for 15, httpx's for
 5."""
 READ_S = 600.0
-"""Maximum seconds in which a client reads nothing of its response."""
+"""Maximum time for which a client may read nothing of its response, in seconds."""
 HEADROOM = 32
-"""Number of connections above the limit, for `ALWAYS_ANSWERED` and for refusals."""
+"""Number of connections that are accepted above the limit, for requests to `ALWAYS_ANSWERED` and
+for refusals."""
 ALWAYS_ANSWERED = frozenset({b"/health", b"/health/live", b"/health/ready", b"/metrics"})
 """Paths that the connection limit does not apply to."""
 MAX_HELD_BYTES = 64 * 1024
@@ -110,7 +111,7 @@ def _address_key(address: str) -> str:
 
 
 class _ConnectionGroup:
-    """Connections with a common limit: those of all clients, or of one address."""
+    """The connections of all clients, or of one address, which have a common limit."""
 
     def __init__(self, max_connections: int) -> None:
         self._max_connections = max_connections
@@ -214,8 +215,8 @@ class ConnectionRegistry(ServerState):
             each.idle_connections.pop(connection, None)
 
     def close_expired(self) -> None:
-        """Close the connections whose clients exceed a time limit. Mark connections as idle whose
-        responses have been sent since the last check."""
+        """Close the connections whose clients exceed a time limit. Mark as idle the connections
+        whose responses have been sent since the last check."""
         now = self.clock.time()
         closed = 0
         for connection in list(self._all_connections.open_connections):

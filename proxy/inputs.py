@@ -284,8 +284,8 @@ class Inputs:
     # Files on the web
 
     async def refuse_unsafe_urls(self, urls: Sequence[str], owner: str) -> None:
-        """Raise BadRequestError for a `file:` URL or a path and, unless the backend may download
-        any URL, for the URLs that `refuse_private_urls` refuses."""
+        """Raise BadRequestError for a URL that is not http or https, such as a path, and, unless
+        the backend may download any URL, for the URLs that `refuse_private_urls` refuses."""
         for url in urls:
             if not url.lower().startswith(("http:", "https:")):
                 raise local_file_error(url)

@@ -102,7 +102,7 @@ class Metrics(Collector):
         self.tools = _LabelValues(0, (tool.name for tool in make_tools()))
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics, and those of the last release also under their old names. The
+        """Yield all metrics, and all except histograms also under their deprecated names. The
         `_created` samples are left out, because they would double the number of series."""
         for family in self._registry.collect():
             family.samples = [each for each in family.samples if not each.name.endswith("_created")]
@@ -316,8 +316,8 @@ class _RunTotals(Collector):
         self._capability_turns = Totals[str]({str(each): 0 for each in Capability})
 
     def add(self, stats: RunStats) -> None:
-        """Add the statistics of one choice of a run that has a result: its expenses, times and
-        capability turns."""
+        """Add the statistics of one choice of a run that has a result: its token and call counts,
+        its times and its capability turns."""
         for name in STATS_COUNTERS:
             self._spent[name] += _clamp(getattr(stats, name))
         for name in TIME_KINDS:

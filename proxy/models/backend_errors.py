@@ -22,7 +22,7 @@ from policies.context import ContextSizes
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 
 MAX_TEXT_CHARS = 1000
-"""The longest message of an error that is not JSON, such as a gateway's HTML page."""
+"""Maximum length of the message of an error that is not JSON, such as a gateway's HTML page."""
 _LONG_JSON_BYTES = 64 << 10
 """Garbage collection pauses while JSON longer than this is decoded."""
 _OVERFLOW_CODE = "context_length_exceeded"
@@ -358,8 +358,8 @@ def _seconds_until(http_date: str, now: datetime) -> float | None:
 
 
 def parse_context_sizes(message: str, fields: Mapping[str, Any]) -> ContextSizes:
-    """Return the sizes in llama.cpp's `fields` of an error, else in the error's message. Return no
-    sizes if the size of the context is missing, or if prompt and answer would have fit."""
+    """Return the sizes that an error states, in llama.cpp's `fields` or else in its message. Return
+    no sizes if the size of the context is missing, or if prompt and answer would have fit."""
     n_ctx, (in_message, in_words) = (
         _positive_int(fields.get("n_ctx")),
         _first_number(_WINDOW_PATTERNS, message),

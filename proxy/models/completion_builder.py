@@ -15,19 +15,19 @@ from proxy.errors import AnswerTooLargeError
 from proxy.models.backend_errors import bad_response_error, wrong_types_as_backend_error
 
 MAX_TEXT_CHARS = 64 << 20
-"""The most characters in all text fields of one streamed completion together, without the arguments
-of its tool calls."""
+"""Maximum number of characters of all text fields of one streamed completion together, without the
+arguments of its tool calls."""
 MAX_BLOCKS = 10_000
-"""The most content parts, and the most thinking blocks, in one streamed completion."""
+"""Maximum number of content parts, and of thinking blocks, in one streamed completion."""
 COUNT_EVERY = 8
 """`CompletionBuilder.add` returns the server's running token count once in this many chunks."""
 MAX_ARGUMENTS_CHARS = 64 << 20
-"""The most characters in the arguments of all tool calls of one completion together."""
+"""Maximum number of characters of the arguments of all tool calls of one completion together."""
 MAX_NAME_CHARS = 4096
-"""The longest name of a function."""
+"""Maximum length of the name of a function."""
 MAX_FIELD_CHARS = 1 << 20
-"""The longest text that `merge` builds. Each appended piece copies the whole text, so that the time
-grows with the square of the length."""
+"""Maximum length of a text that `merge` builds. Each appended piece copies the whole text, so that
+the time grows with the square of the length."""
 _REPLACED_FIELDS = frozenset({"id", "index", "object", "role", "type", "format"})
 """Fields that every chunk repeats: a new value replaces the old value."""
 

@@ -52,7 +52,7 @@ _LOG = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 10.0
 MAX_TOKENIZED_BYTES = 32 << 20
-"""The longest response of `/tokenize`, which may list all tokens."""
+"""Maximum size of a response of `/tokenize`, which may list all tokens."""
 KEEP_ALIVE_S = 4.0
 """Seconds for which an unused connection stays open. Less than uvicorn's 5 s, so that no request
 uses a connection that the server is closing."""
@@ -68,11 +68,12 @@ _SKIPPED_AUTO_HEADERS = ("accept", "content-type", "user-agent")
 MAX_ERROR_BYTES = 64 * 1024
 MAX_JSON_BYTES = 256 << 20
 MAX_JSON_VALUES = 4_000_000
-"""The most values in a completion: `prompt_logprobs` can have millions of numbers."""
+"""Maximum number of values in a completion: `prompt_logprobs` can have millions of numbers."""
 _DRAIN_TIMEOUT_S = 0.5
-"""The seconds to wait for the end of a stream after its [DONE]."""
+"""Maximum seconds to wait for the end of a stream after its [DONE]."""
 _MAX_PROBES = 100
-"""The most probes in one `keep_warm` block: five minutes with the default keep-alive time."""
+"""Maximum number of probes in one `keep_warm` block. With the default keep-alive time, they last
+for five minutes."""
 _PROBE_END_TIMEOUT_S = 1.0
 TOKENIZE_PATH = "/tokenize"
 NO_ENDPOINT_STATUSES = (404, 405, 501)

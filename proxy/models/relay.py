@@ -95,7 +95,8 @@ def _join_repeated_headers(headers: Mapping[str, str]) -> dict[str, str]:
 def _filter_headers(
     headers: Mapping[str, str], excluded_names: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """Return the headers that neither `excluded_names` nor the Connection header names."""
+    """Return the headers except those in `excluded_names` and those that the Connection header
+    lists."""
     connection = headers.get("connection")
     if connection is not None:
         excluded_names = {

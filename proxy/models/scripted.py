@@ -28,7 +28,7 @@ from proxy.models.completion_builder import (
 from proxy.models.relay import BufferedBody, error_response, json_response
 
 PIECE_CHARS = 8
-"""The most characters in one streamed piece."""
+"""Maximum number of characters in one streamed piece."""
 
 
 class _ScriptPart(BaseModel):

@@ -27,7 +27,7 @@ from proxy.models.completion_builder import CompletionBuilder
 
 _DONE = b"[DONE]"
 MAX_COMPLETION_BYTES = 512 << 20
-"""The longest streamed completion: log probabilities take kilobytes per token."""
+"""Maximum size of a streamed completion: log probabilities take kilobytes per token."""
 _REFUSED_STATUSES = frozenset({400, 404, 405, 422, 501})
 _REFUSED_WORDS = re.compile(
     r"\bstream(?:ing|ed)?\b[^.]{0,60}\b(?:not|un) ?(?:supported|available|allowed|implemented)\b"
@@ -36,20 +36,20 @@ _REFUSED_WORDS = re.compile(
 )
 _COMBINATION_WORDS = re.compile(r"\b(?:with|when|while|if|together)\b", re.IGNORECASE)
 REFUSAL_HOLDS_S = 600.0
-"""The seconds for which a refusal to stream a model is remembered."""
+"""Seconds for which a refusal to stream a model is remembered."""
 _MAX_REFUSED_MODELS = 1000
 _PARAMETER_WORDS = re.compile(r"log_?probs|tool|\bn\b", re.IGNORECASE)
 _RUNNING_USAGE_SERVERS = frozenset({"vllm", "sglang"})
 _TIMINGS_SERVER = "llamacpp"
 """Servers that can send running token counts, by the `owned_by` of the models that they list."""
 MAX_EVENT_BYTES = 32 << 20
-"""The longest server-sent event."""
+"""Maximum size of a server-sent event."""
 MAX_USAGE_BYTES = 16 << 20
-"""The longest JSON response that is parsed for its usage. Of a longer response only the end is
-parsed."""
+"""Maximum size of a JSON response that is parsed as a whole for its usage. Of a larger response,
+only the end is parsed."""
 _TAIL_BYTES = 1 << 16
-"""The number of bytes at the end of a longer response that are parsed. The usage follows the
-generated text."""
+"""Number of bytes that are parsed at the end of a larger response. The usage follows the generated
+text."""
 _USAGE_PARENTS = ("response", "message")
 """In events of /v1/responses and /v1/messages, the fields whose object contains the usage."""
 _GENERATED_TEXT_FIELDS = ("choices", "output", "content")

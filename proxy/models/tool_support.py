@@ -43,21 +43,22 @@ log = logging.getLogger(__name__)
 K = TypeVar("K")
 V = TypeVar("V")
 PROBE_TIMEOUT_S = 120.0
-"""The timeout of one probe. It is long because a busy engine answers late."""
+"""Timeout of one probe, in seconds. It is long because a busy engine answers late."""
 REPROBE_AFTER_S = 60.0
-"""The seconds until the next probe after a probe has failed, or after a refusal that contradicts a
+"""Seconds until the next probe after a probe has failed, or after a refusal that contradicts a
 verdict."""
 MAX_PROBES = 4
-"""The most concurrent probes. A probe beyond the limit starts with a later request."""
+"""Maximum number of concurrent probes. A probe beyond the limit starts with a later request."""
 MAX_MODELS = 1024
-"""The most models in each table: clients can invent names of models."""
+"""Maximum number of models in each table, because clients can invent names of models."""
 _TOKENIZE = "/tokenize"
 _APPLY_TEMPLATE = "/apply-template"
 MAX_RESPONSE_BYTES = 4 << 20
-"""The longest response to a probe. llama.cpp's properties contain the chat template."""
+"""Maximum size of a response to a probe. llama.cpp's properties contain the chat template."""
 MAX_VERSION_CHARS = 200
 MAX_TOKENS = 1
-"""The most tokens in one completion of a probe. A probe requests at most two completions."""
+"""Maximum number of tokens of one completion of a probe. A probe requests at most two
+completions."""
 _PROBE_TOOL = {
     "type": "function",
     "function": {

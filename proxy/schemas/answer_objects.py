@@ -30,7 +30,7 @@ class FileObject(TypedDict):
     bytes: int
     """The size in bytes."""
     mime_type: str
-    """The MIME type, detected from the content and the name."""
+    """The MIME type, from the extension of the name."""
     sha256: str
     """The SHA-256 of the content, in hexadecimal digits."""
     url: str
@@ -72,7 +72,7 @@ class SandboxObject(TypedDict, total=False):
     `sandbox.steps` of the request is `items`."""
     events: list[Mapping[str, Any]]
     """The steps as step events, in an answer that is not streamed and in the last event of a stream
-    of responses. Present if `sandbox.steps` of the request is `events`."""
+    of /v1/responses. Present if `sandbox.steps` of the request is `events`."""
 
 
 # The `sandbox` object of a usage

@@ -336,8 +336,8 @@ class ChatTranslation:
     """True if the run must begin with a tool call. A call of a sandbox tool counts too."""
 
     def restore_param(self, error: ProxyError) -> None:
-        """Replace the path in `chat` that an error names by the path in the client's request. The
-        error itself is changed."""
+        """Change an error that names a path in `chat`, so that it names the path of the same value
+        in the client's request."""
         param = error.param or ""
         for chat_path, path in self.param_paths.items():
             if param == chat_path or param.startswith((f"{chat_path}.", f"{chat_path}[")):

@@ -80,9 +80,9 @@ class ChatEncoder:
         self._cards = StepCardRenderer(run_id, self._state) if steps == "items" else None
         self._steps = StepEventRenderer(run_id) if steps == "events" else None
         self._call_fields: dict[int, tuple[str, str]] = {}
-        """The name of a call's object, and the name of the object's field that gets the pieces of
-        the call, by the call's index. Both names depend on the tool: `function` and `arguments`, or
-        `custom` and `input`."""
+        """The fields of a streamed call, by the call's index: the field with the call's object, and
+        the field of this object that gets the pieces. They are `function` and `arguments`, or
+        `custom` and `input` for a custom tool."""
         self._opening_fields: dict[str, Any] = {"role": "assistant"} if index else {}
         """Fields to add to the next delta. The first choice's role is in a chunk of its own."""
 

@@ -240,9 +240,9 @@ def chat_tool(tool: Tool) -> dict[str, Any]:
 
 
 def chat_tool_choice(choice: Mapping[str, Any], tools: MessagesToolSet) -> dict[str, Any]:
-    """Translate Anthropic's `tool_choice` into `tool_choice` and `parallel_tool_calls` of a chat
-    completion, each only if the choice sets it. `tool_choice` is None if the model may call the
-    proxy's own tools instead. Raises BadRequestError for an unknown tool."""
+    """Translate Anthropic's `tool_choice` into the `tool_choice` of a chat completion and, if it
+    has `disable_parallel_tool_use`, into `parallel_tool_calls`. The new `tool_choice` is None if
+    the model may call the sandbox's tools instead. Raises BadRequestError for an unknown tool."""
     params: dict[str, Any] = {}
     match choice["type"]:
         case "auto" | "none" as mode:

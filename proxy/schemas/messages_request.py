@@ -204,7 +204,8 @@ def as_chat(body: Mapping[str, Any]) -> MessagesAsChat:
 
 
 def as_chat_to_count(body: Mapping[str, Any]) -> MessagesAsChat:
-    """Convert a request for a token count to a chat request. Raises BadRequestError."""
+    """Return the chat completion for a request to count tokens, which needs no `max_tokens`. Raises
+    BadRequestError."""
     return _as_chat(body, ("model", "messages"))
 
 

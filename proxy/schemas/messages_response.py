@@ -376,8 +376,8 @@ def _tool_use(call: Mapping[str, Any]) -> _Json:
 
 
 def _parse_arguments(arguments: Any) -> dict[str, Any]:
-    """Return a call's arguments as an object. Arguments that are not a JSON object become its field
-    `invalid_arguments`."""
+    """Return a call's arguments as an object. Arguments that are not a JSON object are returned in
+    the field `invalid_arguments` of an object."""
     try:
         parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):

@@ -430,8 +430,8 @@ def last_call_messages(trajectory: Object) -> tuple[list[Object], Sequence[Any] 
 def json_pieces(value: Any, depth: int = 4) -> Iterator[str]:
     """Yield the JSON text of a trajectory or of a part of an export in pieces: a piece for each
     value below `depth` levels of objects and lists, and a piece for each NUMBERS_PER_PIECE numbers
-    of a list. The encoder does not release Python's lock within a piece, so a single piece of 64 MB
-    would stop the event loop."""
+    of a list. The encoder holds the GIL for a whole piece, so a single piece of 64 MB would block
+    the event loop."""
     if isinstance(value, list) and value and isinstance(value[0], int | float):
         for start in range(0, len(value), NUMBERS_PER_PIECE):
             yield ", " if start else "["

@@ -88,7 +88,7 @@ def _openenv_turns(trajectory: Object) -> Iterator[Object]:
 
 def sft_messages(trajectory: Object) -> Iterator[Object]:
     """Yield the messages and tools of a run's last model call that has a reply, for supervised
-    training. The model's reply is the last message: tool results after it, such as that of
+    training. The model's reply is the last message: tool results after it, such as the result of
     `submit`, are left out, because the model did not write them. Yield nothing for a run without a
     result or with an infrastructure error."""
     if trajectory["result"] is None or trajectory["outcome"] == INFRA_ERROR:

@@ -1,1 +1,1 @@
-"""All state that outlives a request: rows in one database, contents in one directory."""
+"""All state that outlives a request: rows in one database, contents in one directory or bucket."""

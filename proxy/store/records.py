@@ -54,8 +54,8 @@ class ResponseChain:
     ids: tuple[str, ...]
     """The ids of all responses of the chain, latest first."""
     states: tuple[str, ...]
-    """The names of the snapshots of the responses in the latest response's container, latest
-    first."""
+    """The names of the snapshots, latest first. Responses with another container than the latest
+    response are left out."""
     inputs: tuple[Mapping[str, Any], ...]
     """All items before the output of the latest response, oldest first."""
 

@@ -174,7 +174,7 @@ class RunRepository:
         await self._database.write(transaction)
 
     async def unpublish(self, publication_id: str) -> None:
-        """Delete what was published."""
+        """Delete a publication."""
         change = delete(RUN_EVENTS).where(RUN_EVENTS.c.run_id == publication_id)
         await self._database.write(lambda connection: connection.execute(change))
 

@@ -171,7 +171,8 @@ class _Cache:
         return True
 
     def add(self, size: int) -> None:
-        """Count a file of `size` bytes that is about to be added, and make room for it."""
+        """Count `size` bytes of a new file. Once the new files have a sixteenth of the maximum
+        size, shrink the cache if it is too large."""
         with self._lock:
             self._unseen_bytes += size
             if self._unseen_bytes > self._max_bytes // 16:

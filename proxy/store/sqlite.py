@@ -8,8 +8,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
 THREADS = 1
-"""Number of threads for transactions, because SQLite has one writer. An asyncio driver is three
-times as slow as a thread."""
+"""Number of threads for transactions. One is enough, because SQLite has one writer. An asyncio
+driver is three times as slow as a thread."""
 BUSY_MS = 10_000
 """Maximum wait for another process's transaction, in milliseconds."""
 PRAGMAS = (

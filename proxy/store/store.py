@@ -1,4 +1,4 @@
-"""The store: all data that outlives a request, in one directory.
+"""The store: all data that outlives a request, as records in a database and as blobs.
 
 Each repository contains the queries for one kind of record. `Store` builds the repositories and
 sweeps them.
@@ -61,7 +61,7 @@ class BlobRepository(Repository, Protocol):
 
 
 class Store:
-    """Contains and sweeps all repositories. Several processes may share one directory."""
+    """Contains and sweeps all repositories. Several processes may share one store."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Store:
 
     async def sweep(self) -> None:
         """Delete expired records, blobs without a record, records without a blob, and the lock
-        files of dead processes."""
+        files or database rows of dead processes."""
         now = int(self.now())
         for repository in self._repositories:
             expire = partial(repository.expire, now=now, forget_before=now - FORGET_AFTER_S)
