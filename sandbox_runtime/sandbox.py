@@ -144,9 +144,9 @@ class Sandbox(Protocol):
         """Run `command` in bash and return when it ends or times out.
 
         The working directory, variables and functions carry over from one command to the next,
-        unless `shell_state="none"`. With `cwd` or `env`, which apply to this command only, the
-        command's state does not carry over. Background processes keep running. `on_output` receives
-        the head of each stream as it is written.
+        unless `shell_state="none"`. `cwd` and `env` apply to this command only. The state of a
+        command that has one of them, is stopped or times out does not carry over. Background
+        processes keep running. `on_output` receives the head of each stream as it is written.
 
         With `wait_s` the call returns after that time at the latest. A command that still runs then
         becomes a job (`ExecResult.running`) with an unchanged deadline. With `stdin=None` standard
@@ -259,7 +259,8 @@ class Sandboxes(Protocol):
         owner: str = "",
     ) -> AbstractAsyncContextManager[Lease]:
         """Lease a sandbox for the length of the block. The sandbox starts at once. After the block
-        the sandbox is closed in the background, unless the lease has not used it.
+        the sandbox is closed in the background if the lease has used it; otherwise another lease
+        may get it.
 
         If leases must wait, their owners take turns; the leases of one owner keep their order.
 

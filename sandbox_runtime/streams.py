@@ -69,7 +69,8 @@ class _FlowControl:
         self._is_reset = False
 
     def mark_reset(self) -> None:
-        """Check and discard data that still arrives, because the host has reset the stream."""
+        """Discard the waiting data. Data that still arrives is checked and discarded too, because
+        the host has reset the stream."""
         self._is_reset = True
         self._pieces.clear()
 
@@ -300,8 +301,8 @@ class ResetStreams:
 
     def __init__(self) -> None:
         self._streams: dict[int, tuple[int, Stream | ProgramConnection]] = {}
-        """Maps a stream number to the count of RESETs up to and including its own, and the stream.
-        In the order of the RESETs."""
+        """Maps each stream number to the number of RESETs up to and including its own, and to the
+        stream. The entries are in the order of the RESETs."""
         self._resets = 0
         self._pings: deque[int] = deque()
         """For each unanswered PING, the number of RESETs sent before it."""

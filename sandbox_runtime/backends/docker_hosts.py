@@ -253,8 +253,8 @@ class DockerHosts:
         raise SandboxStartError(self._why_none())
 
     async def fingerprint(self) -> str:
-        """Return the different image ids of all engines that have been used. An engine that does
-        not answer gets no new sandboxes from now on; its last id is returned. Raises
+        """Return the distinct image ids of all engines that have been usable. An engine that does
+        not answer gets no new sandboxes from now on; the last id of its image is returned. Raises
         SandboxStartError if no engine answers."""
         await self.open()
         await asyncio.gather(*(self._check_answer(host) for host in self._usable_hosts()))

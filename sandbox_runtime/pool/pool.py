@@ -450,7 +450,7 @@ class Pool:
 
     def _trim(self) -> None:
         """End the idle sandboxes that the pool does not keep ready: those of other isolations, and
-        the oldest of those beyond `min_ready`."""
+        of each kept isolation all but the newest `min_ready`."""
         missing = Counter(dict.fromkeys(self._kept_isolations, self._settings.min_ready))
         for entry in reversed(self._registry.entries(EntryState.IDLE)):
             if (

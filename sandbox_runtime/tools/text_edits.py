@@ -63,7 +63,7 @@ def insert_after(data: bytes, line: int, text: bytes) -> Edit:
 
     A newline is added only where two lines would otherwise run together: after `text` if a line
     follows, and before it if the file's last line has none. The newline is CRLF if the file's first
-    line ends in CRLF. None is added at the end of the file.
+    line ends in CRLF. No newline is added at the end of the file.
     """
     lines = lines_of(data)
     if not 0 <= line <= len(lines):
