@@ -78,10 +78,10 @@ class ExecResult:
     job_id: str = ""
     """The id for `wait` and `stop` while the command runs."""
     stdout_file: str = ""
-    """The file that keeps the output from its start, in full if `OutputCap` allows; empty if stdout
-    is not truncated or not kept."""
+    """The path of the file that keeps stdout from its start, in full if `OutputCap` allows it. The
+    path is empty if stdout is not truncated or not kept."""
     stderr_file: str = ""
-    """The file that keeps stderr; see `stdout_file`."""
+    """The path of the file that keeps stderr; see `stdout_file`."""
 
 
 @dataclass(frozen=True, slots=True)

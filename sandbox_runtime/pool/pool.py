@@ -209,7 +209,8 @@ class Pool:
     # Called by leases
 
     def allocate(self, isolation: Isolation, owner: str) -> Allocation:
-        """Begin to acquire a sandbox. Raises NoFreeSandboxError and SandboxStartError."""
+        """Begin to acquire a sandbox. Raises NoFreeSandboxError if the lease may not wait, and
+        SandboxStartError if the sandbox alone would exceed the pool's limits."""
         if not fits(self._settings, Load(1, isolation.memory_mib)):
             budget_mib = self._settings.memory_budget_mib
             raise SandboxStartError(
