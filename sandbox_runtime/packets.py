@@ -69,8 +69,8 @@ class PacketDecoder:
         self._has_begun = not may_begin_inside
 
     def feed(self, data: bytes | memoryview) -> Iterator[Packet]:
-        """Yield the packets that `data` completes. Raises ProtocolError for bytes between
-        packets."""
+        """Yield the packets that `data` completes. Raises ProtocolError for bytes that belong to no
+        packet."""
         self._buffer += data
         if not self._has_begun:
             self._skip_to_token()

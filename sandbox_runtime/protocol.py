@@ -56,8 +56,8 @@ MAX_CONNECTIONS = 256
 more."""
 FRAMES_PER_S = 50_000
 BURST_FRAMES = 8192
-"""The rate and the burst of frames of one guest; above the rate the guest is read more slowly. A
-small frame costs the host about 1.5 µs (measured in 2024), whatever its size."""
+"""The rate and the burst of frames of one guest; above the rate the guest is read more slowly. Even
+a small frame costs the host about 1.5 µs (measured in 2024)."""
 FREE_BYTES = 1024
 """For each FREE_BYTES bytes of received data, one frame does not count towards the rate."""
 
@@ -96,7 +96,8 @@ class Decoder:
 
     def feed(self, data: bytes | memoryview) -> Generator[tuple[int, int, bytes], None, None]:
         """Yield each frame that `data` completes as (stream, type, payload). If the caller stops
-        early, the next call yields the remaining frames first. Raises ProtocolError."""
+        early, the next call yields the remaining frames first. Raises ProtocolError if a payload is
+        longer than `max_bytes`."""
         self._buffer += data
         start = 0
         try:

@@ -244,7 +244,7 @@ class Lease(Protocol):
         """Wait until the sandbox is ready and return it. All calls return the same sandbox; once it
         is lost, they return a new one.
 
-        Raises SandboxStartError and NoFreeSandboxError.
+        Raises SandboxStartError and NoFreeSandboxError, and SandboxLostError if the lease is over.
         """
 
 

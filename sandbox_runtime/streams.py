@@ -221,7 +221,8 @@ class ProgramConnection(_FlowControl):
         self._program_finished = self._host_finished = False
 
     async def receive(self) -> bytes:
-        """Return the next bytes, or b"" once the program has finished. Raises ConnectionError."""
+        """Return the next bytes, or b"" once the program has finished. Raises ConnectionError if
+        the connection is closed or the sandbox is lost."""
         with _translate_loss():
             while not self._pieces:
                 if self._is_over:
@@ -232,14 +233,16 @@ class ProgramConnection(_FlowControl):
             return (await self._next_piece())[1]
 
     async def send(self, data: bytes) -> None:
-        """Send data as fast as the program reads it. Raises ConnectionError."""
+        """Send data as fast as the program reads it. Raises ConnectionError if the connection is
+        closed or the sandbox is lost."""
         with _translate_loss():
             await self._send(data)
         if self._is_over:
             raise ConnectionResetError("the program has closed its connection")
 
     async def finish(self, last: bytes = b"") -> None:
-        """Send `last` and nothing more; the other direction stays open. Raises ConnectionError."""
+        """Send `last` and nothing more; the other direction stays open. Raises ConnectionError if
+        the sandbox is lost."""
         with _translate_loss():
             await self._send(last, more=True)
             if not self._host_finished and not self._is_over:
@@ -331,7 +334,8 @@ class ResetStreams:
         self._pings.append(self._resets)
 
     def pong_received(self) -> None:
-        """Forget the streams whose RESET the agent has read. Raises ProtocolError."""
+        """Forget the streams whose RESET the agent has read. Raises ProtocolError if no PING is
+        unanswered."""
         if not self._pings:
             raise ProtocolError("a PONG without a PING")
         known = self._pings.popleft()

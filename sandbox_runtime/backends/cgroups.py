@@ -2,7 +2,7 @@
 
 The path of a cgroup is `llm-sandbox-proxy/<owner's pid>-<owner's start time>-<pid namespace>-<id>`,
 so that a later owner can find the cgroups of dead owners. An owner in another pid namespace, such
-as a container's, cannot be seen from here, so its cgroups are never removed.
+as a container's, cannot be seen from here, so a sweep leaves its cgroups alone.
 """
 
 import asyncio

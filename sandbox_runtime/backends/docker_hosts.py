@@ -1,4 +1,4 @@
-"""Sandboxes on several Docker engines, each with a backend of its own.
+"""Sandboxes on several Docker engines; each engine has a backend of its own.
 
 A new sandbox starts on the engine that has the smallest share of its `max_sandboxes`. An engine
 that does not answer or fails its checks gets no new sandboxes, and is tried again with backoff. The

@@ -54,10 +54,10 @@ _UNAUTHORIZED = 401
 class KubernetesApi:
     """A client of the API of one cluster.
 
-    If `kubeconfig` or `context` is given, it selects the cluster. Otherwise it is the cluster in
-    which this process runs, or, outside of any cluster, that of the default kubeconfig. Nothing is
-    read or opened before the first call. All calls must come from one event loop; they raise
-    KubernetesError.
+    If `kubeconfig` or `context` is given, it selects the cluster. Otherwise the client uses the
+    cluster in which this process runs, or, outside of any cluster, that of the default kubeconfig.
+    Nothing is read or opened before the first call. All calls must come from one event loop; they
+    raise KubernetesError.
     """
 
     def __init__(

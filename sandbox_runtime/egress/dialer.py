@@ -79,7 +79,9 @@ class Dialer:
         self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
 
     async def dial(self, target: Target) -> Server:
-        """Connect to the first address that answers. Raises DeniedError, UnreachableError."""
+        """Connect to the first address that answers. Raises DeniedError if the target has no
+        address that may be dialed, and UnreachableError if it cannot be resolved or no address
+        answers."""
         failure = f"cannot connect to {target}: no answer in {self._timeout_s:g} s"
         status = 504
         for ip in await self._dialable_addresses(target):

@@ -436,7 +436,7 @@ class Pool:
         return True
 
     def _make_room(self, needed: Load, excluded: PoolEntry | None = None) -> bool:
-        """Return True if the load fits. Otherwise return False and end as many idle sandboxes as
+        """Return True if the load fits. Otherwise return False and end enough idle sandboxes to
         make room for the load, or none if even all of them would not suffice."""
         if fits(self._settings, self._registry.load + needed):
             return True
