@@ -283,8 +283,8 @@ class Channel:
         self._wake_all()
 
     def _on_data(self, data: bytes | memoryview) -> float | None:
-        """Process received frames. Return None, or the seconds after which to call again, because
-        frames wait in the decoder or have not been read yet."""
+        """Process received frames; see `DataCallback`. Return the pause that the frame rate
+        requires, 0 if frames may be left in the decoder for the next call, or else None."""
         now_s = self._received_at = asyncio.get_running_loop().time()
         self._frame_cost = READ_FRAMES if data else 0
         frames = self._decoder.feed(data)

@@ -33,8 +33,9 @@ while read -r _ size path; do
 done
 echo "$kept"
 }}"""
-"""A shell script that removes the oldest output files of a restored workspace and prints how many
-bytes are left. A workspace passes through many sandboxes, and each needs room for new files."""
+"""A shell script that keeps output files of a restored workspace, newest first, up to half of
+MAX_KEPT_BYTES, removes the rest and prints the total size of the kept files. A workspace passes
+through many sandboxes, and each needs room for new files."""
 
 
 class CommandOutput:
@@ -147,9 +148,9 @@ class RetainedFiles:
     """Number of bytes that may still be added."""
 
     def path(self, stream: StreamName, reading: int, size: int) -> str:
-        """Return the path of the file that keeps the output of `stream` in the reading number
-        `reading`. Return "" if no output is kept or if `size`, the number of kept bytes, is 0. See
-        `sandbox_runtime.protocol` for readings."""
+        """Return the path of the file that keeps the output of `stream` in one reading (see
+        `sandbox_runtime.protocol`), or "" if no output is kept. `reading` is the number of the
+        reading, and `size` the number of bytes that the file keeps."""
         return f"{self.name}-{reading}.{stream}" if self.name is not None and size > 0 else ""
 
     def with_added(self, size: int) -> "RetainedFiles":

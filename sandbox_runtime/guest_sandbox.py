@@ -60,8 +60,8 @@ MAX_COUNT_CHARS = 20
 PING_INTERVAL_S = 10.0
 """The interval of pings. A guest agent that receives nothing for 30 s ends itself."""
 BUSY_PING_TIMEOUT_S = 60.0
-"""Maximum time for a sandbox in use to answer a ping: its commands may leave the guest agent little
-CPU time, and its user has timeouts of their own."""
+"""Maximum time for a leased sandbox to answer a ping. It is long because commands may leave the
+guest agent little CPU time, and because the operations of the lease have timeouts of their own."""
 FILE_ERRORS: Mapping[str, type[SandboxFileError]] = {
     "missing": FileMissingError,
     "exists": PathExistsError,
@@ -219,8 +219,8 @@ class GuestSandbox:
         end_of_input: bool,
     ) -> Stream:
         """Send `stdin`, read output until the reading ends (see `protocol`), and return the stream
-        with its report. Kill the guest if it sends too much output, or no report within
-        `reading_s`, REPORT_TIMEOUT_S and the longest outage."""
+        with its report. Kill the guest if it sends too much output, or if no report arrives within
+        the sum of `reading_s`, REPORT_TIMEOUT_S and the longest outage."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + reading_s + self._report_timeout_s
         try:

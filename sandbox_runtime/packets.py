@@ -1,7 +1,7 @@
-"""Packets, which carry the bytes of a link over connections that may be lost and replaced, and that
-may overlap.
+"""Packets, which carry the bytes of a link over a series of connections. A connection may be lost
+and replaced, and two connections may overlap.
 
-A packet has the number of its first byte, counted over all bytes that its sender has sent. So the
+A packet contains the offset of its first byte among all bytes that its sender has sent. So the
 receiver recognises bytes that it has received already, and bytes that are missing.
 
 A connection to a guest may begin in the middle of a packet, and bytes of an earlier connection may
@@ -43,7 +43,7 @@ class Packet(NamedTuple):
     """The number of bytes that the sender has received."""
     clock_ms: int
     """The time on the agent's clock. The host sends back the newest value that it has received, so
-    the agent knows when the host last heard it."""
+    the agent knows when it sent the last packet that the host has received."""
     payload: bytes = b""
 
 
@@ -69,8 +69,8 @@ class PacketDecoder:
         self._has_begun = not may_begin_inside
 
     def feed(self, data: bytes | memoryview) -> Iterator[Packet]:
-        """Yield the packets that `data` completes. Raises ProtocolError for bytes between
-        packets."""
+        """Yield the packets that `data` completes. Raises ProtocolError for bytes that belong to no
+        packet."""
         self._buffer += data
         if not self._has_begun:
             self._skip_to_token()

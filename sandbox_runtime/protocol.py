@@ -5,8 +5,8 @@ the link itself. The host opens odd streams, one for each operation. The agent o
 one for each connection that a program inside makes to the egress port.
 
 Flow control: on each stream the host may send WINDOW_BYTES of data and the agent FIRST_WINDOW_BYTES
-before the receiver gives credit for more, so one stream never blocks another. At most WINDOW_BYTES
-may wait for the receiver, whatever its credit.
+before the receiver gives credit for more, so one stream never blocks another. The credit of a
+sender is never more than WINDOW_BYTES.
 
 After END or RESET the agent sends nothing more on that stream. After a RESET by the host, data in
 flight may still arrive: at most what the stream had credit for, until the agent has answered a PING
@@ -26,8 +26,8 @@ that was sent after the RESET. DATA frames are never empty, and WINDOW frames ne
 
 A command has an id and runs at most once. A reading is the part of its output that one exec or
 attach operation returns. A reading ends when the command ends or waits for input, or after the time
-that the host has set. The agent keeps the output of a reading until the next reading
-begins or the command is acknowledged: a host that lost the stream can request the reading again.
+that the host has set. The agent keeps the output of a reading until the next reading begins or the
+command is acknowledged: a host that lost the stream can request the reading again.
 """
 
 import json
@@ -56,10 +56,10 @@ MAX_CONNECTIONS = 256
 more."""
 FRAMES_PER_S = 50_000
 BURST_FRAMES = 8192
-"""The rate and the burst of frames of one guest; above the rate the guest is read more slowly. A
-small frame costs the host about 1.5 µs (measured in 2024), whatever its size."""
+"""The rate and the burst of frames of one guest; above the rate the guest is read more slowly. Even
+a small frame costs the host about 1.5 µs (measured in 2024)."""
 FREE_BYTES = 1024
-"""Number of data bytes that allow one frame which does not count towards the rate."""
+"""For each FREE_BYTES bytes of received data, one frame does not count towards the rate."""
 
 
 class ProtocolError(Exception):
@@ -96,7 +96,8 @@ class Decoder:
 
     def feed(self, data: bytes | memoryview) -> Generator[tuple[int, int, bytes], None, None]:
         """Yield each frame that `data` completes as (stream, type, payload). If the caller stops
-        early, the next call yields the remaining frames first. Raises ProtocolError."""
+        early, the next call yields the remaining frames first. Raises ProtocolError if a payload is
+        longer than `max_bytes`."""
         self._buffer += data
         start = 0
         try:

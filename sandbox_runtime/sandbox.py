@@ -78,10 +78,10 @@ class ExecResult:
     job_id: str = ""
     """The id for `wait` and `stop` while the command runs."""
     stdout_file: str = ""
-    """The file that keeps the output from its start, in full if `OutputCap` allows; empty if stdout
-    is not truncated or not kept."""
+    """The path of the file that keeps stdout from its start, in full if `OutputCap` allows it. The
+    path is empty if stdout is not truncated or not kept."""
     stderr_file: str = ""
-    """The file that keeps stderr; see `stdout_file`."""
+    """The path of the file that keeps stderr; see `stdout_file`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +144,9 @@ class Sandbox(Protocol):
         """Run `command` in bash and return when it ends or times out.
 
         The working directory, variables and functions carry over from one command to the next,
-        unless `shell_state="none"`. With `cwd` or `env`, which apply to this command only, the
-        command's state does not carry over. Background processes keep running. `on_output` receives
-        the head of each stream as it is written.
+        unless `shell_state="none"`. `cwd` and `env` apply to this command only. The state of a
+        command that has one of them, is stopped or times out does not carry over. Background
+        processes keep running. `on_output` receives the head of each stream as it is written.
 
         With `wait_s` the call returns after that time at the latest. A command that still runs then
         becomes a job (`ExecResult.running`) with an unchanged deadline. With `stdin=None` standard
@@ -244,7 +244,7 @@ class Lease(Protocol):
         """Wait until the sandbox is ready and return it. All calls return the same sandbox; once it
         is lost, they return a new one.
 
-        Raises SandboxStartError and NoFreeSandboxError.
+        Raises SandboxStartError and NoFreeSandboxError, and SandboxLostError if the lease is over.
         """
 
 
@@ -259,7 +259,8 @@ class Sandboxes(Protocol):
         owner: str = "",
     ) -> AbstractAsyncContextManager[Lease]:
         """Lease a sandbox for the length of the block. The sandbox starts at once. After the block
-        the sandbox is closed in the background, unless the lease has not used it.
+        the sandbox is closed in the background if the lease has used it; otherwise another lease
+        may get it.
 
         If leases must wait, their owners take turns; the leases of one owner keep their order.
 

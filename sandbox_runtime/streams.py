@@ -69,7 +69,8 @@ class _FlowControl:
         self._is_reset = False
 
     def mark_reset(self) -> None:
-        """Check and discard data that still arrives, because the host has reset the stream."""
+        """Discard the waiting data. Data that still arrives is checked and discarded too, because
+        the host has reset the stream."""
         self._is_reset = True
         self._pieces.clear()
 
@@ -220,7 +221,8 @@ class ProgramConnection(_FlowControl):
         self._program_finished = self._host_finished = False
 
     async def receive(self) -> bytes:
-        """Return the next bytes, or b"" once the program has finished. Raises ConnectionError."""
+        """Return the next bytes, or b"" once the program has finished. Raises ConnectionError if
+        the connection is closed or the sandbox is lost."""
         with _translate_loss():
             while not self._pieces:
                 if self._is_over:
@@ -231,14 +233,16 @@ class ProgramConnection(_FlowControl):
             return (await self._next_piece())[1]
 
     async def send(self, data: bytes) -> None:
-        """Send data as fast as the program reads it. Raises ConnectionError."""
+        """Send data as fast as the program reads it. Raises ConnectionError if the connection is
+        closed or the sandbox is lost."""
         with _translate_loss():
             await self._send(data)
         if self._is_over:
             raise ConnectionResetError("the program has closed its connection")
 
     async def finish(self, last: bytes = b"") -> None:
-        """Send `last` and nothing more; the other direction stays open. Raises ConnectionError."""
+        """Send `last` and nothing more; the other direction stays open. Raises ConnectionError if
+        the sandbox is lost."""
         with _translate_loss():
             await self._send(last, more=True)
             if not self._host_finished and not self._is_over:
@@ -300,8 +304,8 @@ class ResetStreams:
 
     def __init__(self) -> None:
         self._streams: dict[int, tuple[int, Stream | ProgramConnection]] = {}
-        """Maps a stream number to the count of RESETs up to and including its own, and the stream.
-        In the order of the RESETs."""
+        """Maps each stream number to the number of RESETs up to and including its own, and to the
+        stream. The entries are in the order of the RESETs."""
         self._resets = 0
         self._pings: deque[int] = deque()
         """For each unanswered PING, the number of RESETs sent before it."""
@@ -330,7 +334,8 @@ class ResetStreams:
         self._pings.append(self._resets)
 
     def pong_received(self) -> None:
-        """Forget the streams whose RESET the agent has read. Raises ProtocolError."""
+        """Forget the streams whose RESET the agent has read. Raises ProtocolError if no PING is
+        unanswered."""
         if not self._pings:
             raise ProtocolError("a PONG without a PING")
         known = self._pings.popleft()

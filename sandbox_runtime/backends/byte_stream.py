@@ -12,9 +12,9 @@ from sandbox_runtime.protocol import ProtocolError
 _MAX_EARLY_BYTES = 1 << 20
 """Maximum number of bytes that are buffered until `receive` is called."""
 _TURN_BYTES = 32 << 10
-"""Maximum of the bytes that the callback gets in one call. Each call may request a pause."""
+"""Maximum number of bytes that the callback gets in one call. Each call may request a pause."""
 MAX_UNREAD_BYTES = 256 << 10
-"""Maximum of the bytes that `write_control` queues while the peer does not read."""
+"""Maximum number of bytes that `write_control` queues while the peer does not read."""
 TAIL_BYTES = 4096
 """Number of bytes at the end of an agent's standard error that are kept for error messages."""
 MAX_STDERR_BYTES = 1 << 20

@@ -2,7 +2,7 @@
 
 The path of a cgroup is `llm-sandbox-proxy/<owner's pid>-<owner's start time>-<pid namespace>-<id>`,
 so that a later owner can find the cgroups of dead owners. An owner in another pid namespace, such
-as a container's, cannot be seen from here, so its cgroups are never removed.
+as a container's, cannot be seen from here, so a sweep leaves its cgroups alone.
 """
 
 import asyncio
@@ -182,7 +182,7 @@ def _mounts(proc: Path) -> Iterator[_Mount]:
 
 def _find_version_1(mounts: list[_Mount]) -> Cgroups | None:
     """Return the hierarchies at the top of the controllers' mounts, or None if they do not suffice.
-    A later owner's sweep would not find cgroups below this process's own cgroup."""
+    Below this process's own cgroup, the sweep of a later owner would not find the cgroups."""
     found: list[Hierarchy] = []
     for controller in _CONTROLLERS:
         for mount in mounts:

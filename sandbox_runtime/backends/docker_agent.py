@@ -85,8 +85,9 @@ class AgentVolumes:
         return volume
 
     async def _create_helper(self, volume: str, image: ImageMetadata) -> str:
-        """Create a container that mounts the volume. It is never started, but files can be written
-        to it. Its name is a lock: no other proxy reads or writes the volume while it exists."""
+        """Create a container that mounts the volume. The container is never started: it serves to
+        copy files to the volume and from it. Its name is a lock: while the container exists, no
+        other proxy reads or writes the volume."""
         name = f"{volume}-filling"
         mount = agent_mount(volume, is_read_only=False)
         config = {
@@ -126,9 +127,9 @@ class AgentVolumes:
 
 
 def _root_uid(info: EngineJson) -> int:
-    """Return the host uid of root in containers. With userns-remap this uid is not 0, and the
-    engine's data directory is named `<uid>.<gid>`. The archives that engine 20.10 returns contain
-    host uids."""
+    """Return the host uid of root in containers, because the archives that engine 20.10 returns
+    contain host uids. With userns-remap this uid is not 0, and the engine's data directory is named
+    `<uid>.<gid>`."""
     if not any(
         str(option).startswith("name=userns") for option in info.get("SecurityOptions") or ()
     ):

@@ -97,8 +97,8 @@ def block_device(
     """Return the disk that holds an engine's data directory: the whole disk, because the kernel
     cannot limit a partition.
 
-    `numbers_dir` is the directory of links named by device number. `devices_dir` is the directory
-    of device files.
+    `numbers_dir` has a link for each device, named by its number. `devices_dir` has the device
+    files.
     """
     directory = engine.directory
     if directory is None:

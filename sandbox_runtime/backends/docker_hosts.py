@@ -1,4 +1,4 @@
-"""Sandboxes on several Docker engines, each with a backend of its own.
+"""Sandboxes on several Docker engines; each engine has a backend of its own.
 
 A new sandbox starts on the engine that has the smallest share of its `max_sandboxes`. An engine
 that does not answer or fails its checks gets no new sandboxes, and is tried again with backoff. The
@@ -253,8 +253,8 @@ class DockerHosts:
         raise SandboxStartError(self._why_none())
 
     async def fingerprint(self) -> str:
-        """Return the different image ids of all engines that have been used. An engine that does
-        not answer gets no new sandboxes from now on; its last id is returned. Raises
+        """Return the distinct image ids of all engines that have been usable. An engine that does
+        not answer gets no new sandboxes from now on; the last id of its image is returned. Raises
         SandboxStartError if no engine answers."""
         await self.open()
         await asyncio.gather(*(self._check_answer(host) for host in self._usable_hosts()))

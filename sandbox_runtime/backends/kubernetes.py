@@ -1,10 +1,10 @@
 """Sandboxes in Pods of a Kubernetes cluster.
 
-Each sandbox is one Pod without a controller, whose main process is the guest agent. The proxy
-attaches to its standard streams through the API server, so no port is opened and no program is
-started with `exec`. If the connection is lost, the proxy attaches again and nothing is lost. If the
-proxy dies, the agent ends when its lease is over; the Pod's object remains until another proxy
-sweeps it.
+Each sandbox is one Pod without a controller. The Pod's main process is the guest agent. The proxy
+attaches to the agent's standard streams through the API server, so no port is opened and no program
+is started with `exec`. If the connection is lost, the proxy attaches again, and no byte is lost. If
+the proxy dies, the agent ends after LEASE_S; the Pod's object remains until another proxy sweeps
+it.
 
 Unlike a local sandbox, a Pod has a network interface. A network policy must deny its traffic, and
 no sandbox is started before it is verified that the cluster enforces the policy.
@@ -52,6 +52,8 @@ from sandbox_runtime.packets import TOKEN_BYTES
 logger = logging.getLogger(__name__)
 
 LEASE_S = 30.0
+"""Length of an agent's lease. An agent ends this long after it sent the last packet that it knows
+the proxy to have received."""
 LEASE_MARGIN_S = 5.0
 """Time from the end of a lease until the agent has certainly ended. Its Pod is given up only after
 this time, so that no sandbox is replaced while it still runs."""
@@ -67,8 +69,8 @@ server's, not this host's."""
 class KubernetesBackend:
     """Starts sandboxes as Pods in one namespace of one cluster; see KubernetesApi.
 
-    A Pod must run within `start_timeout_s`, which includes pulling its images. An agent ends when
-    this process has not heard it for `lease_s`.
+    A Pod must run within `start_timeout_s`, which includes pulling its images. `lease_s` is the
+    length of an agent's lease; see LEASE_S.
     """
 
     def __init__(

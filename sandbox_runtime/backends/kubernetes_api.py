@@ -40,24 +40,24 @@ WATCH_S = 60
 """Duration of one watch request in seconds. The API server then ends the request and the next one
 continues the watch, so that a dead connection is noticed soon."""
 HEARTBEAT_S = 20.0
-"""Interval of the websocket's pings. A connection is lost if a pong takes half as long; load
-balancers commonly drop connections that are silent for 60 s."""
+"""Interval of the websocket's pings. A connection counts as lost if a pong takes more than half of
+this time. Load balancers commonly drop connections that are silent for 60 s."""
 MAX_RESPONSE_BYTES = 64 << 20
 Method = Callable[..., Awaitable[Any]]
 """A method of the library that makes one request."""
 REMOVAL_GRACE_S = 1
-"""Time between SIGTERM and SIGKILL. The agent has mostly ended before, because the host told it to.
-With 0 the API server would forget the Pod before its processes have ended."""
+"""Time between SIGTERM and SIGKILL. The agent has usually ended before, because the host told it
+to. With 0 the API server would forget the Pod before its processes have ended."""
 _UNAUTHORIZED = 401
 
 
 class KubernetesApi:
     """A client of the API of one cluster.
 
-    If `kubeconfig` or `context` is given, it selects the cluster. Otherwise it is the cluster in
-    which this process runs, or, outside of any cluster, that of the default kubeconfig. Nothing is
-    read or opened before the first call. All calls must come from one event loop; they raise
-    KubernetesError.
+    If `kubeconfig` or `context` is given, it selects the cluster. Otherwise the client uses the
+    cluster in which this process runs, or, outside of any cluster, that of the default kubeconfig.
+    Nothing is read or opened before the first call. All calls must come from one event loop; they
+    raise KubernetesError.
     """
 
     def __init__(

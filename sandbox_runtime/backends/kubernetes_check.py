@@ -117,7 +117,7 @@ async def _run_command(
     addresses: Sequence[str],
     timeout_s: float,
 ) -> Json:
-    """Run the connection attempts in a Pod and return its last state."""
+    """Run the connection attempts in a Pod and return the Pod's last state."""
     name = f"check-{owner}-{uuid.uuid4().hex[:8]}"
     argv = ["bash", "-c", _CONNECT, "check", *addresses]
     pod = spec.command(name, owner, component, argv, int(timeout_s))

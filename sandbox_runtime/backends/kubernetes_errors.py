@@ -56,7 +56,7 @@ class QuotaError(KubernetesError):
 
 
 def error_of(status: int, body: Json) -> KubernetesError:
-    """Return the error of a response with a status of 400 or more, whose body is a Status."""
+    """Return the error for a response whose status is 400 or more and whose body is a Status."""
     message = str(body.get("message") or f"HTTP status {status}")
     reason = body.get("reason")
     if status == 403 and "exceeded quota" in message:

@@ -32,7 +32,7 @@ STOP_WAIT_S = 10.0
 class KubernetesGuest:
     """One Pod. After its removal has succeeded or failed, `on_end` is called with its name.
 
-    A Pod that was not heard for `max_outage_s` is given up.
+    If the connection is lost and no packet has arrived for `max_outage_s`, the Pod is given up.
     """
 
     def __init__(
@@ -110,8 +110,9 @@ class KubernetesGuest:
                 await self._stream.wait_closed()
 
     async def _attach_again(self, failures: int) -> AttachedStream | None:
-        """Return another connection after `failures` on which the agent did not answer; None if
-        the Pod has ended or its lease is over."""
+        """Attach to the Pod again and return the connection, or None if the Pod has ended or is
+        given up. The pause before the attempt grows with `failures`, the number of connections in
+        succession on which the agent did not answer."""
         assert self._stream
         delay_s = min(MAX_RETRY_S, MIN_RETRY_S * 2 ** (failures - 1)) if failures else 0.0
         why = "it does not answer"

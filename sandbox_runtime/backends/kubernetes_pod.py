@@ -175,7 +175,8 @@ class PodSpec:
 
 
 def guest_config(isolation: Isolation, link_token: bytes, lease_s: float) -> GuestConfig:
-    """Return the agent's configuration. The agent sets the rlimits, which a Pod cannot have."""
+    """Return the agent's configuration. The agent sets the rlimits, because a Pod cannot declare
+    any."""
     limits = dict(rlimits(isolation))
     if isolation.level == "strict":
         # The kernel counts the processes of a host uid, and each sandbox has its own. Root is

@@ -24,11 +24,10 @@ SUBPROTOCOLS = "v5.channel.k8s.io, v4.channel.k8s.io"
 STDIN, STDOUT, STDERR, STATUS = range(4)
 """The channels."""
 MAX_MESSAGE_BYTES = MAX_PACKET_BYTES
-"""Maximum of the standard input that one message carries. A message has whole packets, so that a
-container runtime writes them to the standard input in one piece."""
+"""Maximum number of bytes of standard input in one message. A message has whole packets, so that a
+container runtime writes each packet to the standard input in one piece."""
 HIGH_WATER_BYTES, LOW_WATER_BYTES = 64 << 10, 16 << 10
-"""Writers wait while more than the first number of bytes are unsent, until fewer than the second
-are."""
+"""Writers wait once more than HIGH_WATER_BYTES are unsent, until at most LOW_WATER_BYTES are."""
 CLOSE_TIMEOUT_S = 0.5
 """Maximum time for the closing handshake; then the connection is dropped."""
 MESSAGE_FRAMES = 16

@@ -55,7 +55,7 @@ class ResumableStream:
         answer: nothing was sent before."""
         self._unanswered_count = 0
         self.heard_at_s = asyncio.get_running_loop().time()
-        """The loop's time at which the agent was last heard."""
+        """The event loop's time at which the last packet arrived from the agent."""
         self._clock_ms = 0
         """The newest value of the agent's clock."""
         self._on_data: DataCallback | None = None
@@ -73,8 +73,8 @@ class ResumableStream:
         self._has_overflowed = False
         """True once `write_control` had to drop bytes."""
         self._progress_at_s = 0.0
-        """The loop's time of the agent's last acknowledgement, or of the first write after
-        everything was acknowledged, or of the opening of the connection, whichever is latest."""
+        """The latest of three times of the event loop: the agent's last acknowledgement, the first
+        write after everything was acknowledged, and the opening of the connection."""
         self._stall_timeout_s = STALL_TIMEOUT_S
         self._stall_timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
@@ -139,7 +139,8 @@ class ResumableStream:
             self.write(data)
 
     def end(self) -> None:
-        """Tell the agent to end, if it is connected. Other data may not be sent any more."""
+        """Tell the agent to end, if it is connected. Data that the agent has not received yet may
+        be lost."""
         self._send_packet(PACKET_END, self._sent_bytes, b"")
 
     def abort(self) -> None:

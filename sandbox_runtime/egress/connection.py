@@ -48,19 +48,19 @@ class BufferedReader:
         return self._take(max_bytes)
 
     async def read_exactly(self, count: int) -> bytes:
-        """Return exactly `count` bytes. Raises DeniedError if the stream ends before."""
+        """Return exactly `count` bytes. Raises DeniedError if the stream ends first."""
         while len(self._buffer) < count:
             await self._receive_more_or_fail()
         return self._take(count)
 
     async def read_line(self, max_bytes: int) -> bytes:
-        """Return the bytes up to and including the next LF. Raises DeniedError beyond `max_bytes`,
-        and if the stream ends before."""
+        """Return the bytes up to and including the next LF. Raises DeniedError if the next
+        `max_bytes` bytes contain none, or if the stream ends first."""
         return self._take(await self._find_end((b"\n",), max_bytes))
 
     async def read_head(self, max_bytes: int) -> bytes:
-        """Return the bytes up to and including the next empty line. Raises DeniedError beyond
-        `max_bytes`, and if the stream ends before."""
+        """Return the bytes up to and including the next empty line. Raises DeniedError if the next
+        `max_bytes` bytes contain none, or if the stream ends first."""
         return self._take(await self._find_end((b"\n\r\n", b"\n\n"), max_bytes))
 
     async def _find_end(self, marks: tuple[bytes, ...], max_bytes: int) -> int:

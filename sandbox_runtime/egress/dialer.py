@@ -26,7 +26,8 @@ _MAX_ADDRESSES = 4
 _LOOKUP_TIMEOUT_S = 10.0
 """The timeout of one lookup; the caller's timeout is usually shorter."""
 _OTHER_FAMILY_S = 1.0
-"""Maximum time that a lookup waits for the addresses of the second family (IPv4 or IPv6)."""
+"""Maximum time that a lookup waits for the second family of addresses (IPv4 or IPv6), after the
+answer for the first."""
 _MAX_RECORDS = 16
 """Maximum number of records that are read from one DNS response."""
 HOSTS, RESOLV_CONF = Path("/etc/hosts"), Path("/etc/resolv.conf")
@@ -78,7 +79,9 @@ class Dialer:
         self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
 
     async def dial(self, target: Target) -> Server:
-        """Connect to the first address that answers. Raises DeniedError, UnreachableError."""
+        """Connect to the first address that answers. Raises DeniedError if the target has no
+        address that may be dialed, and UnreachableError if it cannot be resolved or no address
+        answers."""
         failure = f"cannot connect to {target}: no answer in {self._timeout_s:g} s"
         status = 504
         for ip in await self._dialable_addresses(target):

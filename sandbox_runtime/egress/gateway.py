@@ -101,7 +101,7 @@ class Gateway:
     ) -> None:
         """`forbidden` are addresses that no rule allows: the proxy's own and its backends'.
         `secrets` are the environment variables that `egress.headers` may name, with their values.
-        Raises ValueError for an invalid rule, and for a named variable without a usable value."""
+        Raises ValueError if a rule is invalid, or if a named variable has no usable value."""
         self._egress = egress
         self._rules = EgressRules(egress)
         self._timeouts = timeouts or Timeouts()

@@ -62,7 +62,8 @@ class RequestHead:
         return target
 
     def check_host(self, target: Target) -> None:
-        """Raise DeniedError unless the Host header names the target."""
+        """Raise DeniedError if the request does not have exactly one Host header, or if the header
+        does not name the target. An HTTP/1.0 request may have no Host header."""
         names = self.values("host")
         if len(names) > 1 or (not names and self.minor_version):
             raise DeniedError("a request needs exactly one Host header", 400)
@@ -107,7 +108,8 @@ def parse_request_head(head: bytes) -> RequestHead:
 def parse_response_head(head: bytes) -> tuple[int, bytes]:
     """Return the status of a server's response, and the head for the program.
 
-    Raises UnreachableError, also for status 101: the program's Upgrade header was not sent on.
+    Raises UnreachableError if the head is malformed or the status is 101, which no server may send:
+    the program's Upgrade header was not passed on.
     """
     try:
         start, headers = _parse_lines(head)

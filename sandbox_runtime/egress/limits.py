@@ -68,6 +68,7 @@ class TrafficQuota:
         return max(0.0, self._free_at - now)
 
     async def consume(self, count: int) -> None:
-        """Count `count` bytes and wait until they may pass. Raises DeniedError."""
+        """Count `count` bytes and wait until they may pass. Raises DeniedError if they exceed the
+        quota."""
         if wait_s := self.reserve(count, asyncio.get_running_loop().time()):
             await asyncio.sleep(wait_s)

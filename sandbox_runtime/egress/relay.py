@@ -78,7 +78,8 @@ class Relay:
             self._writer.write_eof()
 
     async def send_to_program(self, data: bytes) -> None:
-        """Send to the program. Raises ConnectionError, DeniedError."""
+        """Send to the program. Raises ConnectionError if the program is gone, and DeniedError if
+        the traffic is used up."""
         await self._traffic.consume(len(data))
         self.bytes_down += len(data)
         await self._connection.send(data)

@@ -163,7 +163,7 @@ class EscapeContext:
         self._clock = clock or SystemClock()
         self._neighbour: EscapeSandbox | None = None
         self._ping_task: asyncio.Task[None] | None = None
-        """Keeps the neighbour alive, which may be idle for the whole of an attack."""
+        """Keeps the neighbour alive by pings, because it may be idle during an attack."""
 
     async def neighbour(self) -> EscapeSandbox:
         """Return the neighbour sandbox; replace it if an attack has disturbed it. Raises

@@ -71,10 +71,10 @@ makes its attempts harmless."""
 _OWN_KERNEL_HOLDS = frozenset(
     {"agent_descriptors", "agent_environment", "killed_last", "priority", "realtime"}
 )
-"""Attempts that a kernel of the sandbox's own makes harmless, in modules of which not all attempts
-are. gVisor lets root inside see the agent's descriptors and environment, with which root can only
-forge results of its own sandbox. All of gVisor has a low priority on the host, whatever priority a
-program inside has."""
+"""Attempts that a kernel of the sandbox's own makes harmless, although it does not do so for all
+attempts of their modules. gVisor lets root inside see the agent's descriptors and environment, with
+which root can only forge results of its own sandbox. All of gVisor has a low priority on the host,
+whatever priority a program inside has."""
 
 
 def _probes() -> Iterator[Probe]:

@@ -209,7 +209,8 @@ class Pool:
     # Called by leases
 
     def allocate(self, isolation: Isolation, owner: str) -> Allocation:
-        """Begin to acquire a sandbox. Raises NoFreeSandboxError and SandboxStartError."""
+        """Begin to acquire a sandbox. Raises NoFreeSandboxError if the lease may not wait, and
+        SandboxStartError if the sandbox alone would exceed the pool's limits."""
         if not fits(self._settings, Load(1, isolation.memory_mib)):
             budget_mib = self._settings.memory_budget_mib
             raise SandboxStartError(
@@ -435,7 +436,7 @@ class Pool:
         return True
 
     def _make_room(self, needed: Load, excluded: PoolEntry | None = None) -> bool:
-        """Return True if the load fits. Otherwise return False and end as many idle sandboxes as
+        """Return True if the load fits. Otherwise return False and end enough idle sandboxes to
         make room for the load, or none if even all of them would not suffice."""
         if fits(self._settings, self._registry.load + needed):
             return True
@@ -450,7 +451,7 @@ class Pool:
 
     def _trim(self) -> None:
         """End the idle sandboxes that the pool does not keep ready: those of other isolations, and
-        the oldest of those beyond `min_ready`."""
+        of each kept isolation all but the newest `min_ready`."""
         missing = Counter(dict.fromkeys(self._kept_isolations, self._settings.min_ready))
         for entry in reversed(self._registry.entries(EntryState.IDLE)):
             if (

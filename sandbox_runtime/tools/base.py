@@ -73,8 +73,8 @@ class Tool(Protocol):
 def parse_arguments(schema: ToolSchema, arguments: object) -> dict[str, Any]:
     """Return the arguments in the types of the schema; a null counts as absent.
 
-    A value of another type is accepted if its meaning is unambiguous: "3" for 3, "[1, 5]" for [1,
-    5]. Raises ToolInputError, which names all problems at once.
+    A value of another type is accepted if its meaning is unambiguous, such as "3" for 3 and
+    "[1, 5]" for [1, 5]. Raises ToolInputError, which names all problems at once.
     """
     properties = schema["function"]["parameters"]["properties"]
     fields = {} if arguments is None else arguments

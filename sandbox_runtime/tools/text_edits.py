@@ -35,7 +35,8 @@ def lines_of(data: bytes) -> list[bytes]:
 
 
 def replace_once(data: bytes, old: bytes, new: bytes) -> Edit:
-    """Replace the one occurrence of `old`. Raises ToolInputError."""
+    """Replace the one occurrence of `old`. Raises ToolInputError if `old` is empty, is the same as
+    `new` or does not occur exactly once."""
     if not old:
         raise ToolInputError(
             "Nothing was changed: old_str is empty. Use insert to add text, create for a new file."
@@ -59,11 +60,12 @@ def replace_once(data: bytes, old: bytes, new: bytes) -> Edit:
 
 
 def insert_after(data: bytes, line: int, text: bytes) -> Edit:
-    """Insert `text` as lines of its own after line `line` (0: at the start). Raises ToolInputError.
+    """Insert `text` as lines of its own after line `line` (0: at the start). Raises ToolInputError
+    if the file has no such line, or if `text` is empty.
 
     A newline is added only where two lines would otherwise run together: after `text` if a line
     follows, and before it if the file's last line has none. The newline is CRLF if the file's first
-    line ends in CRLF. None is added at the end of the file.
+    line ends in CRLF. No newline is added at the end of the file.
     """
     lines = lines_of(data)
     if not 0 <= line <= len(lines):

@@ -37,7 +37,7 @@ def realtime() -> str | None:
 
 
 def capabilities() -> str | None:
-    """Looks for capabilities beyond those that installing packages takes."""
+    """Looks for capabilities beyond those that installing packages needs."""
     status = _status()
     held: set[int] = set()
     for name in _SETS:
