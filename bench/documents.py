@@ -95,7 +95,7 @@ def _rows(kind: Kind, tokens: int, plain: int) -> list[Row]:
 
 
 async def _count_tokens(reader: "_GrepModel", server: BenchServer, model: str) -> int:
-    """Return the number of tokens sent to the backend. Raise RuntimeError for a wrong answer."""
+    """Return the number of tokens sent to the backend. Raises RuntimeError for a wrong answer."""
     reader.bodies.clear()
     asked = {"model": model, "messages": [{"role": "user", "content": question_text()}]}
     async with httpx.AsyncClient(base_url=server.base_url, timeout=60) as client:

@@ -117,7 +117,7 @@ class Judgements:
         return self._verdicts.get(key)
 
     def append(self, judgement: Judgement) -> None:
-        """Write a verdict. It survives the end of this process."""
+        """Write a verdict. It survives a later kill of this process."""
         append_record(self._file, judgement)
         self._verdicts[judgement.key] = judgement.verdict
 

@@ -41,8 +41,8 @@ def prompt_of(row: TaskRow, placement: Placement) -> str:
 
 
 def convert(tasks: TaskSet, target: Target, out: Path, placement: Placement, split: Split) -> int:
-    """Write the rows of a split to a file, or to a directory with `bench`, and return their
-    number. Raises TaskError if there are none, or if `out` cannot be written."""
+    """Write the rows of a split to a file, or to a directory if the target is `bench`, and return
+    their number. Raises TaskError if there are none, or if `out` cannot be written."""
     rows = tasks.rows.get(split, ())
     if not rows:
         raise TaskError(f"{tasks.directory}: there are no rows in the split {split}")
