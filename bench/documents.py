@@ -1,4 +1,4 @@
-"""Tokens sent to the model for a question about four documents of 100,000 tokens in all.
+"""Tokens sent to the model for a question about four documents with 100,000 tokens in total.
 
 The question is sent once with all documents in the prompt (`:plain`), and once with the documents
 in a sandbox, where the scripted model greps for the fact, reads the lines around it and submits it.

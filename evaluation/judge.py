@@ -1,8 +1,8 @@
 """The grader `judge`: a model compares answers with the reference answers of their problems.
 
 The judge votes several times on each answer, at any endpoint of the chat completions API. Each
-verdict is written to judgements.jsonl at once, so that a report does not ask twice for it, and a
-report that was interrupted continues.
+verdict is written to judgements.jsonl at once, so that no report asks for it again, also after an
+interruption.
 """
 
 import asyncio

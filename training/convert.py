@@ -1,6 +1,6 @@
 """Converts tasks to the formats of trainers and to a suite of the evaluation, and describes them.
 
-The context of a task is in files, or in the prompt for comparison. Both come from the same row.
+The documents of a task are in files or, for comparison, in the prompt. Both come from the same row.
 """
 
 import json

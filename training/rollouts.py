@@ -92,11 +92,10 @@ class RolloutClient:
         retry_delay_s: float = 1.0,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """`base_url` is that of the proxy, up to `/v1`. `sandbox` and `parameters` are fields of
-        each request: its `sandbox` object, and sampling parameters such as `temperature`. With
-        `capture: messages` in `sandbox`, rollouts have no segments.
-        `retry_delay_s` is the delay before the second attempt, and doubles with each further
-        one."""
+        """`base_url` is that of the proxy, up to `/v1`. Each request has the fields in
+        `parameters`, such as `temperature`, and its `sandbox` object has those in `sandbox`. If
+        `sandbox` sets `capture` to `messages`, rollouts have no segments. `retry_delay_s` is the
+        delay before the second attempt, and doubles with each further one."""
         self._base_url = base_url
         self._headers = {"authorization": f"Bearer {api_key}"}
         self._common_fields = {**(parameters or {}), "model": model}

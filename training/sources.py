@@ -36,7 +36,7 @@ class Source:
 
     kind: Kind
     origin: str
-    """A description of the origin. It has the hash of the files of rows, if the source has any."""
+    """A description of the origin, with the hash of the data that `evaluation.row_sources` read."""
     licence: str
     contexts: Sequence[Context]
 

@@ -345,8 +345,8 @@ def _gold_files(task: _Task, files: Mapping[str, str], context_files: Sequence[s
 def _examples(earlier_tasks: Sequence[_Task], task: _Task, count: int) -> list[_Task]:
     """Return the last `count` earlier tasks whose answers do not contain the answer of `task`.
 
-    Choices are compared by their texts: if no example had the letter of the right choice, the
-    letters of the examples would tell which choice is wrong.
+    Choices are compared by their texts, not by their letters: if all examples with the letter of
+    the right choice were left out, the letters of the others would tell which choices are wrong.
     """
     golds = list(map(normalise, task.answers))
     others = [
