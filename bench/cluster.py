@@ -46,7 +46,7 @@ class Throughput:
 
     runs_per_min: float
     cpu_share: float
-    """Share of the processors' time in which they worked for any process, from 0 to 1."""
+    """The share of the time, from 0 to 1, in which the processors were busy with any process."""
     mib_per_run: float
     """Growth of the memory of all proxies divided by the number of concurrent runs, in MiB."""
 
@@ -78,7 +78,7 @@ async def measure(plan: Plan) -> list[TablePart]:
 
 
 def _run_s(plan: Plan) -> float:
-    """Return the duration of a run in seconds, if the proxies took no time."""
+    """Return the seconds that a run would take if the proxies took no time."""
     calls = SCRIPTS[FIVE_TURN_MODEL]
     commands = sum(name == "execute_bash" for name, _ in calls)
     files = len(calls) - commands

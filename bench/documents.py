@@ -1,4 +1,4 @@
-"""Tokens sent to the model for a question about four documents of 100,000 tokens in all.
+"""Tokens sent to the model for a question about four documents with 100,000 tokens in total.
 
 The question is sent once with all documents in the prompt (`:plain`), and once with the documents
 in a sandbox, where the scripted model greps for the fact, reads the lines around it and submits it.
@@ -95,7 +95,7 @@ def _rows(kind: Kind, tokens: int, plain: int) -> list[Row]:
 
 
 async def _count_tokens(reader: "_GrepModel", server: BenchServer, model: str) -> int:
-    """Return the number of tokens sent to the backend. Raise RuntimeError for a wrong answer."""
+    """Return the number of tokens sent to the backend. Raises RuntimeError for a wrong answer."""
     reader.bodies.clear()
     asked = {"model": model, "messages": [{"role": "user", "content": question_text()}]}
     async with httpx.AsyncClient(base_url=server.base_url, timeout=60) as client:

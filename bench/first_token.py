@@ -1,4 +1,4 @@
-"""Time until a client sees the first text of an answer, with a model that writes a token in 0.2 s.
+"""Time until a client sees the first text of an answer. The model writes a token every 0.2 s.
 
 Measures each API, plain and through the agent loop. On the first turn, the time starts at the
 client's request; after a tool call, it starts at the model request of the next turn, which excludes

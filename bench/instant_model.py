@@ -27,7 +27,7 @@ FIRST_PROMPT_TOKENS, REPLY_TOKENS, OBSERVATION_TOKENS = 1500, 60, 60
 """Numbers of tokens of the first prompt, of each reply and of each observation, as in short
 runs."""
 VOCABULARY_SIZE, TOKEN_STEP = 151_936, 7919
-"""The ids of the tokens are multiples of TOKEN_STEP below the size of Qwen3's vocabulary."""
+"""The token ids are multiples of TOKEN_STEP modulo the size of Qwen3's vocabulary."""
 Call = tuple[str, dict[str, Any]]
 WriteAnswer = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
 """A function that writes the response to a request body."""

@@ -44,8 +44,8 @@ class Leftovers:
 
     async def find(self) -> Mapping[str, int]:
         """Return the number of leftovers of each kind, once all are 0 or WAIT_S seconds have
-        passed. Meanwhile runs `sandbox-proxy gc` repeatedly, and the sweep that the store makes two
-        hours later: a file of a killed server may still get its record for one hour."""
+        passed. Until then, run `sandbox-proxy gc` and the store's sweep repeatedly. The store's
+        clock is two hours fast, because a sweep keeps blobs without a record for one hour."""
         store = Store(
             self.homes[0],
             database_url=postgresql.database_url(self.database_url),

@@ -71,7 +71,7 @@ class SandboxLender:
         await fill_pool(self._pools[kind], self._idle[kind])
 
     async def _hold(self, kind: str, count: int, command: str) -> None:
-        """Lease `count` more sandboxes and run a command in each, all at once."""
+        """Lease `count` more sandboxes, then run a command in all of them at once."""
         leases = [
             await self._leases.enter_async_context(self._pools[kind].lease(ISOLATION))
             for _ in range(count)

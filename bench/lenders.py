@@ -88,7 +88,8 @@ class Lender:
         self._process_key = process_key(child.pid)
 
     async def order(self, do: str, **details: Any) -> float:
-        """Run an order and return its duration in seconds. Raise LenderError."""
+        """Run an order and return its duration in seconds. Raises LenderError if the lender has
+        ended."""
         assert self._child.stdin
         assert self._child.stdout
         self._child.stdin.write(json.dumps({"do": do, **details}).encode() + b"\n")

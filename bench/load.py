@@ -58,7 +58,7 @@ async def burst(
 ) -> Burst:
     """Send `count` requests, at most `concurrency` at a time.
 
-    Raise RuntimeError for an error status, and for an answer without `expected_bytes`.
+    Raises RuntimeError for an error status, and for an answer without `expected_bytes`.
     """
     connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(concurrency)]
     left = iter(range(count))

@@ -1,8 +1,8 @@
 """Overhead of the agent loop in a run of five turns: duration and processor time.
 
-The run uses bash and the editor, writes an answer file and submits, with a model that answers
-without delay and warm sandboxes. The time for the same four commands in a sandbox without loop and
-proxy is the lower bound. A minimal loop on the same libraries and sandboxes shows the share of the
+The run uses bash and the editor, writes an answer file and submits. Its sandbox is warm, and the
+model answers without delay. The time for the same four commands in a sandbox without loop and proxy
+is the lower bound. A minimal loop on the same libraries and sandboxes shows the share of the
 libraries in the processor time.
 """
 
@@ -54,7 +54,7 @@ MODEL = "model"
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Measure every backend, and a bare sandbox of the same kind."""
+    """Measure the proxy, the minimal loop and bare sandboxes with every backend."""
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(working_backends(plan.image))
         model = await opened.enter_async_context(model_backend())

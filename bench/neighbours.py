@@ -1,9 +1,10 @@
-"""Effect of a sandbox that uses up a resource on another sandbox's commands and on `/health`.
+"""Measures how much a sandbox that uses up a resource slows down the commands of another sandbox
+and `/health`, and how much extreme request bodies slow down `/health`.
 
-Also measures the effect of extreme request bodies on `/health`. The proxy handles two requests. In
-the first, the model runs a bomb; in the second, called the neighbour, the model runs short
-commands. The model is served by this process, which times the commands. On a host with no more
-cores than a sandbox may use, the figures include this process's own wait for a core.
+For each bomb, the proxy handles two requests. In the first, the model runs the bomb; in the second,
+called the neighbour, the model runs short commands. The model is served by this process, which
+times the commands. On a host with no more cores than a sandbox may use, the figures include this
+process's own wait for a core.
 """
 
 import asyncio
@@ -116,7 +117,8 @@ async def measure(plan: Plan) -> list[TablePart]:
 
 @asynccontextmanager
 async def _run_server(plan: Plan, name: str) -> AsyncIterator[tuple[BenchServer, BombModel]]:
-    """Run the proxy with the backend `name`, and a model. Raise RuntimeError if the proxy fails."""
+    """Run the proxy with the backend `name`, and a model. Raises RuntimeError if the proxy does not
+    start."""
     model, port = BombModel(), free_port()
     backend, runtime = BACKENDS[name]
     listening = await asyncio.start_server(partial(serve, model.answer), "127.0.0.1", port)

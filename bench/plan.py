@@ -30,7 +30,7 @@ class Plan:
     simulated_sandboxes: int = SIMULATED_SANDBOXES
     """Number of sandboxes of the largest cluster that `cluster` simulates."""
     simulated_model_s: float = SIMULATED_MODEL_S
-    """Duration of each model call in that simulation, in seconds."""
+    """Duration of each model call in the simulation of `cluster`, in seconds."""
 
 
 async def interleave(

@@ -1,5 +1,5 @@
-"""Sandboxes in a Kubernetes cluster against those of the local Docker engine, in turn: a command,
-the start of a sandbox, and its end."""
+"""Compares sandboxes in a Kubernetes cluster with those of the local Docker engine: the duration of
+a command, of the start of a sandbox and of its end."""
 
 import tempfile
 import time

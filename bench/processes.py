@@ -111,8 +111,7 @@ def available_mib() -> float:
 
 
 def busy_s() -> float:
-    """Return the seconds for which all processors together have worked since boot, for any
-    process."""
+    """Return the busy time of all processors since boot, added up, in seconds."""
     user, nice, system, _, _, *interrupts = map(int, (PROC / "stat").read_text().split()[1:9])
     return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 

@@ -25,8 +25,7 @@ class ReferenceProcess:
 
     async def run(self) -> tuple[float, float]:
         """Run the script. Return the seconds until the answer, and the seconds until the container
-        is also removed. Raise RuntimeError.
-        """
+        is also removed. Raises RuntimeError if the process ends or the answer is wrong."""
         self.stdin.write(b"\n")
         async with asyncio.timeout(TIMEOUT_S):
             line = await self.stdout.readline()
@@ -44,7 +43,8 @@ async def reference_process(
     model: BenchServer, script: str, image: str
 ) -> AsyncIterator[ReferenceProcess]:
     """Run a process of the reference during the block. `script` is the name of a script, which is
-    also the name of the model that plays it. Raise PeerMissingError."""
+    also the name of the model that plays it. Raises PeerMissingError if the reference cannot be
+    installed."""
     python = await asyncio.to_thread(peer_python, "reference", *REFERENCE_PACKAGES)
     async with process(
         [str(python), str(DRIVER), model.base_url, script, image],

@@ -1,7 +1,7 @@
 """A run of three turns through the whole proxy, from a client's request to its answer.
 
-The script uses bash, writes an answer file with the editor and submits, with a model that answers
-without delay and a warm or cold sandbox. The reference runs the same script with the same model and
+The script uses bash, writes an answer file with the editor and submits. The model answers without
+delay; the sandbox is warm or cold. The reference runs the same script with the same model and
 image; the time of its imports, needed in every process, is excluded.
 """
 

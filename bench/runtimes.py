@@ -84,7 +84,7 @@ class PeerRuntime:
                     await self._finish()
 
     async def _finish(self) -> None:
-        """Let the program remove its sandbox."""
+        """Let the program remove its sandbox, and wait for its end."""
         assert self._child
         assert self._child.stdin
         self._child.stdin.close()
@@ -92,7 +92,7 @@ class PeerRuntime:
             await self._child.wait()
 
     async def order(self, do: Order, **arguments: str) -> float:
-        """Run an order and return its duration in ms. Raise PeerMissingError."""
+        """Run an order and return its duration in ms. Raises PeerMissingError if it fails."""
         assert self._child
         assert self._child.stdin
         assert self._child.stdout

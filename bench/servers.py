@@ -96,8 +96,8 @@ async def run_server(
     timeout_s: float = START_TIMEOUT_S,
     log_file: Path | None = None,
 ) -> AsyncIterator[BenchServer]:
-    """Run a server and yield it once it answers at `path`. Raise RuntimeError if it does not.
-    Append its output to `log_file`."""
+    """Run a server, and yield it once it answers at `path`. Its output is appended to `log_file`.
+    Raises RuntimeError if the server ends first, or if it does not answer within `timeout_s`."""
     started = time.perf_counter()
     with log_file.open("a+b") if log_file else tempfile.TemporaryFile() as log:
         async with process(command, stdout=log, stderr=log, env=env) as child:

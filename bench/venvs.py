@@ -13,7 +13,8 @@ class PeerMissingError(Exception):
 
 
 def peer_python(name: str, *requirements: str) -> Path:
-    """Return the interpreter of a virtualenv with these packages. Raise PeerMissingError."""
+    """Return the interpreter of a virtualenv with these packages. Raises PeerMissingError if they
+    cannot be installed."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     directory = cache / "llm-sandbox-proxy" / f"bench-{name}"
     python, complete = directory / "bin" / "python", directory / "complete"

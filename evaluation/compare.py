@@ -1,5 +1,5 @@
-"""Compares several evaluations of the same suites: other models, or a model before and after a
-change."""
+"""Compares several evaluations of the same suites, such as those of different models, or of one
+model before and after a change."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -156,7 +156,7 @@ def _grade_text(sample: Sample, text: str) -> Grade:
 
 
 def _grade_verbatim(sample: Sample, text: str) -> Grade:
-    """Compare the whole answer, apart from empty lines around it and the kind of line ends."""
+    """Compare the whole answer. Empty lines around it and the kind of line endings are ignored."""
     if "```" in text and "```" not in sample.ground_truth:
         return UNFORMATTED
     return RIGHT if _split_lines(text) == _split_lines(sample.ground_truth) else WRONG
@@ -167,8 +167,8 @@ def _split_lines(text: str) -> list[str]:
 
 
 def _grade_json(sample: Sample, text: str) -> Grade:
-    """Compare JSON values. The order of keys does not matter. Numbers are compared by value;
-    texts, numbers and true/false differ."""
+    """Compare JSON values. The order of keys does not matter. Numbers are compared by value. A
+    text, a number and a boolean are never equal to each other."""
     try:
         right = _parse_json(sample.ground_truth)
     except ValueError as error:

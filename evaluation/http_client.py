@@ -49,7 +49,7 @@ class HTTPClient:
     """Sends requests to an API. Each request uses an idle connection, or a new one if none is idle,
     so the caller limits the number of requests at a time.
 
-    The environment variables of proxies, such as `HTTPS_PROXY`, and `SSL_CERT_FILE` apply.
+    The environment variables for HTTP proxies, such as `HTTPS_PROXY`, and `SSL_CERT_FILE` apply.
     """
 
     def __init__(self, base_url: str, api_key: str, timeout_s: float) -> None:
@@ -103,8 +103,8 @@ class HTTPClient:
 
     @cached_property
     def _route(self) -> Mapping[str, Any]:
-        """The options of aiohttp for the proxy and the certificates. Raises ValueError if the URL
-        is malformed."""
+        """The options of aiohttp for the HTTP proxy and the certificates. Raises ValueError if the
+        URL is malformed."""
         url = URL(self.base_url)
         return {"proxy": _proxy_url(url), "ssl": _ssl_context() if url.scheme == "https" else True}
 
@@ -141,8 +141,8 @@ def _ssl_context() -> ssl.SSLContext:
 
 
 def _proxy_url(url: URL) -> str | None:
-    """Return the proxy of the environment for a URL, or None. aiohttp's `trust_env` would look it
-    up in a thread for each request."""
+    """Return the HTTP proxy that the environment sets for a URL, or None. aiohttp's `trust_env`
+    would look it up in a thread for each request."""
     proxies = getproxies()
     found = proxies.get(url.scheme) or proxies.get("all")
     if not found or proxy_bypass(url.host or ""):

@@ -28,11 +28,12 @@ _RESOURCE = re.compile(r"nltk\.download\('([\w.-]+)'\)")
 
 
 def check_instructions(entry: Mapping[str, Any], answer: str) -> tuple[bool, bool]:
-    """Return whether an answer follows all instructions of an entry, strictly and loosely.
+    """Return the results of the strict and the loose test: True if an answer follows all
+    instructions of an entry.
 
-    Loosely: each instruction is followed by the answer or by one of its variants, which leave out
-    asterisks, the first line or the last line. Raises UngradableError if a package, data of NLTK or
-    a checker is missing.
+    In the loose test, the answer or one of its variants must follow each instruction. The variants
+    leave out asterisks, the first line or the last line. Raises UngradableError if a package, data
+    of NLTK or a checker is missing.
     """
     library = load_ifbench()
     checkers = library.instructions_registry.INSTRUCTION_DICT

@@ -1,7 +1,7 @@
 """Journals: files that survive a kill of the process that writes them, such as results.jsonl.
 
-A journal has one record a line, in JSON. A kill in the midst of a write leaves a last line without
-an end: readers pass over it, and the next writer removes it.
+A journal has one record a line, in JSON. A kill during a write leaves an incomplete last line:
+readers skip it, and the next writer removes it.
 """
 
 import fcntl
@@ -37,7 +37,7 @@ def open_journal(path: Path) -> Iterator[IO[bytes]]:
 
 
 def append_record(file: IO[bytes], record: BaseModel) -> None:
-    """Write a record at the end of a journal. It survives the end of this process."""
+    """Write a record at the end of a journal. It survives a later kill of this process."""
     file.write(record.model_dump_json().encode() + b"\n")
     file.flush()
 
@@ -80,7 +80,7 @@ def first_fault(error: ValidationError) -> str:
 
 
 def _remove_unfinished_line(file: IO[bytes]) -> None:
-    """Remove a last line without an end. The file is read backwards, as it may be large."""
+    """Remove an incomplete last line. The file is read backwards, as it may be large."""
     end = file.seek(0, SEEK_END)
     while end:
         start = max(0, end - _BLOCK_BYTES)

@@ -1,8 +1,8 @@
 """The grader `judge`: a model compares answers with the reference answers of their problems.
 
 The judge votes several times on each answer, at any endpoint of the chat completions API. Each
-verdict is written to judgements.jsonl at once, so that a report does not ask twice for it, and a
-report that was interrupted continues.
+verdict is written to judgements.jsonl at once, so that no report asks for it again, also after an
+interruption.
 """
 
 import asyncio
@@ -117,7 +117,7 @@ class Judgements:
         return self._verdicts.get(key)
 
     def append(self, judgement: Judgement) -> None:
-        """Write a verdict. It survives the end of this process."""
+        """Write a verdict. It survives a later kill of this process."""
         append_record(self._file, judgement)
         self._verdicts[judgement.key] = judgement.verdict
 

@@ -140,7 +140,7 @@ def accuracies(graded: Sequence[GradedResult]) -> list[Accuracy]:
 
 
 def scores(graded: Sequence[GradedResult], mode: Mode) -> Mapping[str, Fraction]:
-    """Return the mean score in a mode of each problem that has a grade, by the sample's id."""
+    """Return the mean score of each graded problem in a mode, by the id of its sample."""
     found: dict[str, list[Fraction]] = defaultdict(list)
     for each in graded:
         if each.result.mode == mode and each.grade is not None:
@@ -166,8 +166,8 @@ class Pairs:
     plain: Sequence[GradedResult]
     sandbox: Sequence[GradedResult]
     left_out: int
-    """The number of problems and repeats that have results in both modes, but no answer in one of
-    them, such as those whose plain prompt exceeds the context window."""
+    """The number of pairs that are left out because one of the two results has no answer, such as
+    pairs whose plain prompt exceeds the context window."""
 
 
 def pairs(graded: Sequence[GradedResult]) -> Pairs:
@@ -372,9 +372,9 @@ def speeds(evaluation: Evaluation, graded: Sequence[GradedResult]) -> list[Speed
 
 
 def _latency_shares_s(evaluation: Evaluation, graded: Sequence[GradedResult]) -> list[float]:
-    """Return the latency of each request divided by its concurrency, in seconds. Requests may
-    differ in concurrency, because a later `sandbox-eval run` may continue an evaluation with
-    another one."""
+    """Return the latency of each request divided by its concurrency, in seconds. The concurrency
+    may differ between requests, because each `sandbox-eval run` that continues an evaluation sets
+    its own."""
     return [
         each.result.latency_s / (each.result.concurrency or evaluation.info.concurrency)
         for each in graded

@@ -83,11 +83,11 @@ class PaperSuite:
     hub_name: str
     """The authors' data set on the hub."""
     patterns: Sequence[str]
-    """The paths of the files in the authors' data set."""
+    """Patterns for the paths of the files in the authors' data set."""
     reference_configuration: str
     """The name of the suite's configuration in REFERENCE_DATA_SET."""
     parquet_patterns: Sequence[str] = ()
-    """The paths of the files if the authors' data set was converted to Parquet, as the hub and the
+    """Patterns for the paths if the authors' data set was converted to Parquet, as the hub and the
     package `datasets` do it. Empty if this format does not have all that the suite needs."""
     package: Package | None = None
     """A package that contains the data."""

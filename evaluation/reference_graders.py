@@ -1,8 +1,8 @@
 """The graders of the paper's own implementation, from the installed package llm-in-sandbox.
 
-They are looser than the strict graders: they search any text for the answer. Each is loaded from
-the package's file, so that the package's dependencies are not needed. The reference's judge is in
-evaluation/judge.py.
+They are looser than the strict graders: they search any text for the answer. The file of each
+grader is loaded by itself, so that the package's dependencies are not needed. The reference's judge
+is in evaluation/judge.py.
 """
 
 import importlib.util

@@ -159,7 +159,7 @@ def p_value_note(p_values: Sequence[PValue]) -> str:
 
 
 def number_text(value: float, digits: int = 0) -> str:
-    """Return a number with separators of thousands, or EMPTY_CELL for 0."""
+    """Return a number with thousands separators, or EMPTY_CELL for 0."""
     return f"{value:,.{digits}f}" if value else EMPTY_CELL
 
 
@@ -449,8 +449,8 @@ def _markdown_table(section: Section) -> str:
 
 
 def _escape_cells(cells: Sequence[str]) -> list[str]:
-    """Return the cells on one line each, without HTML, links and images, as codes of errors are
-    hostile texts."""
+    """Return each cell on one line, with HTML tags, links and images escaped: a cell may contain
+    the code of an error, which is a hostile text."""
     lines = (
         " ".join(cell.split()).replace("\\", r"\\").replace("|", r"\|").replace("](", r"\](")
         for cell in cells

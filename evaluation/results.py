@@ -1,6 +1,6 @@
 """Reads and writes the directory of an evaluation. Each result is written when its request ends.
 
-run.json             the settings, which a resumed run must have too
+run.json             the settings, which must stay the same when a later run continues
 results.jsonl        one record a line, in the order in which the requests end
 trajectories.jsonl   the steps of each completion, with --capture also the turns, one record a line
 report.md            the report
@@ -163,7 +163,7 @@ class Trajectory(_Record):
     reasoning: str = ""
     """The model's reasoning, and its text between the tool calls."""
     steps: tuple[Step, ...] = ()
-    """The tool calls that the answer has as events, without the submission of the answer."""
+    """The tool calls that the completion has as events. The submission is not one of them."""
     steps_left_out: int = 0
     """The number of steps that were left out because the trajectory would be too long."""
     files: tuple[ProducedFile, ...] = ()
@@ -197,7 +197,7 @@ class RunSettings(_Record):
     request: Mapping[str, Any]
     """Further fields of all requests."""
     protocols: Mapping[str, Mapping[str, Any]] = {}
-    """The fields that the protocols of the suites add, by the name of the suite."""
+    """The settings of each suite's protocol that differ from their defaults, without `repeats`."""
     seed: int | None
 
 
@@ -223,7 +223,7 @@ class ResultWriter:
         """The keys that need no further request. Infrastructure errors are not among them."""
 
     def append(self, result: Result, trajectory: Trajectory | None = None) -> None:
-        """Write a result and its trajectory. Both survive the end of this process."""
+        """Write a result and its trajectory. Both survive a later kill of this process."""
         # The trajectory is first, so that a kill between the lines leaves no result without one.
         # The next run sends the request again, and the reader ignores the first trajectory.
         if trajectory is not None:
@@ -238,7 +238,7 @@ def open_results(directory: Path, info: RunInfo) -> Iterator[ResultWriter]:
     """Create or continue an evaluation, and yield the writer of its results.
 
     Raises ResultsError if the settings differ from the earlier ones, if another process writes to
-    the directory, or if a record is malformed. A last line without an end, which a killed process
+    the directory, or if a record is malformed. An incomplete last line, which a killed process
     leaves, is removed.
     """
     directory.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,7 @@ SANDBOX_LOST_TEXT = (
     " starts in a new one, which has nothing but the files the user gave."
 )
 """The end of an observation after the sandbox has ended unexpectedly. Such an observation has no
-exit code, unlike a command that prints the same text."""
+exit code, unlike the observation of a command that prints the same text."""
 MAX_CODE_CHARS = 100
 """Maximum length of a finish reason or an error code, which come from a server."""
 MAX_DELAY_S = 60.0
@@ -64,8 +64,8 @@ class Plan:
     repeats: int | None = None
     """Number of requests for each problem in each mode; None: by the protocol of its suite."""
     limit: int | None = None
-    """The maximum number of samples of each domain. The kinds of a domain take turns, so that a
-    small part has problems of all subjects. A larger limit adds samples and keeps the others."""
+    """The maximum number of samples of each domain; None: all. The kinds of a domain take turns, so
+    that a low limit still includes many kinds. A higher limit keeps these samples and adds more."""
     sandbox: Mapping[str, Any] | None = None
     """Fields of the `sandbox` object of the requests with a sandbox. They replace those of the
     suite's protocol; a field that is None is not sent."""
@@ -73,7 +73,7 @@ class Plan:
     """Further fields of all requests, such as temperature. They replace those of the suite's
     protocol; a field that is None is not sent."""
     seed: int | None = None
-    """The seed that the requests of the first repeat send; each repeat adds 1."""
+    """The seed in the requests of the first repeat; each further repeat adds 1. None: not sent."""
     max_retries: int = 3
     capture_turns: bool = False
     """True to keep the turns of each run with a sandbox."""

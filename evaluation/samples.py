@@ -84,11 +84,11 @@ class Protocol(_Record):
     """Fields of the `sandbox` object of the requests with a sandbox."""
 
     def request_fields(self) -> dict[str, Any]:
-        """Return the fields of all requests, such as temperature."""
+        """Return the fields that the protocol adds to each request, such as temperature."""
         return self.model_dump(include={"temperature", "max_tokens"}, exclude_none=True)
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields that the protocol adds to requests."""
+        """Return the settings that differ from their defaults, without `repeats`, for run.json."""
         return self.model_dump(exclude={"repeats"}, exclude_defaults=True)
 
 

@@ -1,7 +1,7 @@
 """A scripted model with known behaviour, as an OpenAI-compatible server.
 
-The model knows the samples of the offline suites. BEHAVIOURS says for each kind of problem what the
-model does without and with tools. The results of an evaluation follow from BEHAVIOURS.
+The model knows the samples of the generated suites. BEHAVIOURS says for each kind of problem what
+the model does without and with tools. The results of an evaluation follow from BEHAVIOURS.
 """
 
 import json

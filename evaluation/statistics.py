@@ -51,8 +51,8 @@ def mean(values: Sequence[Fraction]) -> float:
 
 
 def bootstrap_interval(values: Sequence[Fraction]) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean, by the percentile bootstrap; None for less than two
-    values.
+    """Return the 95 % interval of the mean, by the percentile bootstrap; None for fewer than
+    two values.
 
     Each value belongs to one problem, so that the interval is over problems. The same values give
     the same interval.
@@ -123,8 +123,8 @@ def _count_extreme_flips(numbers: Sequence[int], observed_sum: int) -> int:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest of the values that at least `share` (0 to 1) of all values do not
-    exceed."""
+    """Return the nearest-rank percentile: the smallest value such that at least `share` (0 to 1) of
+    the values are less than or equal to it."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 

@@ -31,8 +31,8 @@ TIMEOUT_S = 60.0
 
 
 async def with_turns(client: HTTPClient, trajectory: Trajectory) -> Trajectory:
-    """Return a trajectory with the turns of its run. If the turns cannot be read, `turns_error` of
-    the result is the reason. `client` has the URL and the key of the proxy."""
+    """Return a trajectory with the turns of its run, or with the reason in `turns_error` if the
+    turns cannot be read. `client` has the URL and the key of the proxy."""
     path = f"/runs/{quote(trajectory.run_id, safe='')}/trajectory"
     try:
         async with asyncio.timeout(TIMEOUT_S):

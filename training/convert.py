@@ -1,6 +1,6 @@
 """Converts tasks to the formats of trainers and to a suite of the evaluation, and describes them.
 
-The context of a task is in files, or in the prompt for comparison. Both come from the same row.
+The documents of a task are in files or, for comparison, in the prompt. Both come from the same row.
 """
 
 import json
@@ -41,8 +41,8 @@ def prompt_of(row: TaskRow, placement: Placement) -> str:
 
 
 def convert(tasks: TaskSet, target: Target, out: Path, placement: Placement, split: Split) -> int:
-    """Write the rows of a split to a file, or to a directory with `bench`, and return their
-    number. Raises TaskError if there are none, or if `out` cannot be written."""
+    """Write the rows of a split to a file, or to a directory if the target is `bench`, and return
+    their number. Raises TaskError if there are none, or if `out` cannot be written."""
     rows = tasks.rows.get(split, ())
     if not rows:
         raise TaskError(f"{tasks.directory}: there are no rows in the split {split}")

@@ -132,8 +132,8 @@ def train_supervised(
     seed: int,
     batch_size: int = 16,
 ) -> list[float]:
-    """Train the model on an export in the format `sft`, and return the loss of each step. Only the
-    assistant's tokens count, which the tokenizer's chat template must mark."""
+    """Train the model on an export in the format `sft`, and return the loss of each step. The loss
+    counts only the assistant's tokens; the tokenizer's chat template must mark them."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "traces.jsonl")
         file.write_text(export, encoding="utf-8")

@@ -95,7 +95,7 @@ def _heredoc_kind(heredoc: _Heredoc) -> str:
 
 
 def _shell_commands(text: str) -> Iterator[list[str]]:
-    """Yield the words of each simple command. A text that is no shell command is one word `?`."""
+    """Yield the words of each simple command, or only the word `?` if the text cannot be parsed."""
     lexer = shlex.shlex(text.replace("\n", ";"), posix=True, punctuation_chars=";|&")
     lexer.whitespace_split = True
     try:
@@ -127,8 +127,8 @@ def _simple_command_kind(words: Sequence[str]) -> str:
 
 
 def _is_program(text: str) -> bool:
-    """Return True if a text is a Python program and not a shell command, such as a file that the
-    editor wrote."""
+    """Return True if a text is a Python program, such as a file that the editor wrote, and not a
+    shell command."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -7,7 +7,7 @@ from pathlib import Path
 from evaluation.row_sources import read_files
 
 MIN_SUBSTRING_CHARS = 4
-"""An ASCII answer with fewer characters is found only as whole words, not inside of words."""
+"""An ASCII answer with fewer characters is found only as whole words, not inside words."""
 NGRAM_WORDS = 13
 """Length of the word sequences that a task may not share with a benchmark's prompt (Brown et al.,
 2020, appendix C)."""

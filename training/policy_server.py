@@ -1,8 +1,8 @@
-"""A server for the model of a trainer in the same process, for training on a CPU.
+"""Serves the model that a trainer in the same process trains, for training on a CPU.
 
 The server answers POST /v1/chat/completions with token ids and log probabilities, as vLLM does,
-always with the current weights. Requests that arrive together are generated as one batch. For a GPU
-use vLLM.
+always with the current weights. The replies to requests that arrive together are generated as one
+batch. For a GPU use vLLM.
 """
 
 import json
@@ -52,7 +52,7 @@ class PolicyServer:
         max_tokens: int = 64,
         batch_wait_s: float = 0.02,
     ) -> None:
-        """`max_tokens` is the limit of replies to requests without one. `batch_wait_s` is the time
+        """`max_tokens` is the limit of a reply if the request has none. `batch_wait_s` is the time
         to wait for each further request of a batch."""
         self.name = name
         self.max_tokens = max_tokens
@@ -131,8 +131,8 @@ class PolicyServer:
                     request.reply.set_result(reply)
 
     def _next_batch(self) -> list[_Request] | None:
-        """Wait for requests and return those with the temperature of the first request. Return None
-        when the server ends."""
+        """Wait for a request, and return it with the following requests of the same temperature.
+        Return None when the server ends."""
         first = self._queue.get()
         if first is None:
             return None

@@ -1,7 +1,7 @@
 """Rollouts: runs of tasks through a proxy, with their tokens and their rewards.
 
 A rollout that the infrastructure spoils (the proxy, the backend or the sandbox failed) is repeated.
-If it fails again, it has no reward, so that a trainer leaves it out of its group. A mistake that
+If all attempts fail, it has no reward, so that a trainer leaves it out of its group. A mistake that
 would spoil every rollout, such as a wrong key, ends them all with a RolloutError.
 """
 
@@ -92,11 +92,10 @@ class RolloutClient:
         retry_delay_s: float = 1.0,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """`base_url` is that of the proxy, up to `/v1`. `sandbox` and `parameters` are fields of
-        each request: its `sandbox` object, and sampling parameters such as `temperature`. With
-        `capture: messages` in `sandbox`, rollouts have no segments.
-        `retry_delay_s` is the delay before the second attempt, and doubles with each further
-        one."""
+        """`base_url` is that of the proxy, up to `/v1`. Each request has the fields in
+        `parameters`, such as `temperature`, and its `sandbox` object has those in `sandbox`. If
+        `sandbox` sets `capture` to `messages`, rollouts have no segments. `retry_delay_s` is the
+        delay before the second attempt, and doubles with each further one."""
         self._base_url = base_url
         self._headers = {"authorization": f"Bearer {api_key}"}
         self._common_fields = {**(parameters or {}), "model": model}
@@ -109,7 +108,7 @@ class RolloutClient:
 
     async def pause(self, timeout_s: float = PAUSE_TIMEOUT_S) -> int:
         """Let the proxy start no new runs until `resume`, for at most `timeout_s` seconds. Return
-        the number of runs that are at work and continue. Needs the operator's key if the proxy has
+        the number of runs in progress, which continue. Needs the operator's key if the proxy has
         several keys. Raises RolloutError, HTTPError."""
         return await self._set_pause("/pause", {"timeout_s": timeout_s})
 
@@ -238,7 +237,7 @@ def _data_url(text: str) -> str:
 
 
 def _require_tokens(trajectory: Mapping[str, Any]) -> None:
-    """Raise RolloutError if the run succeeded without any token ids."""
+    """Raise RolloutError if a run without an infrastructure error has no token ids."""
     if trajectory["token_segments"] or trajectory["outcome"] == INFRA_ERROR:
         return
     reasons = [call["tokens_missing"] for call in trajectory["model_calls"]]

@@ -36,14 +36,14 @@ class Source:
 
     kind: Kind
     origin: str
-    """A description of the origin. It has the hash of the files of rows, if the source has any."""
+    """A description of the origin, with the hash of the data that `evaluation.row_sources` read."""
     licence: str
     contexts: Sequence[Context]
 
 
 def read_source(kind: Kind, source: str, licence: str | None, seed: int) -> Source:
     """Read contexts. `source` is a path, a name on the hub such as hf:OWNER/NAME, or, if the kind
-    is `synthetic`, how many contexts to make.
+    is `synthetic`, the number of contexts to generate.
 
     `licence` replaces the default licence of the kind. Raises TaskError or SuiteError with the
     row and the field that is wrong.
@@ -184,7 +184,7 @@ def _read_directory(source: str, _: int) -> tuple[str, Sequence[Context]]:
 
 
 def _context_without_questions(name: str, text: str) -> Context:
-    """Return a document without questions, which may be a distractor."""
+    """Return the context of a document that no question names. It may serve as a distractor."""
     place = PurePosixPath(name)
     domain = place.parent.name or "documents"
     return Context(domain, domain, (Document(place.stem, text),), ())

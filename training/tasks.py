@@ -24,8 +24,8 @@ MAX_ANSWER_TOKENS = 30
 """Maximum length of a right answer in tokens, which are words and punctuation marks. A question
 with a longer answer is dropped."""
 MAX_FILES_CHARS = 2_000_000
-"""Maximum number of characters of the files of one task. Distractors that exceed it are left
-out."""
+"""Maximum number of characters of the files of one task. A larger context is dropped. Distractors
+that do not fit are left out."""
 ANSWER_FORMS: Mapping[QaType, str] = {
     "mcq1": "One choice is right. The answer is its letter.",
     "mcqN": (
@@ -54,8 +54,8 @@ class BuildOptions:
     distractors: int = 4
     distractor_mode: DistractorMode = "random"
     names: Names = "neutral"
-    """Names of the files. `neutral` gives doc_01.txt and so on, and `titles` makes the names of the
-    titles. The order of the files is random."""
+    """Names of the files. `neutral` gives doc_01.txt and so on, and `titles` makes the names from
+    the titles. The order of the files is random."""
     tasks_per_context: int = 1
     val_fraction: float = 0.0
     """The part of the contexts whose tasks are held out."""
@@ -345,8 +345,8 @@ def _gold_files(task: _Task, files: Mapping[str, str], context_files: Sequence[s
 def _examples(earlier_tasks: Sequence[_Task], task: _Task, count: int) -> list[_Task]:
     """Return the last `count` earlier tasks whose answers do not contain the answer of `task`.
 
-    Choices are compared by their texts: if no example had the letter of the right choice, the
-    letters of the examples would tell which choice is wrong.
+    Choices are compared by their texts, not by their letters: if all examples with the letter of
+    the right choice were left out, the letters of the others would tell which choices are wrong.
     """
     golds = list(map(normalise, task.answers))
     others = [

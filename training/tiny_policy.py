@@ -1,4 +1,4 @@
-"""A tiny model and its tasks, with which training through the proxy is shown on a CPU.
+"""A tiny model and its tasks, to demonstrate training through the proxy on a CPU.
 
 A task has twelve facts in three files and asks for one of them, like the paper's reading tasks on a
 small scale. The model has 0.4 million parameters and random weights, a tokenizer of its own, and a

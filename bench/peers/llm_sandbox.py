@@ -12,7 +12,7 @@ from typing import Any
 from bench.peers.driver import serve
 
 NO_SETUP = {"skip_environment_setup": True}
-"""An option without which llm-sandbox first installs Python packages from the network."""
+"""The option that keeps llm-sandbox from first installing Python packages from the network."""
 
 
 class LlmSandbox:
