@@ -121,7 +121,7 @@ def test_memory_of_a_decoded_json_value_and_its_encoding_is_counted() -> None:
     assert 2 * MIB < decoded.copies_bytes < 2 * MIB + 1000
 
 
-def test_long_names_in_json_objects_are_limited_like_structure() -> None:
+def test_total_length_of_names_in_a_json_object_is_limited() -> None:
     fits = b'{"' + b"k" * MIN_CHARS + b'" : 1}'
     decoded, _ = finish(decode_in_steps(fits, MARK))
     assert decoded.value == {"k" * MIN_CHARS: 1}

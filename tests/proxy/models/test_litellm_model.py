@@ -97,7 +97,7 @@ def test_litellm_is_imported_at_the_first_call() -> None:
 # Requests
 
 
-async def test_litellm_arguments_in_the_request_are_only_sent_to_the_backend() -> None:
+async def test_litellm_arguments_in_a_request_are_sent_to_the_backend_and_not_applied() -> None:
     elsewhere = "http://127.0.0.1:1/v1"
     fields = {"api_base": elsewhere, "base_url": elsewhere, "mock_response": "hi", "num_retries": 3}
     async with opened([text_reply("42")]) as (backend, model):

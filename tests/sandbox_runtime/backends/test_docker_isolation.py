@@ -147,7 +147,7 @@ time.sleep(60)
 """
 
 
-async def test_timers_of_a_sandbox_leave_timers_for_the_hosts_root_user(
+async def test_root_on_the_host_can_create_timers_while_a_sandbox_has_its_maximum(
     backend: DockerBackend,
 ) -> None:
     """Both are the same user, whose timers and queued signals are counted once."""

@@ -113,7 +113,7 @@ def test_image_with_the_agent_needs_no_init_container() -> None:
     assert spec["containers"][0]["command"][-1] == AGENT_PATH
 
 
-def test_strict_sandbox_writes_only_to_volumes_in_its_memory() -> None:
+def test_volumes_of_a_strict_sandbox_are_in_its_memory() -> None:
     pod = SPEC.sandbox("s-1", "owner", Isolation(level="strict", memory_mib=1024, disk_mib=4096))
     disks = [each["emptyDir"] for each in pod["spec"]["volumes"] if each["name"] != "agent"]
     assert {disk["medium"] for disk in disks} == {"Memory"}

@@ -85,7 +85,7 @@ async def made(attack: Attack) -> EscapeFinding:
 
 
 @pytest.mark.docker
-async def test_separate_kernel_excuses_attacks_on_itself_but_not_on_a_neighbour(
+async def test_attack_on_a_separate_kernel_counts_as_held_unless_a_neighbour_is_disturbed(
     tmp_path: Path,
 ) -> None:
     """An attack on the sandbox's own kernel is harmless, an effect on a neighbour is not."""
