@@ -250,7 +250,7 @@ async def test_tool_choice_applies_to_the_first_turn(tmp_path: Path) -> None:
     assert choices == ["required", None]
 
 
-async def test_refusal_is_a_refusal_content_part(tmp_path: Path) -> None:
+async def test_model_refusal_becomes_a_refusal_content_part(tmp_path: Path) -> None:
     refusal = {"message": {"role": "assistant", "content": None, "refusal": "No."}}
     async with responses_http([refusal], tmp_path) as (client, _):
         response = await create(client)

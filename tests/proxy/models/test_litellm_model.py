@@ -86,7 +86,7 @@ async def test_tools_are_sent_if_the_package_mcp_is_not_installed(provider: str)
     assert streamed.message["tool_calls"][0]["function"] == function
 
 
-def test_litellm_is_imported_at_the_first_call() -> None:
+def test_litellm_is_not_imported_when_a_model_is_created() -> None:
     program = (
         "import sys; from proxy.models.litellm_model import LiteLLMModel;"
         "LiteLLMModel(['openai/x'], timeout_s=1); sys.exit('litellm' in sys.modules)"

@@ -94,7 +94,7 @@ async def test_container_settings_enforce_every_boundary(backend: DockerBackend)
     assert facts["Config"]["StdinOnce"]
 
 
-async def test_every_boundary_of_a_container_holds_from_inside(backend: DockerBackend) -> None:
+async def test_boundaries_of_a_container_are_in_force_inside(backend: DockerBackend) -> None:
     async with new_sandbox(backend, Isolation(pids=64)) as sandbox:
         status = await output(sandbox, "cat /proc/self/status")
         assert "CapEff:\t00000000000000fb\n" in status

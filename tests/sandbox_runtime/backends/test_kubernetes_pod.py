@@ -67,7 +67,7 @@ def test_strict_pod_meets_the_pod_security_standard_restricted() -> None:
         assert "add" not in context["capabilities"]
 
 
-def test_two_strict_sandboxes_have_different_users() -> None:
+def test_strict_sandboxes_have_different_users() -> None:
     pods = [SPEC.sandbox(f"s-{n}", "owner", Isolation(level="strict")) for n in range(8)]
     assert len({pod["spec"]["securityContext"]["runAsUser"] for pod in pods}) == 8
 
