@@ -212,7 +212,9 @@ async def test_single_tool_refusal_does_not_change_the_tool_verdict(tmp_path: Pa
     assert response.json()["sandbox"]["route"] == "auto"
 
 
-async def test_tool_refusal_is_the_verdict_for_a_backend_without_probes(tmp_path: Path) -> None:
+async def test_tool_refusal_of_a_remote_backend_is_checked_again_after_a_day(
+    tmp_path: Path,
+) -> None:
     engine = FakeEngine(refusal="fake-model does not support tools", version=None)
     async with served(engine, tmp_path, is_local=False) as server:
         response = await server.ask_with_verdict()
