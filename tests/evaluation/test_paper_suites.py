@@ -100,7 +100,7 @@ def fault_of(name: str, source: Path) -> str:
 # The formats of the authors
 
 
-async def test_aime25_problem_asks_for_a_box_and_for_steps_in_the_plain_mode(
+async def test_aime25_problem_asks_for_a_boxed_answer_and_in_the_plain_mode_also_for_steps(
     tmp_path: Path,
 ) -> None:
     rows = [

@@ -59,7 +59,9 @@ async def test_script_of_a_pip_user_installation_runs_by_its_name(
         assert await output(sandbox, "greet") == "hello\n"
 
 
-async def test_container_settings_enforce_every_boundary(backend: DockerBackend) -> None:
+async def test_container_settings_have_the_limits_and_no_network_or_host_directory(
+    backend: DockerBackend,
+) -> None:
     isolation = Isolation(memory_mib=256, cpus=0.5, pids=64, disk_mib=32, open_files=128)
     async with new_sandbox(backend, isolation) as sandbox:
         facts = await asyncio.to_thread(inspect, sandbox.id)

@@ -62,7 +62,7 @@ async def started(
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_cut_connections_lose_no_byte_and_no_command_runs_twice(
+async def test_cut_connections_lose_no_byte_and_repeat_no_command(
     seed: int, tmp_path: Path
 ) -> None:
     chance = random.Random(seed)
