@@ -166,7 +166,7 @@ def test_keys_of_the_configuration_come_from_the_secret(manifests: Manifests) ->
     assert container["envFrom"] == [{"secretRef": {"name": "sandbox-proxy"}}]
 
 
-def test_pod_lives_longer_than_its_runs_may_continue_after_sigterm(manifests: Manifests) -> None:
+def test_pod_gets_more_time_after_sigterm_than_its_runs(manifests: Manifests) -> None:
     drain_s = manifests.proxy_config().server.drain_s
     assert manifests.pod()["terminationGracePeriodSeconds"] >= drain_s + 30
 

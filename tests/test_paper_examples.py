@@ -61,7 +61,7 @@ def test_task_has_a_prompt_expectations_and_a_script(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_script_computes_its_answer(name: str) -> None:
+def test_script_writes_its_answer_to_the_answer_file(name: str) -> None:
     *steps, last = TASKS[name]["replies"]
     assert not [step for step in TASKS[name]["replies"] if step.get("content")]
     assert last["tool_calls"] == [{"name": "submit"}]

@@ -67,7 +67,7 @@ def test_alert_and_dashboard_expressions_name_only_stop_reasons_that_exist(name:
     assert {reason for reasons in named for reason in reasons} <= set(END_REASONS)
 
 
-def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
+def test_panels_have_ids_and_positions_of_their_own() -> None:
     panels = json.loads(read("grafana-dashboard.json"))["panels"]
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
     assert len({panel["id"] for panel in panels}) == len(panels) == len(set(places))
@@ -166,7 +166,7 @@ def test_dockerfile_copies_only_paths_that_exist_and_that_dockerignore_includes(
         assert f"!{source}" in included
 
 
-def test_dockerfile_has_the_base_of_the_sandbox_image_and_no_root() -> None:
+def test_dockerfile_has_the_base_of_the_sandbox_image_and_a_user_other_than_root() -> None:
     found = list(instructions("Dockerfile"))
     sandbox = (ROOT / "sandbox_runtime/image/Dockerfile").read_text(encoding="utf-8")
     bases = [words[1] for words in found if words[0] == "FROM"]

@@ -71,7 +71,9 @@ class CountingExecutor(ThreadPoolExecutor):
         return super().submit(fn, *args, **kwargs)
 
 
-async def test_concurrent_first_requests_generate_one_description(tmp_path: Path) -> None:
+async def test_concurrent_first_requests_share_the_generation_of_the_description(
+    tmp_path: Path,
+) -> None:
     """2,000 requests at once generated the description 2,000 times, in 18 s."""
     async with description_client(tmp_path) as client:
         await client.get("/health")

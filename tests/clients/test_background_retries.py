@@ -179,7 +179,7 @@ class HeldRunManager(RunManager):
 
 
 @sqlite_only
-async def test_client_that_disconnected_before_the_id_arrived_gets_the_same_response(
+async def test_retry_after_a_disconnect_before_the_id_arrived_gets_the_same_response(
     tmp_path: Path,
 ) -> None:
     body = {"model": MODEL, "input": "How many?", "background": True}

@@ -61,7 +61,7 @@ async def test_concurrent_large_bodies_share_one_limit_and_small_ones_pass(
     [("x", True, 3), ("x\u00e9", True, 3), ("x\u20ac", True, 4), ("x\U0001f600", True, 6),
      ("x\U0001f600", False, 6)],
 )  # fmt: skip
-async def test_body_memory_counts_a_body_as_received_as_parsed_and_as_relayed(
+async def test_body_memory_counts_the_received_parsed_and_relayed_copies_of_a_body(
     text: str, in_utf_8: bool, weight: int, tmp_path: Path
 ) -> None:
     """Python stores each character of a string in as many bytes as its widest one needs."""

@@ -321,7 +321,7 @@ async def test_client_call_beside_a_sandbox_call_is_streamed_and_the_sandbox_cal
         assert finish_reasons(found) == ("tool_calls", "client_tool_calls")
 
 
-async def test_submit_after_a_streamed_client_call_waits_for_the_result(tmp_path: Path) -> None:
+async def test_submit_after_a_streamed_client_call_is_not_run(tmp_path: Path) -> None:
     both = tool_reply(WRITE, call("submit", answer="Done."))
     async with serve_script([both, text_reply("Now it is done.")], tmp_path) as (http, backend):
         found = await stream_chat(http)

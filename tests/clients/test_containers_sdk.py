@@ -322,7 +322,7 @@ async def test_container_error_names_the_invalid_field(
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
 
 
-async def test_lone_surrogate_in_a_container_request_is_handled(tmp_path: Path) -> None:
+async def test_lone_surrogate_in_a_container_request_causes_no_server_error(tmp_path: Path) -> None:
     headers = {"content-type": "application/json"}
     async with files_server(tmp_path) as url, httpx.AsyncClient(headers=headers) as client:
         made = await client.post(f"{url}/v1/containers", content=rb'{"name": "a\ud800"}')

@@ -59,7 +59,7 @@ async def test_refused_plain_request_spends_nothing(tmp_path: Path) -> None:
         ("/v1/messages", {"input_tokens": 50, "output_tokens": 20}),
     ],
 )
-async def test_relayed_paths_spend_tokens(
+async def test_relayed_requests_of_each_api_spend_tokens(
     path: str, usage: Mapping[str, int], tmp_path: Path
 ) -> None:
     async def answer(request: web.Request) -> web.Response:

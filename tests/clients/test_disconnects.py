@@ -216,7 +216,7 @@ async def test_run_can_be_cancelled_by_its_owner(stream: bool, tmp_path: Path) -
     assert (sandboxes.opened, sandboxes.closed) == (1, 1)
 
 
-async def test_abandoned_run_can_be_cancelled(
+async def test_run_without_an_idempotency_key_can_be_cancelled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

@@ -20,7 +20,7 @@ DONE = tool_reply(call("submit", answer="done"))
 WAITING = 20
 
 
-async def test_run_of_another_key_is_served_after_one_run_of_a_key_with_many_waiting_runs(
+async def test_key_with_many_waiting_runs_delays_another_key_by_one_run_only(
     tmp_path: Path,
 ) -> None:
     release = asyncio.Event()

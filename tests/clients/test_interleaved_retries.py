@@ -204,7 +204,9 @@ async def test_retry_that_joins_a_failing_run_gets_the_error_and_can_start_anoth
 
 
 @pytest.mark.parametrize("point", ENDED)
-async def test_failed_run_with_a_key_is_started_again(point: str, tmp_path: Path) -> None:
+async def test_failed_run_with_an_idempotency_key_is_started_again(
+    point: str, tmp_path: Path
+) -> None:
     async with (
         anyio.create_task_group() as group,
         held_run(point, FAILURE, text_reply("New."), state_dir=tmp_path, group=group) as run,
@@ -217,7 +219,9 @@ async def test_failed_run_with_a_key_is_started_again(point: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("point", IN_PROGRESS)
-async def test_cancelled_run_with_a_key_is_started_again(point: str, tmp_path: Path) -> None:
+async def test_cancelled_run_with_an_idempotency_key_is_started_again(
+    point: str, tmp_path: Path
+) -> None:
     async with (
         anyio.create_task_group() as group,
         held_run(

@@ -94,7 +94,7 @@ async def test_negative_n_predict_sets_no_limit(tmp_path: Path) -> None:
     assert not any("n_predict" in seen.body for seen in backend.requests)
 
 
-async def test_tiny_n_predict_still_uses_tools(tmp_path: Path) -> None:
+async def test_request_with_a_tiny_n_predict_still_uses_tools(tmp_path: Path) -> None:
     server = LlamaCpp([SUBMIT, text_reply("yes")])
     async with llama_cpp_client(server, tmp_path) as (backend, client):
         await complete(client, n_predict=5)

@@ -79,7 +79,7 @@ def user_text(backend: ScriptedBackend, number: int = -1) -> str:
 
 
 @pytest.mark.parametrize("kind", REAL_KINDS)
-async def test_reading_a_fact_from_documents_in_files_costs_an_eighth_of_the_tokens(
+async def test_reading_a_fact_from_documents_in_files_costs_at_most_an_eighth_of_the_tokens(
     kind: Kind, tmp_path: Path
 ) -> None:
     def script(body: dict[str, Any]) -> dict[str, Any]:

@@ -88,7 +88,7 @@ async def test_chat_step_events_follow_the_narration(tmp_path: Path) -> None:
     ]
 
 
-async def test_open_webui_has_cards_between_narration_and_answer(tmp_path: Path) -> None:
+async def test_open_webui_shows_cards_between_narration_and_answer(tmp_path: Path) -> None:
     last_request = await stream_events(
         tmp_path, THREE_TURNS, chat_http.PATH, **chat_http.BODY, sandbox={"steps": "items"}
     )

@@ -164,7 +164,9 @@ async def test_calls_without_a_suspended_run_are_sent_to_the_model_unchanged(
         {"type": "allowed_tools", "mode": "required", "tools": [{"type": "shell"}]},
     ],
 )
-async def test_client_shell_is_not_taken_for_the_sandbox(choice: Any, tmp_path: Path) -> None:
+async def test_client_shell_tool_is_not_taken_for_a_sandbox_tool(
+    choice: Any, tmp_path: Path
+) -> None:
     body = {"input": "Look.", "tools": [SHELL, PATCH], "tool_choice": choice}
     script = [tool_reply(call("shell", commands=["ls"]))]
     (response,), backend_requests = await exchange(script, [body], tmp_path)

@@ -16,7 +16,7 @@ STATEFUL_PATHS = [
 
 
 @pytest.mark.parametrize("path_name", STATEFUL_PATHS)
-async def test_stateful_backend_paths_are_closed_if_the_server_has_several_keys(
+async def test_stateful_backend_paths_are_refused_if_the_server_has_several_keys(
     path_name: str, tmp_path: Path
 ) -> None:
     """Key B once listed, read and deleted what key A had made, through the operator's key."""

@@ -66,7 +66,7 @@ def error(response: httpx.Response) -> tuple[int, str | None, str | None, str]:
     return response.status_code, details["code"], details["param"], details["message"]
 
 
-async def test_key_limits_apply_under_every_profile(tmp_path: Path) -> None:
+async def test_key_limits_apply_under_a_profile_that_the_request_chooses(tmp_path: Path) -> None:
     async with served(tmp_path, STEPS, STEPS, text_reply("Enough.")) as (http, _):
         response = await post_chat(http, {**STUDENT, "x-sandbox-profile": "research"})
     assert response.json()["sandbox"]["stop_reason"] == "max_turns"

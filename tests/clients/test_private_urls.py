@@ -229,7 +229,7 @@ async def test_public_url_is_relayed(tmp_path: Path) -> None:
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
     ],
 )
-async def test_private_address_in_a_text_part_and_data_url_are_relayed(
+async def test_data_url_and_text_that_mentions_a_private_address_are_relayed(
     part: dict[str, Any], tmp_path: Path
 ) -> None:
     body = {"model": "fake-model:plain", "messages": [{"role": "user", "content": [part]}]}

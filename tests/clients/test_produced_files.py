@@ -264,7 +264,7 @@ async def test_byte_range_beyond_the_end_is_refused(tmp_path: Path) -> None:
         (f"{'long' * 60}.txt", f"{'long' * 60}.txt"),
     ],
 )
-async def test_unusual_file_names_are_sanitized_and_open(
+async def test_file_with_an_unusual_name_opens_under_a_sanitized_name(
     filename: str, shown: str, tmp_path: Path
 ) -> None:
     async with produced({filename: "hello\n"}, tmp_path) as made:
@@ -274,7 +274,7 @@ async def test_unusual_file_names_are_sanitized_and_open(
     assert "set-cookie" not in answer.headers
 
 
-async def test_file_name_that_is_not_utf_8_opens(tmp_path: Path) -> None:
+async def test_file_whose_name_is_not_utf_8_opens(tmp_path: Path) -> None:
     command = call("execute_bash", command=r"printf 'hello\n' > $'output/\xff\xfe.txt'")
     async with finished_run([command], tmp_path, kind="bubblewrap") as made:
         (file,) = made.files

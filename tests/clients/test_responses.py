@@ -132,7 +132,7 @@ async def test_code_interpreter_outputs_are_included_on_request(
     assert (without["outputs"], item["outputs"]) == (None, [{"type": "logs", "logs": "one\n"}])
 
 
-async def test_shell_output_reports_a_timeout(tmp_path: Path) -> None:
+async def test_shell_output_of_a_timed_out_command_has_its_partial_output(tmp_path: Path) -> None:
     slow = tool_reply(call("execute_bash", command="echo one; sleep 100", timeout_s=1))
     look = tool_reply(call("str_replace_editor", command="view", path="/testbed/none"))
     async with responses_http([look, slow, DONE], tmp_path) as (client, _):
@@ -250,7 +250,7 @@ async def test_tool_choice_applies_to_the_first_turn(tmp_path: Path) -> None:
     assert choices == ["required", None]
 
 
-async def test_refusal_is_a_refusal_content_part(tmp_path: Path) -> None:
+async def test_model_refusal_becomes_a_refusal_content_part(tmp_path: Path) -> None:
     refusal = {"message": {"role": "assistant", "content": None, "refusal": "No."}}
     async with responses_http([refusal], tmp_path) as (client, _):
         response = await create(client)

@@ -80,7 +80,7 @@ async def test_models_and_plain_requests_are_answered_under_a_session_path(tmp_p
         "/sessions/a/health",
     ],
 )
-async def test_malformed_session_path_is_an_unknown_path(tmp_path: Path, path: str) -> None:
+async def test_malformed_session_path_is_refused(tmp_path: Path, path: str) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

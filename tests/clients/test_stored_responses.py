@@ -200,7 +200,7 @@ async def test_response_without_a_sandbox_keeps_the_files_for_the_next_response(
     assert container_of(third) == container_of(first)
 
 
-async def test_two_results_for_one_call_have_separate_files(tmp_path: Path) -> None:
+async def test_runs_resumed_by_two_results_of_one_call_have_separate_files(tmp_path: Path) -> None:
     script = [
         tool_reply(call("weather", city="Bonn")),
         *(bash("echo one > file"), text_reply("One.")),

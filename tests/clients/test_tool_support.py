@@ -212,7 +212,9 @@ async def test_single_tool_refusal_does_not_change_the_tool_verdict(tmp_path: Pa
     assert response.json()["sandbox"]["route"] == "auto"
 
 
-async def test_tool_refusal_is_the_verdict_for_a_backend_without_probes(tmp_path: Path) -> None:
+async def test_tool_refusal_of_a_remote_backend_is_checked_again_after_a_day(
+    tmp_path: Path,
+) -> None:
     engine = FakeEngine(refusal="fake-model does not support tools", version=None)
     async with served(engine, tmp_path, is_local=False) as server:
         response = await server.ask_with_verdict()
@@ -244,7 +246,7 @@ async def test_tool_refusal_caused_by_a_client_field_gives_no_verdict(
     assert response.json()["sandbox"]["route"] == "auto"
 
 
-async def test_setting_tool_support_to_always_sends_no_probes(tmp_path: Path) -> None:
+async def test_no_probes_are_sent_if_tool_support_is_set_to_always(tmp_path: Path) -> None:
     engine = FakeEngine(template="ignores tools")
     async with served(engine, tmp_path, ToolSettings("always")) as server:
         response = await server.ask_with_verdict()
@@ -309,7 +311,7 @@ async def test_request_that_the_backend_refuses_for_its_tools_is_retried_without
     assert "--tool-call-parser PARSER" in shown["warnings"][0]["message"]
 
 
-async def test_malformed_calls_withdraw_the_sandbox_from_the_model_for_one_key(
+async def test_key_gets_no_sandbox_for_a_model_that_has_made_malformed_calls(
     tmp_path: Path,
 ) -> None:
     engine = FakeEngine(call=tool_reply(call("no_such_tool", command="ls")))

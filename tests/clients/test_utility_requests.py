@@ -72,7 +72,7 @@ async def test_user_prompts_have_a_sandbox(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [1, 8])
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-async def test_small_token_limit_still_has_a_sandbox(
+async def test_request_with_a_small_token_limit_still_has_a_sandbox(
     field: str, limit: int, tmp_path: Path
 ) -> None:
     steps = [tool_reply(call("execute_bash", command="echo 91")), text_reply("No.")]

@@ -96,7 +96,7 @@ async def test_connection_is_not_kept_warm_after_the_command() -> None:
             assert len(backend.probes) == probes
 
 
-async def test_backend_that_closes_connections_does_not_fail_the_command() -> None:
+async def test_keep_warm_continues_if_the_backend_closes_its_connections() -> None:
     closed = asyncio.Semaphore(0)
 
     async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -25,7 +25,7 @@ SETTINGS_OF_THE_MACHINE = (
 )
 
 
-def test_down_leaves_nothing() -> None:
+def test_cluster_leaves_nothing_when_it_goes_down() -> None:
     settings, files = settings_of_the_machine(), files_of_kubernetes()
     cluster = cluster_or_skip(f"down{os.getpid() % 100_000}")
     try:

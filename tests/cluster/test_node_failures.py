@@ -44,7 +44,9 @@ def require_one_accepted_sandbox(system: System, command: str) -> None:
     assert system.accepted_sandboxes(command) == sandboxes[-1:]
 
 
-async def test_node_is_cut_off_for_less_than_the_lease(servers: Servers, tmp_path: Path) -> None:
+async def test_run_survives_a_node_that_is_cut_off_for_less_than_the_lease(
+    servers: Servers, tmp_path: Path
+) -> None:
     cluster = servers.cluster
     script = command_until_it_succeeds("sleep 12")
     async with running_system(servers, tmp_path, script) as system:
@@ -59,7 +61,9 @@ async def test_node_is_cut_off_for_less_than_the_lease(servers: Servers, tmp_pat
         require_one_accepted_sandbox(system, "short")
 
 
-async def test_node_is_cut_off_for_more_than_the_lease(servers: Servers, tmp_path: Path) -> None:
+async def test_run_gets_another_sandbox_if_its_node_is_cut_off_for_more_than_the_lease(
+    servers: Servers, tmp_path: Path
+) -> None:
     cluster = servers.cluster
     marker = "100000.198"
     async with running_system(
@@ -78,7 +82,9 @@ async def test_node_is_cut_off_for_more_than_the_lease(servers: Servers, tmp_pat
         assert len(system.counter.sandboxes("long")) == 2
 
 
-async def test_node_loses_its_power(servers: Servers, tmp_path: Path) -> None:
+async def test_run_gets_another_sandbox_if_its_node_loses_its_power(
+    servers: Servers, tmp_path: Path
+) -> None:
     cluster = servers.cluster
     script = command_until_it_succeeds("sleep 12")
     async with running_system(servers, tmp_path, script) as system:

@@ -43,7 +43,7 @@ class WatchedFile(io.BytesIO):
         return found
 
 
-async def test_replica_is_killed_in_the_midst_of_a_command(
+async def test_run_is_answered_by_another_replica_if_its_own_is_killed_during_a_command(
     servers: Servers, tmp_path: Path
 ) -> None:
     script = command_until_it_succeeds("sleep 3")
@@ -58,7 +58,7 @@ async def test_replica_is_killed_in_the_midst_of_a_command(
         assert first != second
 
 
-async def test_replica_is_killed_in_the_midst_of_a_model_call(
+async def test_run_is_answered_by_another_replica_if_its_own_is_killed_during_a_model_call(
     servers: Servers, tmp_path: Path
 ) -> None:
     run_command, held = command_until_it_succeeds("true"), asyncio.Event()
@@ -77,7 +77,7 @@ async def test_replica_is_killed_in_the_midst_of_a_model_call(
         assert system.accepted_sandboxes("call") == system.counter.sandboxes("call")[-1:]
 
 
-async def test_replica_is_killed_in_the_midst_of_an_upload(
+async def test_upload_is_stored_once_if_its_replica_is_killed_during_it(
     servers: Servers, tmp_path: Path
 ) -> None:
     content = bytes(range(256)) * (UPLOAD_BYTES // 256)

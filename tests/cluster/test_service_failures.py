@@ -32,7 +32,9 @@ def start_control_plane(cluster: Cluster) -> None:
         cluster.start(component)
 
 
-async def test_api_server_and_etcd_are_killed(servers: Servers, tmp_path: Path) -> None:
+async def test_runs_survive_the_death_of_the_api_server_and_etcd(
+    servers: Servers, tmp_path: Path
+) -> None:
     cluster = servers.cluster
     script = command_until_it_succeeds("sleep 5")
     async with running_system(servers, tmp_path, script) as system:
@@ -53,7 +55,9 @@ async def test_api_server_and_etcd_are_killed(servers: Servers, tmp_path: Path) 
         assert len(system.counter.sandboxes("later")) == 1
 
 
-async def test_database_is_killed(servers: Servers, tmp_path: Path) -> None:
+async def test_runs_are_answered_once_although_the_database_was_killed(
+    servers: Servers, tmp_path: Path
+) -> None:
     script = command_until_it_succeeds("sleep 5")
     async with running_system(servers, tmp_path, script) as system:
         with anyio.fail_after(TIMEOUT_S):
@@ -73,7 +77,9 @@ async def test_database_is_killed(servers: Servers, tmp_path: Path) -> None:
         assert len(system.counter.sandboxes("later")) == 1
 
 
-async def test_quota_is_exhausted(servers: Servers, tmp_path: Path) -> None:
+async def test_request_beyond_the_quota_of_pods_is_refused_and_its_retry_answered(
+    servers: Servers, tmp_path: Path
+) -> None:
     async with running_system(servers, tmp_path, command_until_it_succeeds("sleep 10")) as system:
         await limit_pods(system, 1)
         with anyio.fail_after(TIMEOUT_S):
@@ -96,7 +102,9 @@ async def limit_pods(system: System, count: int) -> None:
             pass
 
 
-async def test_image_is_missing(servers: Servers, tmp_path: Path) -> None:
+async def test_missing_image_is_a_503_until_it_is_loaded_again(
+    servers: Servers, tmp_path: Path
+) -> None:
     cluster = servers.cluster
     run_command("docker", "tag", TEST_IMAGE, VANISHING_IMAGE)
     cluster.load_image(VANISHING_IMAGE)

@@ -28,7 +28,9 @@ DONE = tool_reply(call("submit", answer="done"))
 
 
 @pytest.mark.docker
-async def test_engine_restart_loses_only_running_commands(engine: Engine, tmp_path: Path) -> None:
+async def test_run_continues_or_fails_with_a_503_after_an_engine_restart(
+    engine: Engine, tmp_path: Path
+) -> None:
     async with (
         own_engine() as own,
         scripted_backend(by_history([WORK, AGAIN, DONE])) as backend,

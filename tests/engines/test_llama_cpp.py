@@ -41,7 +41,7 @@ async def test_context_error_contains_the_token_counts(served: Served) -> None:
     assert error["n_ctx"] == WINDOW < error["n_prompt_tokens"]
 
 
-async def test_loading_server_is_waited_for_or_reported() -> None:
+async def test_proxy_waits_for_a_loading_server_or_reports_it() -> None:
     port = free_port()
     backend, seen = f"http://127.0.0.1:{port}", []
     async with (

@@ -25,7 +25,7 @@ def evaluation(output: Path, suite: Suite, right: int, **changes: Any) -> Path:
     return output
 
 
-async def test_three_evaluations_are_compared_with_the_first(tmp_path: Path) -> None:
+async def test_second_and_third_evaluation_are_compared_with_the_first(tmp_path: Path) -> None:
     suite = sums(tmp_path / "data", 8)
     outputs = [
         evaluation(tmp_path / "a", suite, 2),

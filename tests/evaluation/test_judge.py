@@ -149,7 +149,7 @@ async def test_empty_answer_is_a_format_failure_without_a_request(tmp_path: Path
     assert (grades_of(output)[0]["score"], grades_of(output)[0]["format_failure"]) == (0.0, True)
 
 
-async def test_answers_to_judge_are_ungradable_and_not_wrong_without_a_judge(
+async def test_answers_that_need_a_judge_are_ungradable_and_not_wrong_without_one(
     tmp_path: Path,
 ) -> None:
     output = answered(tmp_path, [(judged(), "0 m")])

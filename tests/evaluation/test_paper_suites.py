@@ -100,7 +100,7 @@ def fault_of(name: str, source: Path) -> str:
 # The formats of the authors
 
 
-async def test_aime25_problem_asks_for_a_box_and_for_steps_in_the_plain_mode(
+async def test_aime25_problem_asks_for_a_boxed_answer_and_in_the_plain_mode_also_for_steps(
     tmp_path: Path,
 ) -> None:
     rows = [
@@ -170,7 +170,7 @@ async def test_ugphysics_problem_is_judged_and_chinese_rows_are_left_out(tmp_pat
     )
 
 
-async def test_chembench4k_category_is_in_the_files_name(tmp_path: Path) -> None:
+async def test_chembench4k_category_is_taken_from_the_name_of_the_file(tmp_path: Path) -> None:
     home = tmp_path / "ChemBench4K"
     for split, question in (("dev", "An example?"), ("test", "Which one is water?")):
         path = home / split / "Name_Conversion_benchmark.json"

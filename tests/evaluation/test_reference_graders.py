@@ -176,7 +176,7 @@ async def test_context_overflow_is_wrong_for_each_grader_of_a_sample(
     assert scores == [(0.0, 0.0), (0.0, None)]
 
 
-async def test_report_without_the_reference_package_names_it(tmp_path: Path) -> None:
+async def test_error_of_a_report_names_the_missing_reference_package(tmp_path: Path) -> None:
     output = answered(tmp_path, [(sample(grader="choice", ground_truth="C"), "C")])
     if importlib.util.find_spec("llm_in_sandbox"):
         pytest.skip("the package llm-in-sandbox is installed")

@@ -88,7 +88,7 @@ async def test_runs_without_trajectories_have_no_patterns(tmp_path: Path) -> Non
     assert rows(report, "### Reasoning patterns")[0] == ["sums", "sandbox", "0", "0.00", "0.00"]
 
 
-async def test_reasoning_patterns_are_means_of_answers(tmp_path: Path) -> None:
+async def test_reasoning_patterns_are_averaged_over_the_answers(tmp_path: Path) -> None:
     first, second = plain("sum/0", "I checked it.\n\n- one\n- two"), plain("sum/1", "2")
     records = [(first, trajectory(first)), (second, trajectory(second))]
     write(tmp_path / "output", sums(tmp_path / "data", 2), records)

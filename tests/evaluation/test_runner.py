@@ -213,7 +213,7 @@ async def test_error_names_a_model_that_the_proxy_does_not_serve(tmp_path: Path)
     )
 
 
-async def test_results_do_not_continue_with_other_settings(tmp_path: Path) -> None:
+async def test_run_with_other_settings_does_not_continue_the_results(tmp_path: Path) -> None:
     await evaluate(tmp_path, [RIGHT], *PLAIN)
     code, messages, _ = await evaluate(tmp_path, [RIGHT], *PLAIN, "--seed", "1")
     assert code == 1

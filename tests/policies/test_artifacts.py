@@ -139,7 +139,7 @@ def test_file_is_changed_if_its_hash_or_its_size_differs(
 
 
 @pytest.mark.parametrize("offset", [0, 1, 40, 100, 150])
-def test_signed_link_is_found_wherever_a_long_text_is_divided(offset: int) -> None:
+def test_signed_link_is_found_at_any_position_of_a_long_text(offset: int) -> None:
     """Texts are searched in pieces of 1 MiB."""
     link = f"/v1/containers/c1/files/cfile_1/content?exp=1&sig={'a' * 64}"
     before, after = "data:" + "x" * (MIB - offset - 6), "y" * MIB

@@ -200,7 +200,7 @@ def test_many_documents_are_merged_with_their_neighbours() -> None:
 
 
 @pytest.mark.parametrize("size", [(1 << 16) - 20, (1 << 16) - 9, (1 << 16) + 3, 200_000])
-def test_mark_is_found_wherever_a_long_text_is_searched(size: int) -> None:
+def test_document_marker_is_found_at_any_position_of_a_long_text(size: int) -> None:
     """Texts are searched in pieces of 64 KiB."""
     first, second = "a" * size + "\n", "b" * size
     text = f"=== a.txt ===\n{first}=== b.txt ===\n{second}"

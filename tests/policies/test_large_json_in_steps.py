@@ -121,7 +121,7 @@ def test_memory_of_a_decoded_json_value_and_its_encoding_is_counted() -> None:
     assert 2 * MIB < decoded.copies_bytes < 2 * MIB + 1000
 
 
-def test_long_names_in_json_objects_are_limited_like_structure() -> None:
+def test_length_of_names_in_json_objects_is_limited() -> None:
     fits = b'{"' + b"k" * MIN_CHARS + b'" : 1}'
     decoded, _ = finish(decode_in_steps(fits, MARK))
     assert decoded.value == {"k" * MIN_CHARS: 1}
@@ -164,6 +164,6 @@ def test_byte_order_mark_before_large_json_is_skipped() -> None:
     assert finish(decode_in_steps(text, MARK))[0].value == {"text": "x" * MIN_CHARS}
 
 
-def test_counting_stops_above_the_number_that_is_enough() -> None:
+def test_counting_of_characters_stops_once_the_given_number_is_exceeded() -> None:
     assert count_chars(["x" * 100, "y" * 100], 150) <= 200 + 2 * CHARS_PER_VALUE
     assert 150 < count_chars(["x" * 100, "y" * 100] * 1000, 150) < 100 * 1000 + 1

@@ -67,7 +67,7 @@ def test_prompt_and_tools_are_short_for_any_sandbox_contents() -> None:
     assert len(prompt) + len(schemas) <= 2620
 
 
-def test_system_prompt_depends_only_on_policies() -> None:
+def test_name_and_description_of_a_profile_do_not_change_the_system_prompt() -> None:
     assert system_prompt() == system_prompt(Profile(name="other", about="Whatever."))
 
 

@@ -122,7 +122,7 @@ def test_operators_profile_inherits_from_the_profile_it_extends() -> None:
         (Key("lab", ("research",)), "qwen3-4b", None, "research"),
     ],
 )
-def test_profile_comes_from_request_model_key_or_server_in_this_order(
+def test_profile_is_taken_from_request_or_model_or_key_or_server_in_this_order(
     key: Key, model: str, requested: str | None, expected: str
 ) -> None:
     found = profiles(models={"qwen3-4b*": {"profile": "strict"}})

@@ -103,7 +103,7 @@ async def test_session_of_the_same_name_of_another_owner_has_its_own_workspace(
     assert await harness.run("ls", "2", "1", session=other) == ("documents\noutput\n", "new")
 
 
-async def test_lost_sandbox_is_replaced_with_the_earlier_files(
+async def test_lost_sandbox_is_replaced_by_one_with_the_earlier_files(
     harness: Harness,
 ) -> None:
     await harness.run("echo one > file", "1")

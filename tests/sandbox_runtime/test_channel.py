@@ -317,7 +317,7 @@ async def test_closed_connection_makes_room_for_another_connection_at_once() -> 
     await sandbox.close()
 
 
-async def test_endless_short_connections_are_mostly_not_served() -> None:
+async def test_flood_of_short_connections_is_served_only_up_to_the_burst() -> None:
     sandbox, guest, decided = await _connecting(
         b"".join(_opened(number) + frame(number, RESET) for number in range(2, 20_002, 2))
     )

@@ -100,7 +100,7 @@ async def test_refusal_and_end_of_a_connection_are_sent_together(
     assert programs.guest.kinds.count(RESET) == 10
 
 
-async def test_endless_connections_are_answered_at_the_allowed_rate(
+async def test_endless_sequence_of_connections_is_answered_at_the_allowed_rate(
     programs: ScriptedPrograms,
 ) -> None:
     programs.bind_gateway()

@@ -237,7 +237,7 @@ async def test_frames_without_data_lose_the_sandbox(frames: bytes) -> None:
 
 
 @pytest.mark.parametrize("kinds", [(DATA,), (DATA, STDERR)], ids=["one kind", "two kinds"])
-async def test_frames_of_one_byte_use_no_more_memory_than_large_frames(
+async def test_frames_of_one_byte_take_less_memory_than_twice_the_window(
     kinds: tuple[int, ...],
 ) -> None:
     channel, guest = await connected()

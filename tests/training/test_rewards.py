@@ -34,14 +34,14 @@ def attempt(answer: str, **fields: Any) -> Attempt:
 
 
 @pytest.mark.parametrize(("gold", "answer", "expected"), ONE_CHOICE)
-def test_answer_to_one_choice_is_scored_by_its_letter(
+def test_answer_to_a_single_choice_question_is_scored_by_its_letter(
     gold: str, answer: str, expected: float
 ) -> None:
     assert score(made_row(gold, "mcq1"), answer) == (expected, "choice")
 
 
 @pytest.mark.parametrize(("gold", "answer", "expected"), SEVERAL_CHOICES)
-def test_answer_with_several_choices_is_scored_by_its_letters(
+def test_answer_to_a_multiple_choice_question_is_scored_by_its_letters(
     gold: str, answer: str, expected: float
 ) -> None:
     assert score(made_row(gold, "mcqN"), answer) == (pytest.approx(expected), "choices")

@@ -77,7 +77,7 @@ async def test_rollouts_of_one_task_are_a_group_in_the_order_of_the_rows(tmp_pat
     assert rollouts[0].group_id == rollouts[2].group_id != rollouts[1].group_id
 
 
-async def test_rollout_that_the_backend_fails_is_repeated(tmp_path: Path) -> None:
+async def test_rollout_that_fails_at_the_backend_is_repeated(tmp_path: Path) -> None:
     script = [*[Refusal(500)] * 3, RIGHT]  # the proxy itself asks three times
     async with proxied(script, tmp_path, attempts=2, retry_delay_s=0.0) as (_, _, client):
         (rollout,) = await client.run([task("port-1")])

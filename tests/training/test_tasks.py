@@ -91,7 +91,7 @@ OPTIONS = st.fixed_dictionaries(
 
 @given(MADE, OPTIONS)
 @settings(max_examples=200)
-def test_no_example_and_no_distractor_gives_the_answer_away(
+def test_no_example_and_no_distractor_contains_the_answer(
     made: Sequence[Context], options: Mapping[str, Any]
 ) -> None:
     for row in [row for rows in built(made, **options).rows.values() for row in rows]:

@@ -22,7 +22,7 @@ def decision(target: Target, reason: str = "") -> Decision:
     return Decision(target.host, target.port, "allowed", reason, 0, 0, 0.0)
 
 
-async def test_open_connection_is_emitted_at_the_end_of_the_run() -> None:
+async def test_event_of_an_open_connection_is_emitted_at_the_end_of_the_run() -> None:
     events = Events()
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER]), events)
     assert [await watch.confirm_target(target) for target in (DATA, DATA, ORDERS)] == [None] * 3
@@ -35,7 +35,7 @@ async def test_open_connection_is_emitted_at_the_end_of_the_run() -> None:
     ]
 
 
-async def test_egress_rule_applies_without_events_after_the_end_of_the_run() -> None:
+async def test_egress_rule_still_applies_but_emits_no_event_after_the_end_of_the_run() -> None:
     events = Events()
     profile = Profile(watch=RuleSet((RULE,)))
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER], profile=profile), events)

@@ -282,6 +282,6 @@ async def test_usage_is_summed_with_its_details() -> None:
     assert stats.env_tokens == (150 - 110) + (200 - 170)
 
 
-async def test_backend_without_usage_is_supported() -> None:
+async def test_usage_and_token_counts_are_empty_if_the_backend_reports_no_usage() -> None:
     result = await answered([tool_reply(bash("ls")), SUBMIT])
     assert (result.usage, result.stats.context_tokens, result.stats.env_tokens) == ({}, 0, 0)

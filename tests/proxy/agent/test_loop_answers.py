@@ -171,7 +171,7 @@ async def test_paths_in_answer_files_prose_and_final_answers_become_links() -> N
     assert (await run.go()).answer == link
 
 
-async def test_paths_are_not_rewritten_to_links_if_the_request_rules_links_out() -> None:
+async def test_paths_are_not_rewritten_to_links_if_the_request_excludes_links() -> None:
     steps = tool_reply(bash("echo 1 > output/a.csv"))
     json_answer = '{"file": "/testbed/output/a.csv"}'
     submit = tool_reply(call("submit", answer=json_answer))

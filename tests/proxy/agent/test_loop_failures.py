@@ -243,7 +243,7 @@ async def test_lost_sandbox_is_reported_to_the_model_and_replaced() -> None:
     assert (result.answer, sandboxes.opened, sandboxes.closed) == ("42", 2, 2)
 
 
-async def test_run_that_loses_one_sandbox_after_another_fails() -> None:
+async def test_run_fails_if_it_loses_one_sandbox_after_another() -> None:
     sandboxes = MemorySandboxes()
 
     async def lose(event: Event) -> None:

@@ -229,7 +229,7 @@ def test_repetitive_calls_in_a_text_are_bounded_in_number_and_length(piece: str)
         ('<create_user>{"name": "Bob", "arguments": {}}', None),
     ],
 )
-def test_key_called_name_in_the_tag_of_a_tool_is_an_argument_if_no_arguments_follow(
+def test_name_in_a_tool_tag_is_an_argument_unless_the_tag_also_has_arguments(
     text: str, arguments: dict[str, Any] | None
 ) -> None:
     turn = parse_turn({"role": "assistant", "content": text}, ["create_user"], iter(["c1"]))

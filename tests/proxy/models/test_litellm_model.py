@@ -86,7 +86,7 @@ async def test_tools_are_sent_if_the_package_mcp_is_not_installed(provider: str)
     assert streamed.message["tool_calls"][0]["function"] == function
 
 
-def test_litellm_is_imported_at_the_first_call() -> None:
+def test_litellm_is_not_imported_when_a_model_is_created() -> None:
     program = (
         "import sys; from proxy.models.litellm_model import LiteLLMModel;"
         "LiteLLMModel(['openai/x'], timeout_s=1); sys.exit('litellm' in sys.modules)"
@@ -97,7 +97,7 @@ def test_litellm_is_imported_at_the_first_call() -> None:
 # Requests
 
 
-async def test_litellm_arguments_in_the_request_are_only_sent_to_the_backend() -> None:
+async def test_litellm_arguments_in_a_request_are_sent_to_the_backend_and_not_applied() -> None:
     elsewhere = "http://127.0.0.1:1/v1"
     fields = {"api_base": elsewhere, "base_url": elsewhere, "mock_response": "hi", "num_retries": 3}
     async with opened([text_reply("42")]) as (backend, model):

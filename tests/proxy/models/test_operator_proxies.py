@@ -214,7 +214,7 @@ async def test_server_tunnels_tls_through_the_forward_proxy_to_its_backend(tmp_p
 
 @pytest.mark.filterwarnings("ignore:Item '.*' on TypedDict class:UserWarning")
 @pytest.mark.filterwarnings("ignore:Accessing the 'model_:DeprecationWarning")
-async def test_litellm_uses_the_proxy_except_for_exempt_backends_and_no_netrc(
+async def test_litellm_uses_the_proxy_except_for_exempt_backends_and_reads_no_netrc(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "netrc").write_text(NETRC)

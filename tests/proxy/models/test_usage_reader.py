@@ -56,7 +56,7 @@ def test_usage_of_a_stream_of_each_api_is_read(stream: bytes, size: int) -> None
     assert parse_usage(read(EVENTS, *pieces).usage) == TokenUsage(prompt=7, completion=3)
 
 
-def test_stream_without_usage_is_estimated_by_its_events() -> None:
+def test_usage_of_a_stream_that_reports_none_is_estimated_by_its_events() -> None:
     reader = read(EVENTS, events({"choices": [{}]}, {"choices": [{}]}, "[DONE]"))
     assert (reader.usage, reader.estimated_tokens) == ({}, 3)
 
@@ -82,19 +82,21 @@ def test_usage_at_the_end_of_a_long_response_is_read(after: Any, size: int) -> N
         {"choices": [LONG], "tools": {"usage": {"prompt_tokens": 1}, "more": {}}},
     ],
 )
-def test_long_response_without_usage_at_its_end_is_estimated_by_its_length(answer: Any) -> None:
+def test_usage_that_is_not_at_the_end_of_a_long_response_is_estimated_by_its_length(
+    answer: Any,
+) -> None:
     body = json.dumps(answer).encode()
     reader = read(JSON, body)
     assert (reader.usage, reader.estimated_tokens) == ({}, len(body) // 4)
 
 
-def test_truncated_response_is_estimated_by_its_length() -> None:
+def test_usage_of_a_truncated_response_is_estimated_by_its_length() -> None:
     body = json.dumps({"choices": ["x" * 4000], "usage": USAGE}).encode()[:-1]
     reader = read(JSON, body)
     assert (reader.usage, reader.estimated_tokens) == ({}, len(body) // 4)
 
 
-def test_response_without_usage_is_estimated_by_its_text() -> None:
+def test_usage_of_a_response_that_reports_none_is_estimated_by_its_text() -> None:
     completion = {"choices": [{"message": {"content": "x" * 4000}}], "model": "y" * 4000}
     assert read(JSON, json.dumps(completion).encode()).estimated_tokens == 1001
     vectors = {"data": [{"embedding": [0.1] * 4000}]}

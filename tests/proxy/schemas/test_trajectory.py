@@ -158,7 +158,7 @@ def test_trajectory_of_a_failed_run_has_the_error() -> None:
     assert unknown["error"]["message"] == "The run failed."
 
 
-def test_trajectory_without_an_end_has_the_status_running_or_lost() -> None:
+def test_unfinished_trajectory_has_the_status_running_or_failed_if_it_is_lost() -> None:
     writer = TrajectoryWriter(TASK, 0)
     lines = [line.decode() for line in writer.write(1.0, TurnStarted(1))]
     running = read_trajectory("r1", 5, lines)

@@ -208,7 +208,7 @@ async def test_transaction_that_conflicts_at_every_attempt_raises_store_unavaila
         await store.runs.begin(RUN)
 
 
-def test_unreachable_database_server_is_reported_in_one_line_without_its_password(
+def test_unreachable_database_server_is_reported_without_its_password(
     tmp_path: Path,
 ) -> None:
     setting = {"database_url": "postgresql://proxy:secret@127.0.0.1:1/proxy"}

@@ -319,7 +319,7 @@ def test_file_that_is_not_a_database_is_reported_in_one_line(tmp_path: Path) -> 
     )
 
 
-def test_directory_that_cannot_be_created_is_reported_in_one_line(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "blobs").write_bytes(b"")
     with pytest.raises(StoreError, match=r"File exists: .*blobs"):
         Store(tmp_path)

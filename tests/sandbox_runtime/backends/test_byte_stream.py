@@ -99,7 +99,7 @@ async def test_drain_waits_while_the_peer_does_not_read() -> None:
         await waiting
 
 
-async def test_drain_returns_once_the_peer_has_closed() -> None:
+async def test_drain_raises_an_error_once_the_peer_has_closed() -> None:
     async with connected() as (byte_stream, peer):
         byte_stream.write(bytes(8 * MEGABYTE))
         await asyncio.get_running_loop().sock_recv(peer, 1)

@@ -240,7 +240,7 @@ async def test_sweep_removes_only_leftovers_of_dead_owners(cgroups: Cgroups) -> 
         assert names == {ours.directories[0].name, *others}
 
 
-def test_owner_with_a_reused_pid_is_detected_by_its_start_time() -> None:
+def test_process_key_has_the_pid_and_the_start_time_of_its_process() -> None:
     pid, start = process_key().split("-")
     assert int(pid) == os.getpid()
     assert int(start) > 0

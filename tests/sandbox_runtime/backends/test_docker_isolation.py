@@ -59,7 +59,9 @@ async def test_script_of_a_pip_user_installation_runs_by_its_name(
         assert await output(sandbox, "greet") == "hello\n"
 
 
-async def test_container_settings_enforce_every_boundary(backend: DockerBackend) -> None:
+async def test_container_settings_have_the_limits_and_no_network_or_host_directory(
+    backend: DockerBackend,
+) -> None:
     isolation = Isolation(memory_mib=256, cpus=0.5, pids=64, disk_mib=32, open_files=128)
     async with new_sandbox(backend, isolation) as sandbox:
         facts = await asyncio.to_thread(inspect, sandbox.id)
@@ -94,7 +96,7 @@ async def test_container_settings_enforce_every_boundary(backend: DockerBackend)
     assert facts["Config"]["StdinOnce"]
 
 
-async def test_every_boundary_of_a_container_holds_from_inside(backend: DockerBackend) -> None:
+async def test_boundaries_of_a_container_are_in_force_inside(backend: DockerBackend) -> None:
     async with new_sandbox(backend, Isolation(pids=64)) as sandbox:
         status = await output(sandbox, "cat /proc/self/status")
         assert "CapEff:\t00000000000000fb\n" in status
@@ -147,7 +149,7 @@ time.sleep(60)
 """
 
 
-async def test_timers_of_a_sandbox_leave_timers_for_the_hosts_root_user(
+async def test_root_on_the_host_can_create_timers_while_a_sandbox_has_its_maximum(
     backend: DockerBackend,
 ) -> None:
     """Both are the same user, whose timers and queued signals are counted once."""

@@ -67,7 +67,7 @@ def test_strict_pod_meets_the_pod_security_standard_restricted() -> None:
         assert "add" not in context["capabilities"]
 
 
-def test_two_strict_sandboxes_have_different_users() -> None:
+def test_strict_sandboxes_have_different_users() -> None:
     pods = [SPEC.sandbox(f"s-{n}", "owner", Isolation(level="strict")) for n in range(8)]
     assert len({pod["spec"]["securityContext"]["runAsUser"] for pod in pods}) == 8
 
@@ -113,7 +113,7 @@ def test_image_with_the_agent_needs_no_init_container() -> None:
     assert spec["containers"][0]["command"][-1] == AGENT_PATH
 
 
-def test_strict_sandbox_writes_only_to_volumes_in_its_memory() -> None:
+def test_volumes_of_a_strict_sandbox_are_in_its_memory() -> None:
     pod = SPEC.sandbox("s-1", "owner", Isolation(level="strict", memory_mib=1024, disk_mib=4096))
     disks = [each["emptyDir"] for each in pod["spec"]["volumes"] if each["name"] != "agent"]
     assert {disk["medium"] for disk in disks} == {"Memory"}

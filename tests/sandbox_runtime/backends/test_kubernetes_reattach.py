@@ -62,7 +62,7 @@ async def started(
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_cut_connections_lose_no_byte_and_no_command_runs_twice(
+async def test_cut_connections_lose_no_byte_and_repeat_no_command(
     seed: int, tmp_path: Path
 ) -> None:
     chance = random.Random(seed)
@@ -82,7 +82,7 @@ async def test_cut_connections_lose_no_byte_and_no_command_runs_twice(
         assert cuts.count > 50
 
 
-async def test_late_bytes_in_the_middle_of_a_message_lose_nothing(tmp_path: Path) -> None:
+async def test_upload_is_complete_although_late_bytes_interrupt_a_message(tmp_path: Path) -> None:
     content = random.Random(1).randbytes(MEGABYTE)
     async with started(tmp_path) as (cluster, sandbox):
         cluster.cuts = OneInterruption()

@@ -154,7 +154,7 @@ async def test_next_address_is_tried_after_a_timeout() -> None:
     assert dialed == [OTHER, PUBLIC]
 
 
-async def test_unresponsive_addresses_and_resolver_are_timeouts() -> None:
+async def test_unresponsive_address_or_resolver_is_reported_to_the_program() -> None:
     internet, timeouts = Internet({"silent.example": [PUBLIC]}), Timeouts(connect_s=0.05)
 
     async def silence(*_: object) -> Any:

@@ -86,7 +86,7 @@ async def test_closing_the_gateway_ends_connections_at_every_step() -> None:
     assert {decision.reason for decision in decisions} == {"the sandbox ended"}
 
 
-async def test_connection_to_the_host_ends_with_its_program() -> None:
+async def test_connection_to_the_host_is_closed_when_the_program_aborts_its_own() -> None:
     internet, host = Internet(), Host()
     async with internet.server(host, port=7), gateway_client(allowlist(HOST), internet) as sandbox:
         with fail_after(5):

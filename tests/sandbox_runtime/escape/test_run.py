@@ -85,7 +85,7 @@ async def made(attack: Attack) -> EscapeFinding:
 
 
 @pytest.mark.docker
-async def test_separate_kernel_excuses_attacks_on_itself_but_not_on_a_neighbour(
+async def test_attack_on_a_separate_kernel_counts_as_held_unless_a_neighbour_is_disturbed(
     tmp_path: Path,
 ) -> None:
     """An attack on the sandbox's own kernel is harmless, an effect on a neighbour is not."""
@@ -161,7 +161,7 @@ def test_server_refuses_to_start_with_open_or_partly_untried_findings(
     assert refusal(findings) == said
 
 
-def test_doctor_shows_every_verdict_except_held_in_capitals() -> None:
+def test_doctor_shows_an_open_finding_in_capitals_and_a_held_one_without() -> None:
     assert finding("sysrq", "open").check() == Check("settings: sysrq", False, "OPEN: as told")
     assert finding("sysrq", "held").check() == Check("settings: sysrq", True, "as told")
 

@@ -164,7 +164,9 @@ def test_agent_and_host_write_and_parse_the_same_packets(
 
 @settings(max_examples=EXAMPLES)
 @given(packets=PACKETS, start=st.integers(0))
-def test_host_begins_in_the_middle_of_a_packet(packets: list[Packet], start: int) -> None:
+def test_host_that_begins_to_read_within_a_packet_gets_the_packets_after_it(
+    packets: list[Packet], start: int
+) -> None:
     wholes = [packet_bytes(TOKEN, packet) for packet in packets]
     data = b"".join(wholes)
     start %= len(data) + 1

@@ -127,7 +127,7 @@ async def test_full_image_converts_documents_and_reads_the_pdf(
     await output(sandbox, "pdftoppm -png -r 50 /tmp/text.pdf /tmp/page && test -s /tmp/page-1.png")
 
 
-async def test_full_image_compiles_c_and_python_extensions(sandbox: Sandbox) -> None:
+async def test_full_image_compiles_c_with_python_headers_and_c_plus_plus(sandbox: Sandbox) -> None:
     source = "#include <Python.h>\\n#include <stdio.h>\\nint main(void) { puts(PY_VERSION); }\\n"
     await output(sandbox, f"cd /tmp; printf '{source}' > version.c")
     rule = "version: version.c\\n\\tcc $$(python3-config --includes) -o $@ $<\\n"

@@ -69,7 +69,7 @@ async def test_leased_sandbox_has_more_time_to_answer_a_ping() -> None:
         assert sandbox.lost is None
 
 
-async def test_dead_leased_sandbox_is_left_to_its_lease() -> None:
+async def test_dead_leased_sandbox_is_not_replaced_by_the_monitor() -> None:
     async with fake_pool(WARM) as fixture, fixture.pool.lease(SMALL) as lease:
         await lease.sandbox()
         await fixture.until(idle=2, leased=1)
@@ -94,7 +94,7 @@ async def test_too_old_idle_sandboxes_are_replaced_one_at_a_time() -> None:
         assert not fixture.backend.alive.intersection(first)
 
 
-async def test_most_idle_sandboxes_stay_ready_while_old_ones_are_replaced() -> None:
+async def test_most_of_the_idle_sandboxes_stay_ready_while_old_ones_are_replaced() -> None:
     backend = FakeSandboxBackend()
     backend.parallel_starts = 64
     async with fake_pool(PoolSettings(min_ready=10, ttl_s=5), backend) as fixture:
@@ -127,7 +127,7 @@ async def test_sandbox_that_starts_from_an_outdated_image_is_not_kept() -> None:
         await fixture.until(idle=1, ending=0, started=2)
 
 
-async def test_failed_fingerprint_keeps_the_idle_sandboxes() -> None:
+async def test_idle_sandboxes_are_kept_if_the_fingerprint_cannot_be_read() -> None:
     async with fake_pool(WARM) as fixture:
         await fixture.until(idle=2)
         fixture.backend.refusal = "the engine is down"
@@ -184,7 +184,7 @@ async def test_refilling_backs_off_for_as_long_as_a_start_takes() -> None:
             await fixture.until(idle=2)
 
 
-async def test_closing_ends_idle_sandboxes_and_waits_for_leased_ones() -> None:
+async def test_closing_pool_ends_idle_sandboxes_and_waits_for_leased_ones() -> None:
     async with fake_pool(WARM) as fixture:
         async with fixture.pool.lease(SMALL) as lease:
             sandbox = await lease.sandbox()

@@ -142,7 +142,7 @@ async def test_unneeded_idle_sandbox_makes_room_for_another_isolation() -> None:
         assert fixture.backend.most_alive == 2
 
 
-async def test_no_more_idle_sandboxes_are_evicted_than_needed() -> None:
+async def test_only_as_many_idle_sandboxes_are_evicted_as_needed() -> None:
     async with fake_pool(PoolSettings(min_ready=3, max_sandboxes=3)) as fixture:
         await fixture.until(idle=3)
         fixture.backend.may_end.clear()

@@ -106,7 +106,7 @@ async def test_cancelled_waiter_frees_its_place_in_the_queue() -> None:
         await holder.end_all()
 
 
-async def test_cancelled_large_waiter_unblocks_the_queue() -> None:
+async def test_cancelled_waiter_for_a_large_sandbox_unblocks_the_queue() -> None:
     async with fake_pool(PoolSettings(min_ready=0, memory_budget_mib=500)) as fixture:
         holder = Leaseholder(fixture)
         holder.request("a", replace(SMALL, memory_mib=400))

@@ -287,7 +287,7 @@ async def test_ten_edits_of_a_path_can_be_undone() -> None:
     assert await session.content() == b"2"
 
 
-async def test_undo_never_skips_an_edit_that_was_too_large_to_remember() -> None:
+async def test_undo_does_not_go_back_beyond_an_edit_that_was_too_large_to_remember() -> None:
     large = b"x" * (9 << 20)
     session = EditorSession({FILE: b"small", "/testbed/other": b"b"})
     await session.do("str_replace", "/testbed/other", old_str="b", new_str="B")

@@ -82,7 +82,7 @@ async def test_many_lines_are_cut_in_their_middle() -> None:
     assert observation.text.count("left out") == 1
 
 
-async def test_output_is_streamed_while_the_command_runs() -> None:
+async def test_output_of_both_streams_is_passed_to_the_listener() -> None:
     recorder = OutputRecorder()
     arguments = {"command": "echo one; echo two >&2"}
     await BASH.run(MemoryLease(MemorySandbox()), arguments, timeout_s=PLENTY_S, on_output=recorder)
