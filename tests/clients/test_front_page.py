@@ -31,6 +31,7 @@ async def test_front_page_names_the_backend_the_sandboxes_and_the_api(tmp_path: 
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert f'<a href="{url}/docs">' in page.text
     assert "model backend: answers; models: 1\n" in text.text
+    assert "sandboxes: " in text.text
     assert f"base URL for OpenAI SDKs: {url}/v1\n" in text.text
 
 

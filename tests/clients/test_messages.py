@@ -145,6 +145,7 @@ async def test_thinking_block_contains_reasoning_and_steps(tmp_path: Path) -> No
     assert text["type"] == "text"
     assert thinking["signature"] == ""
     assert thinking["thinking"].startswith(REASONING)
+    assert thinking["thinking"].count("\n[exit 0") == 1
     assert [block["type"] for block in hidden["content"]] == ["text"]
 
 

@@ -226,6 +226,7 @@ async def test_model_without_tool_support_gets_tools_too(tmp_path: Path) -> None
     ):
         answered = await post_chat(http, **CAPTURE)
         assert answer_text(answered).endswith("It is 42.")
+        assert all(request.body["tools"] for request in backend.requests)
 
 
 async def test_empty_reply_is_kept_and_the_next_call_still_has_the_tools(tmp_path: Path) -> None:

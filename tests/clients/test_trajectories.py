@@ -314,8 +314,10 @@ async def test_relayed_request_has_no_run_and_no_trajectory(tmp_path: Path) -> N
         http_client(url) as http,
     ):
         relayed = await post_chat(http, model="fake-model:plain", **CAPTURE)
+        listed = (await http.get("/v1/trajectories")).json()["data"]
     assert relayed.status_code == 200
     assert "x-sandbox-run" not in relayed.headers
+    assert listed == []
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ async def test_calls_that_cannot_be_streamed_are_only_in_the_result(
     result = await run.go(**{"client_tools": [LOOKUP], "stream": True, **fields})
     assert client_call_events(run) == []
     assert result.stop_reason is StopReason.CLIENT_TOOL_CALLS
+    assert len(result.client_calls) == 1
 
 
 async def test_text_of_a_custom_tool_call_is_streamed() -> None:
