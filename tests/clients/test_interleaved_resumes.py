@@ -60,13 +60,13 @@ def last_client_result(body: Mapping[str, Any]) -> str:
     return next((each for each in reversed(given) if not each.startswith("Exit code")), "")
 
 
-def append_and_show(last_client_result: str) -> dict[str, Any]:
-    return tool_reply(call("execute_bash", command=f"echo {last_client_result} >> file; cat file"))
+def append_and_show(word: str) -> dict[str, Any]:
+    return tool_reply(call("execute_bash", command=f"echo {word} >> file; cat file"))
 
 
 @pytest.mark.parametrize("first", WORDS)
 async def test_concurrent_resumes_have_separate_files(first: str, tmp_path: Path) -> None:
-    may_end = {last_client_result: asyncio.Event() for last_client_result in (*WORDS, "Snow.")}
+    may_end = {word: asyncio.Event() for word in (*WORDS, "Snow.")}
     may_end["Snow."].set()
 
     def script(body: dict[str, Any]) -> Item:
@@ -83,15 +83,13 @@ async def test_concurrent_resumes_have_separate_files(first: str, tmp_path: Path
         resume_client(backend, tmp_path, MemorySandboxes()) as http,
     ):
         message = await next_message(http, USER_MESSAGE)
-        ended = {last_client_result: asyncio.Event() for last_client_result in WORDS}
+        ended = {word: asyncio.Event() for word in WORDS}
 
-        async def go_on(last_client_result: str) -> None:
-            answers[last_client_result] = (
-                await next_message(
-                    http, USER_MESSAGE, message, tool_result(message, last_client_result)
-                )
+        async def go_on(word: str) -> None:
+            answers[word] = (
+                await next_message(http, USER_MESSAGE, message, tool_result(message, word))
             )["content"]
-            ended[last_client_result].set()
+            ended[word].set()
 
         async with anyio.create_task_group() as group:
             for each in WORDS:
@@ -104,10 +102,7 @@ async def test_concurrent_resumes_have_separate_files(first: str, tmp_path: Path
             await next_message(http, USER_MESSAGE, message, tool_result(message, "Snow."))
         )["content"]
         last_messages = [request.body["messages"][-1]["content"] for request in backend.requests]
-    assert answers == {
-        last_client_result: f"It is {last_client_result}"
-        for last_client_result in (*WORDS, "Snow.")
-    }
+    assert answers == {word: f"It is {word}" for word in (*WORDS, "Snow.")}
     shown = sorted(each.partition("[stdout]\n")[2] for each in last_messages if "[stdout]" in each)
     assert shown == ["kept\nRain.", "kept\nSnow.", "kept\nSun."]
     assert len(backend.requests) == 7

@@ -71,11 +71,7 @@ async def post(
 def user_text(backend: ScriptedBackend, number: int = -1) -> str:
     """Return the text of the user messages in a backend request."""
     messages = backend.requests[number].body["messages"]
-    return "".join(
-        str(token_requests["content"])
-        for token_requests in messages
-        if token_requests["role"] == "user"
-    )
+    return "".join(str(message["content"]) for message in messages if message["role"] == "user")
 
 
 @pytest.mark.parametrize("kind", REAL_KINDS)
@@ -84,11 +80,7 @@ async def test_reading_a_fact_from_documents_in_files_costs_at_most_an_eighth_of
 ) -> None:
     def script(body: dict[str, Any]) -> dict[str, Any]:
         """Search for the fact, read the lines around it, and submit the amount."""
-        seen = [
-            token_requests["content"]
-            for token_requests in body["messages"]
-            if token_requests["role"] == "tool"
-        ]
+        seen = [message["content"] for message in body["messages"] if message["role"] == "tool"]
         if not body.get("tools"):
             return text_reply(re.findall(r"Orlu paid (\S+)", user_text(backend))[0])
         if not seen:
@@ -155,11 +147,11 @@ async def test_request_can_keep_documents_in_the_prompt(
         running_proxy(backend, "memory", tmp_path) as url,
     ):
         unmoved = await post(url, request_body(path, LONG_PROMPT, sandbox=sandbox), path, headers)
-        token_requests = user_text(backend)
+        prompt = user_text(backend)
         await post(
             url, request_body(path, LONG_PROMPT, sandbox={"offload_documents": True}), path, headers
         )
-    assert token_requests == LONG_PROMPT
+    assert prompt == LONG_PROMPT
     assert unmoved["usage"]["sandbox"]["documents_tokens"] == 0
     assert f"{INPUT_DIR}/a.txt" in user_text(backend)
 
@@ -218,7 +210,7 @@ async def test_only_long_texts_of_user_messages_become_files(tmp_path: Path) -> 
     sent = backend.requests[0].body
     assert sent["messages"][0]["content"].endswith(LONG_PROMPT)
     assert len(sent["messages"][1]["content"]) < 1000
-    assert [token_requests["content"] for token_requests in sent["messages"][2:]] == [
+    assert [message["content"] for message in sent["messages"][2:]] == [
         LONG_PROMPT,
         LONG_PROMPT,
         "And now?",

@@ -122,8 +122,8 @@ async def test_client_tool_is_called_between_sandbox_steps(kind: Kind, tmp_path:
     assert first["content"] == [{"type": "tool_use", **use}]
     assert first["stop_reason"] == "tool_use"
     assert texts(second) == ["21 degrees."]
-    error_body = [each for each in backend.requests[-1].body["messages"] if each["role"] == "tool"]
-    assert [each["content"].splitlines()[-1] for each in error_body][1:] == ["21", "kept"]
+    results = [each for each in backend.requests[-1].body["messages"] if each["role"] == "tool"]
+    assert [each["content"].splitlines()[-1] for each in results][1:] == ["21", "kept"]
 
 
 async def test_client_tool_call_is_streamed_as_a_block(tmp_path: Path) -> None:
@@ -254,8 +254,8 @@ async def test_message_request_that_excludes_tools_is_one_model_call(
     assert client.last_request["messages"][0]["role"] != "system"
     if stream:
         found = events(response)
-        user_message = [event["delta"].get("text", "") for event in found if "delta" in event]
-        text, end = "".join(user_message), found[-2]
+        pieces = [event["delta"].get("text", "") for event in found if "delta" in event]
+        text, end = "".join(pieces), found[-2]
     else:
         end = response.json()
         (text,) = texts(end)
@@ -392,7 +392,7 @@ async def test_truncated_client_call_stops_with_max_tokens(
     script: list[Any] = [tool_reply(cut)]
     async with messages_client(script, tmp_path) as client:
         response = await client.ask(stream=True, tools=[TEMPERATURE_TOOL])
-    _, *_, end, _ = error_body = events(response)
-    written = [each["delta"] for each in error_body if each["type"] == "content_block_delta"]
+    _, *_, end, _ = found = events(response)
+    written = [each["delta"] for each in found if each["type"] == "content_block_delta"]
     assert "".join(delta["partial_json"] for delta in written) == '{"city": "Bo'
     assert end["delta"]["stop_reason"] == "max_tokens"

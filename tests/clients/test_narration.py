@@ -47,18 +47,18 @@ async def stream_events(
     return responses_sdk.sse_data(response.text.replace("data: [DONE]", ""))
 
 
-def content_and_reasoning(last_request: Sequence[Any]) -> tuple[str, str]:
+def content_and_reasoning(events: Sequence[Any]) -> tuple[str, str]:
     """Return the content and the reasoning of a chat stream."""
-    deltas = [chat_http.delta(frame) for frame in last_request]
+    deltas = [chat_http.delta(frame) for frame in events]
     content = "".join(delta.get("content") or "" for delta in deltas)
     return content, "".join(delta.get("reasoning_content") or "" for delta in deltas)
 
 
 async def test_chat_steps_in_reasoning_follow_the_narration(tmp_path: Path) -> None:
-    last_request = await stream_events(
+    events = await stream_events(
         tmp_path, THREE_TURNS, chat_http.PATH, **chat_http.BODY, sandbox={"steps": "reasoning"}
     )
-    deltas = [chat_http.delta(frame) for frame in last_request]
+    deltas = [chat_http.delta(frame) for frame in events]
     thoughts = "".join(delta.get("reasoning_content", "") for delta in deltas)
     assert thoughts.count("$ echo one\none\n[exit 0") == 2
     assert thoughts.count("Hm.") == 2
@@ -72,13 +72,13 @@ def without_repeats(kinds: Sequence[str]) -> list[str]:
 
 
 async def test_chat_step_events_follow_the_narration(tmp_path: Path) -> None:
-    last_request = await stream_events(
+    events = await stream_events(
         tmp_path, THREE_TURNS, chat_http.PATH, **chat_http.BODY, sandbox={"steps": "events"}
     )
     kinds = [
         frame.get("sandbox", {}).get("kind")
         or ("content" if chat_http.delta(frame).get("content") else "")
-        for frame in last_request
+        for frame in events
     ]
     shown = [kind for kind in kinds if kind in ("content", "tool_start", "tool_end")]
     assert without_repeats(shown) == [
@@ -89,11 +89,11 @@ async def test_chat_step_events_follow_the_narration(tmp_path: Path) -> None:
 
 
 async def test_open_webui_shows_cards_between_narration_and_answer(tmp_path: Path) -> None:
-    last_request = await stream_events(
+    events = await stream_events(
         tmp_path, THREE_TURNS, chat_http.PATH, **chat_http.BODY, sandbox={"steps": "items"}
     )
     page = OpenWebUI()
-    for frame in last_request:
+    for frame in events:
         page.take(frame)
     card = 'execute_bash {"command": "echo one"} completed'
     assert page.shown == [
@@ -129,23 +129,23 @@ async def test_responses_narration_is_a_separate_item_before_the_steps(
     shell = {"type": "shell", "environment": {"type": "container_auto"}}
     asked = {"model": "fake-model", "input": "How many?", "tools": [shell]}
     script = THREE_TURNS if steps != "off" else NARRATED_RUN
-    last_request = await stream_events(
+    events = await stream_events(
         tmp_path, script, "/v1/responses", **asked, sandbox={"steps": steps}
     )
-    assert [event["sequence_number"] for event in last_request] == list(range(len(last_request)))
-    output = last_request[-1]["response"]["output"]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    output = events[-1]["response"]["output"]
     assert [item["type"] for item in output] == kinds
-    begun = [event for event in last_request if event["type"] == "response.output_item.added"]
-    done = [event for event in last_request if event["type"] == "response.output_item.done"]
+    begun = [event for event in events if event["type"] == "response.output_item.added"]
+    done = [event for event in events if event["type"] == "response.output_item.done"]
     assert [event["item"]["id"] for event in begun] == [item["id"] for item in output]
     assert [event["item"] for event in sorted(done, key=lambda e: int(e["output_index"]))] == output
-    assert last_request.index(done[0]) < last_request.index(begun[1])
+    assert events.index(done[0]) < events.index(begun[1])
     said = [item for item in output if item["type"] == "message"]
     assert [item["status"] for item in said] == ["completed"] * 2
     for item in said:
         deltas = [
             event["delta"]
-            for event in last_request
+            for event in events
             if event["type"] == "response.output_text.delta" and event["item_id"] == item["id"]
         ]
         assert "".join(deltas) == item["content"][0]["text"]
@@ -154,12 +154,10 @@ async def test_responses_narration_is_a_separate_item_before_the_steps(
 
 async def test_messages_step_blocks_follow_the_narration(tmp_path: Path) -> None:
     asked = {**messages_http.BODY, "tools": [messages_http.CODE_EXECUTION]}
-    last_request = await stream_events(
+    events = await stream_events(
         tmp_path, THREE_TURNS, messages_http.PATH, **asked, sandbox={"steps": "items"}
     )
-    begun = [
-        event["content_block"] for event in last_request if event["type"] == "content_block_start"
-    ]
+    begun = [event["content_block"] for event in events if event["type"] == "content_block_start"]
     assert [block["type"] for block in begun] == [
         "text",
         *["server_tool_use", "bash_code_execution_tool_result"] * 2,
@@ -176,21 +174,19 @@ FILE_RUN = by_history([tool_reply(call("execute_bash", command=MAKE), content=NA
 
 
 async def test_chat_citation_points_into_the_content_that_was_streamed(tmp_path: Path) -> None:
-    last_request = await stream_events(tmp_path, FILE_RUN, chat_http.PATH, **chat_http.BODY)
-    content = "".join(chat_http.delta(frame).get("content") or "" for frame in last_request)
-    (note,) = [
-        note for frame in last_request for note in chat_http.delta(frame).get("annotations", [])
-    ]
+    events = await stream_events(tmp_path, FILE_RUN, chat_http.PATH, **chat_http.BODY)
+    content = "".join(chat_http.delta(frame).get("content") or "" for frame in events)
+    (note,) = [note for frame in events for note in chat_http.delta(frame).get("annotations", [])]
     cited = note["url_citation"]
     assert content.startswith(f"{NARRATION}\n\nHere: [")
     assert content[cited["start_index"] : cited["end_index"]] == "the table"
 
 
 async def test_responses_citation_points_into_the_answer_item(tmp_path: Path) -> None:
-    last_request = await stream_events(
+    events = await stream_events(
         tmp_path, FILE_RUN, "/v1/responses", model="fake-model", input="A table."
     )
-    narration, *_, answer = last_request[-1]["response"]["output"]
+    narration, *_, answer = events[-1]["response"]["output"]
     assert narration["content"][0]["annotations"] == []
     (part,) = answer["content"]
     (note,) = part["annotations"]
@@ -280,8 +276,8 @@ ANNOUNCED_RUN = by_history([text_reply(ANNOUNCEMENT), {**BASH, **REASONING}, SUB
 
 async def test_chat_steps_follow_an_announcement_without_a_call(tmp_path: Path) -> None:
     asked = {**chat_http.BODY, "sandbox": {"steps": "reasoning"}}
-    last_request = await stream_events(tmp_path, ANNOUNCED_RUN, chat_http.PATH, **asked)
-    content, thoughts = content_and_reasoning(last_request)
+    events = await stream_events(tmp_path, ANNOUNCED_RUN, chat_http.PATH, **asked)
+    content, thoughts = content_and_reasoning(events)
     assert content == f"{ANNOUNCEMENT}\n\nThere are 42."
     assert "$ echo one\none\n[exit 0" in thoughts
 
@@ -289,10 +285,10 @@ async def test_chat_steps_follow_an_announcement_without_a_call(tmp_path: Path) 
 async def test_responses_announcement_ends_before_the_steps(tmp_path: Path) -> None:
     shell = {"type": "shell", "environment": {"type": "container_auto"}}
     asked = {"model": "fake-model", "input": "How many?", "tools": [shell]}
-    last_request = await stream_events(
+    events = await stream_events(
         tmp_path, ANNOUNCED_RUN, "/v1/responses", **asked, sandbox={"steps": "items"}
     )
-    done = [event["item"] for event in last_request if event["type"] == "response.output_item.done"]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert [item["type"] for item in done] == [
         "message",
         "shell_call",
@@ -309,10 +305,8 @@ async def test_narration_set_to_reasoning_streams_narration_only_as_reasoning(
     tmp_path: Path, narration: str
 ) -> None:
     script = by_history([{**BASH, "content": narration}, {**BASH, "content": "More."}, SUBMIT])
-    last_request = await stream_events(
-        tmp_path, script, chat_http.PATH, "reasoning", **chat_http.BODY
-    )
-    content, thoughts = content_and_reasoning(last_request)
+    events = await stream_events(tmp_path, script, chat_http.PATH, "reasoning", **chat_http.BODY)
+    content, thoughts = content_and_reasoning(events)
     assert content == "There are 42."
     assert narration in thoughts
     assert "More." in thoughts
@@ -321,10 +315,10 @@ async def test_narration_set_to_reasoning_streams_narration_only_as_reasoning(
 async def test_narration_set_to_reasoning_streams_an_announcement_as_reasoning(
     tmp_path: Path,
 ) -> None:
-    last_request = await stream_events(
+    events = await stream_events(
         tmp_path, ANNOUNCED_RUN, chat_http.PATH, "reasoning", **chat_http.BODY
     )
-    content, thoughts = content_and_reasoning(last_request)
+    content, thoughts = content_and_reasoning(events)
     assert content == "There are 42."
     assert ANNOUNCEMENT in thoughts
 
@@ -332,16 +326,16 @@ async def test_narration_set_to_reasoning_streams_an_announcement_as_reasoning(
 async def test_narration_set_to_reasoning_streams_an_answer_of_prose_as_content(
     tmp_path: Path,
 ) -> None:
-    last_request = await stream_events(
+    events = await stream_events(
         tmp_path, by_history([text_reply(LONG)]), chat_http.PATH, "reasoning", **chat_http.BODY
     )
-    assert content_and_reasoning(last_request) == (LONG.strip(), "")
+    assert content_and_reasoning(events) == (LONG.strip(), "")
 
 
 async def test_answer_with_a_response_format_is_the_only_streamed_content(tmp_path: Path) -> None:
     script = by_history([NARRATED_BASH, text_reply('{"n": 42}')])
     form = {"response_format": {"type": "json_object"}}
-    last_request = await stream_events(tmp_path, script, chat_http.PATH, **chat_http.BODY, **form)
-    content, thoughts = content_and_reasoning(last_request)
+    events = await stream_events(tmp_path, script, chat_http.PATH, **chat_http.BODY, **form)
+    content, thoughts = content_and_reasoning(events)
     assert content == '{"n": 42}'
     assert NARRATION in thoughts

@@ -143,18 +143,18 @@ async def test_calls_without_a_suspended_run_are_sent_to_the_model_unchanged(
         {"type": "local_shell_call_output", "id": "b", "output": "x.py"},
     ]
     _, backend_requests = await exchange([text_reply("Done.")], [{"input": items}], tmp_path)
-    expected_result = backend_requests[0]["messages"][1:]
-    assert [message["role"] for message in expected_result] == [
+    sent = backend_requests[0]["messages"][1:]
+    assert [message["role"] for message in sent] == [
         "assistant",
         "tool",
         "assistant",
         "tool",
     ]
-    assert expected_result[0]["tool_calls"][0]["function"] == {
+    assert sent[0]["tool_calls"][0]["function"] == {
         "name": "shell",
         "arguments": '{"commands": ["ls"]}',
     }
-    assert [expected_result[1]["tool_call_id"], expected_result[3]["tool_call_id"]] == ["a", "b"]
+    assert [sent[1]["tool_call_id"], sent[3]["tool_call_id"]] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -227,8 +227,8 @@ async def test_client_tool_result_ends_with_the_remaining_steps(
             first = (await client.post("/v1/chat/completions", json=params)).json()
             turn = first["choices"][0]["message"]
             (made,) = turn["tool_calls"]
-            expected = {"role": "tool", "tool_call_id": made["id"], "content": "forty-two"}
-            params["messages"] = [USER, {"role": "assistant", "tool_calls": [made]}, expected]
+            result = {"role": "tool", "tool_call_id": made["id"], "content": "forty-two"}
+            params["messages"] = [USER, {"role": "assistant", "tool_calls": [made]}, result]
             second = (await client.post("/v1/chat/completions", json=params)).json()
         before, after = [request.body["messages"] for request in backend.requests]
     assert second["choices"][0]["message"]["content"] == "42"
@@ -393,9 +393,9 @@ async def test_file_note_follows_the_tool_result(tmp_path: Path) -> None:
         params = {"model": "m", "messages": [USER], "tools": [LOOKUP]}
         first = (await client.post("/v1/chat/completions", json=params)).json()
         (made,) = first["choices"][0]["message"]["tool_calls"]
-        expected = {"role": "tool", "tool_call_id": made["id"], "content": "forty-two"}
+        result = {"role": "tool", "tool_call_id": made["id"], "content": "forty-two"}
         more = {"role": "user", "content": [file_part("a.csv", b"42")]}
-        params["messages"] = [USER, {"role": "assistant", "tool_calls": [made]}, expected, more]
+        params["messages"] = [USER, {"role": "assistant", "tool_calls": [made]}, result, more]
         await client.post("/v1/chat/completions", json=params)
         (last,) = backend.requests[1].body["messages"][-1:]
     assert [part["text"] for part in last["content"]] == [NOTE, "\nSteps Remaining: 100"]

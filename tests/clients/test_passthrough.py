@@ -395,8 +395,10 @@ async def test_embeddings_and_audio_of_the_sdk_are_relayed(tmp_path: Path) -> No
             embedded = await sdk.embeddings.create(
                 model="e:plain", input="x", encoding_format="float"
             )
-            location = await sdk.audio.transcriptions.create(model="w", file=("a.wav", b"la la"))
+            transcription = await sdk.audio.transcriptions.create(
+                model="w", file=("a.wav", b"la la")
+            )
             spoken = await sdk.audio.speech.create(model="t", voice="alloy", input="x")
     assert embedded.data[0].embedding == [0.5]
-    assert location.text == "la la"
+    assert transcription.text == "la la"
     assert spoken.content == b"\x00sound" * 100_000

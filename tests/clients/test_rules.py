@@ -129,9 +129,9 @@ async def test_denied_host_is_not_reached_despite_the_allowlist(
         with anyio.fail_after(2 * TIMEOUT_S):
             async with audit_server(backend, tmp_path, profile, "bubblewrap") as http:
                 response = await post_chat(http, sandbox={"steps": "events"})
-        (expected,) = observations(backend)
-    assert "403" in expected
-    assert "rule orders forbids this: nothing is bought here" in expected
+        (observation,) = observations(backend)
+    assert "403" in observation
+    assert "rule orders forbids this: nothing is bought here" in observation
     (met,) = rules_in(response)
     assert (met["rule"], met["subject"]) == ("orders", "orders.example.com:443")
     (tried,) = [e for e in response.json()["sandbox"]["events"] if e["kind"] == "egress"]

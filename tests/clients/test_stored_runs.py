@@ -63,8 +63,8 @@ async def test_result_of_an_idempotency_key_survives_a_restart(
         first = await answer_of_new_server(backend, tmp_path, KEY, stream=stream)
         second = await answer_of_new_server(backend, tmp_path, KEY, stream=stream_again)
         third = await answer_of_new_server(backend, tmp_path, KEY, stream=stream_again)
-    assert {answer_text(record) for record in (first, second, third)} == {"42"}
-    assert {reasoning_text(record).partition("[exit 0")[0] for record in (first, second)} == {
+    assert {answer_text(each) for each in (first, second, third)} == {"42"}
+    assert {reasoning_text(each).partition("[exit 0")[0] for each in (first, second)} == {
         "````console\n$ echo 42; echo data > output/data\n42\n"
     }
     names = ("x-sandbox-run", "x-sandbox-container")
@@ -192,10 +192,10 @@ async def test_same_idempotency_key_in_two_processes_is_one_run(
                 wrong = await post_chat(second_client, KEY, temperature=0.1)
                 release.set()
             later = await post_chat(second_client, KEY)
-    record = [first.responses[0], second.responses[0], later]
-    assert {answer_text(each) for each in record} == {"42"}
-    assert len({reasoning_text(each).partition("[exit 0")[0] for each in record}) == 1
-    assert len({each.headers["x-sandbox-run"] for each in record}) == 1
+    responses = [first.responses[0], second.responses[0], later]
+    assert {answer_text(each) for each in responses} == {"42"}
+    assert len({reasoning_text(each).partition("[exit 0")[0] for each in responses}) == 1
+    assert len({each.headers["x-sandbox-run"] for each in responses}) == 1
     assert wrong.status_code == 422
     assert len(backend.requests) == 2
 
@@ -219,9 +219,9 @@ async def test_concurrent_requests_with_one_idempotency_key_in_two_processes_are
                 for _ in range(8):
                     for side in sides:
                         side.begin(KEY)
-    record = [response for side in sides for response in side.responses.values()]
-    assert len(record) == 16
-    assert len({each.text for each in record}) == 1
+    responses = [response for side in sides for response in side.responses.values()]
+    assert len(responses) == 16
+    assert len({each.text for each in responses}) == 1
     assert len(backend.requests) == 1
 
 
@@ -279,11 +279,11 @@ async def test_request_that_waits_for_another_process_may_be_retried_after_the_r
                 seen = [await side.get(run) for side in (first_client, second_client)]
                 refused = await second_client.delete(run)
                 ended = await first_client.delete(run)
-            stream_again = await post_chat(second_client, KEY)
+            answered = await post_chat(second_client, KEY)
     assert [each.json()["status"] for each in seen] == ["running"] * 2
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "run_elsewhere")
     assert ended.json()["status"] == "cancelled"
     answers = [side.responses[0] for side in (first, second)]
     assert [each.json()["error"]["code"] for each in answers] == ["run_cancelled", "run_lost"]
     assert [each.headers.get("x-should-retry") for each in answers] == ["false", None]
-    assert answer_text(stream_again) == "42"
+    assert answer_text(answered) == "42"
