@@ -198,16 +198,16 @@ class EscapeContext:
         return None
 
     async def aclose(self) -> None:
-        """End the neighbour sandbox."""
-        if self._ping_task:
-            self._ping_task.cancel()
-            await asyncio.wait([self._ping_task])
-            if not self._ping_task.cancelled():
-                self._ping_task.result()  # raises the error that ended it
-            self._ping_task = None
-        if self._neighbour:
-            await self._neighbour.close()
-            self._neighbour = None
+        """End the neighbour sandbox. Raises the error that ended its pings, if there was one."""
+        pinging, self._ping_task = self._ping_task, None
+        neighbour, self._neighbour = self._neighbour, None
+        if pinging:
+            pinging.cancel()
+            await asyncio.wait([pinging])
+        if neighbour:
+            await neighbour.close()
+        if pinging and not pinging.cancelled():
+            pinging.result()
 
     async def _ping_until_lost(self, sandbox: EscapeSandbox) -> None:
         with suppress(SandboxLostError):
