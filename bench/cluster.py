@@ -126,7 +126,11 @@ async def _node(
             "backend": {"base_url": model.base_url, "tool_support": "always"},
             "sandbox": {
                 "self_test": False,
-                "pool": {"min_ready": sandboxes // 10, "max_sandboxes": sandboxes * 2},
+                "pool": {
+                    "min_ready": sandboxes // 10,
+                    "max_sandboxes": sandboxes * 2,
+                    "queue_size": sandboxes,
+                },
             },
             "store": {"database_url": database_url},
         }
