@@ -31,6 +31,9 @@ NODE_COUNTS = (1, 2, 3)
 RUNS_PER_SANDBOX = 2
 COMMAND_S = 2.0
 """Duration of each command in a sandbox, in seconds."""
+QUEUE_TIMEOUT_S = 600
+"""Maximum time that a request waits for a sandbox, in seconds. Thousands of requests come at once,
+and a proxy starts 64 Pods at a time."""
 REQUEST = {
     "model": FIVE_TURN_MODEL,
     "messages": [{"role": "user", "content": "What is 6 * 7? Compute it."}],
@@ -130,6 +133,7 @@ async def _node(
                     "min_ready": sandboxes // 10,
                     "max_sandboxes": sandboxes * 2,
                     "queue_size": sandboxes,
+                    "queue_timeout_s": QUEUE_TIMEOUT_S,
                 },
             },
             "store": {"database_url": database_url},
