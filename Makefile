@@ -54,7 +54,7 @@ test: install test-image
 	SANDBOX_TEST_IMAGE=$(TEST_IMAGE) $(BIN)/python -m pytest -rs -m 'not cluster' --numprocesses $(WORKERS) --dist loadfile
 
 # The suites of the store and of the API's clients with PostgreSQL and S3 in place of SQLite and a
-# directory: about twenty minutes.
+# directory: about eight minutes.
 SHARED_TESTS ?= tests/proxy/store tests/proxy/test_files.py tests/proxy/test_workspaces.py tests/clients
 test-shared-stores: install
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || $(call debian,initdb,postgresql) || true
@@ -86,7 +86,7 @@ vllm-table: vllm
 
 # Three nodes of Kubernetes in network namespaces of this machine, with the test image; needs root.
 # Its servers are built once into the user's cache, in four to ten minutes.
-.PHONY: kubernetes network-tools cluster cluster-down test-cluster
+.PHONY: kubernetes network-tools cluster cluster-down test-cluster bench-pods
 kubernetes: install
 	@$(call debian,dpkg-source,dpkg-dev) || true
 	$(BIN)/python -m tests.cluster.install
@@ -113,6 +113,13 @@ test-cluster: cluster agent-image
 	$(BIN)/python -m tests.cluster load $(AGENT_IMAGE)
 	$(CLUSTER_ENVIRONMENT) $(BIN)/python -m pytest -rs -m cluster --numprocesses 3 --dist loadfile $(CLUSTER_SUITES) \
 	  && $(CLUSTER_ENVIRONMENT) $(BIN)/python -m pytest -rs -m cluster $(CLUSTER_FAILURES); \
+	  status=$$?; $(BIN)/python -m tests.cluster down; exit $$status
+
+# A command, a start and an end of a Pod, beside those of the local engine.
+bench-pods: cluster agent-image
+	$(BIN)/python -m tests.cluster load $(AGENT_IMAGE)
+	$(BIN)/python -m tests.cluster apply deploy/kubernetes/sandboxes.yaml
+	$(BIN)/python -m bench pods --image $(TEST_IMAGE) --kubeconfig "$$($(BIN)/python -m tests.cluster up)"; \
 	  status=$$?; $(BIN)/python -m tests.cluster down; exit $$status
 
 # Fuzz each part of the agent for so many seconds; what is new stays in build/fuzz.

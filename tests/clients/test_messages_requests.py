@@ -219,6 +219,7 @@ async def test_unknown_container_id_starts_a_new_container(tmp_path: Path) -> No
     async with messages_client(script, tmp_path) as client:
         message = await client.message(tools=[CODE_EXECUTION], container={"id": "container_gone"})
     assert texts(message) == ["Done."]
+    assert message["container"]["id"] not in ("", "container_gone")
 
 
 async def test_output_format_is_enforced(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     add("status", "print which components run and which nodes are ready", _status)
     for name, help, method, what, choices in (
         ("load", "copy a Docker image to the nodes", Cluster.load_image, "IMAGE", None),
+        ("apply", "create the objects of a manifest", Cluster.apply, "FILE", None),
         ("cut-off", "take a node from the network", Cluster.cut_off, "NODE", None),
         ("heal", "put a node on the network again", Cluster.heal, "NODE", None),
         ("power-off", "end everything on a node at once", Cluster.power_off, "NODE", None),

@@ -93,6 +93,10 @@ class Cluster:
         options = (f"--kubeconfig={self.kubeconfig}", f"--cache-dir={self._folder}/kubectl")
         return run(self._installation.program("kubectl"), *options, *arguments)
 
+    def apply(self, manifest: str) -> None:
+        """Create or change the objects of a manifest file."""
+        self.kubectl("apply", "--filename", manifest)
+
     def up(self, nodes: int = 3, images: Sequence[str] = ()) -> None:
         """Start what does not run, import Docker's images, and return when all nodes are ready."""
         if not 1 <= nodes <= MAX_NODES:

@@ -14,6 +14,7 @@ import httpx
 import obstore
 from obstore.store import S3Store
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import URL, select
 
 from proxy.models.scripted import call, text_reply, tool_reply
@@ -106,6 +107,18 @@ class System:
             assert response.status_code in (429, 500, 502, 503, 504), response.text
             if response.status_code in (429, 503):
                 assert int(response.headers["retry-after"]) > 0, response.text
+
+
+async def count_ended_runs(replica: Server) -> int:
+    """Return the number of runs that have ended in a replica since its start."""
+    async with httpx.AsyncClient() as client:
+        metrics = (await client.get(f"{replica.url}/metrics")).text
+    return sum(
+        int(sample.value)
+        for family in text_string_to_metric_families(metrics)
+        for sample in family.samples
+        if sample.name == "llm_sandbox_runs_total"
+    )
 
 
 def _question(messages: Sequence[Mapping[str, Any]]) -> str:

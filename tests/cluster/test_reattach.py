@@ -37,7 +37,7 @@ async def backend(cluster: Cluster) -> AsyncIterator[KubernetesBackend]:
     """A backend on the cluster, whose nodes have the agent image."""
     if AGENT_IMAGE:
         cluster.load_image(AGENT_IMAGE)
-    cluster.kubectl("apply", "--filename", str(MANIFESTS / "sandboxes.yaml"))
+    cluster.apply(str(MANIFESTS / "sandboxes.yaml"))
     made = KubernetesBackend(
         PodSpec(TEST_IMAGE, AGENT_IMAGE),
         namespace=NAMESPACE,

@@ -18,6 +18,7 @@ from tests.cluster.system import (
     Servers,
     System,
     command_until_it_succeeds,
+    count_ended_runs,
     running_system,
 )
 from tests.fakes.backend import Held, Item
@@ -106,6 +107,7 @@ async def test_replica_that_gets_sigterm_ends_its_runs_and_takes_no_new_ones(
             assert await begun == ANSWER
             assert await system.replicas[0].ended() == -signal.SIGTERM
             assert await later == ANSWER
+            assert await count_ended_runs(system.replicas[1]) == 1
         assert len(system.counter.sandboxes("begun")) == 1
         assert len(system.counter.sandboxes("later")) == 1
         assert system.refusals == []

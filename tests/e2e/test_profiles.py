@@ -49,7 +49,7 @@ class Exchange:
 async def exchange(
     home: Path,
     profile: str,
-    *commands: str,
+    *turns: str | tuple[str, ...],
     tree: dict[str, Any] | None = None,
     key: Key | None = None,
     kind: Kind = "bubblewrap",
@@ -57,10 +57,13 @@ async def exchange(
 ) -> Exchange:
     """Send a request under the profile, with a key that lists it unless `key` is given.
 
-    The model runs the commands, one per turn.
+    The model calls for one command in each turn, or for several.
     """
     config = parse(tree or {}, "c.yaml")
-    steps = [tool_reply(call("execute_bash", command=command)) for command in commands]
+    steps = [
+        tool_reply(*(call("execute_bash", command=command) for command in commands))
+        for commands in ((turn,) if isinstance(turn, str) else turn for turn in turns)
+    ]
     audit_logs = AuditLogs(home / "audit", keep_days=1, key=None)
     make_runs: Any = partial(RunManager, audit_logs=audit_logs)
     async with (
@@ -186,11 +189,13 @@ async def test_finance_profile_reads_data_denies_orders_and_is_audited(tmp_path:
 
 
 async def test_paper_profile_has_a_stateless_shell_and_one_call_per_turn(tmp_path: Path) -> None:
-    seen = await exchange(tmp_path, "paper", "cd /tmp; x=1; seq 100", 'pwd; echo "x=$x"')
+    turn = ("cd /tmp; x=1; seq 100", "touch second-call")
+    seen = await exchange(tmp_path, "paper", turn, 'pwd; echo "x=$x"; ls')
     _, many, forgotten = seen.model_input
     assert many.startswith("Exit code: 0\nExecution output of \\[execute_bash]:\n\\[STDOUT]\n")
     assert "<Observation truncated in middle for saving context>" in many
     assert "/testbed\nx=\n" in forgotten
+    assert "second-call" not in forgotten
     assert "\nSteps Remaining: 98" in forgotten
     denied = await exchange(tmp_path, "paper", key=Key("any"))
     assert denied.response.status_code == 403

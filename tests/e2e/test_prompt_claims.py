@@ -60,6 +60,8 @@ async def test_directories_that_the_prompt_names_exist_and_are_writable(
     async with prompt_and_bash(kind, tmp_path, profile) as (prompt, bash):
         assert f"Working directory: {WORKING_DIR}. Files the user gave: {INPUT_DIR}." in prompt
         assert (await bash("pwd")).text.endswith(f"\n{WORKING_DIR}")
+        for place in (WORKING_DIR, INPUT_DIR):
+            assert (await bash(f"touch {place}/x && rm {place}/x")).exit_code == 0, place
         made = await bash(f"mkdir -p {OUTPUT_DIR} && echo 1 > {OUTPUT_DIR}/a && ls -d {OUTPUT_DIR}")
     assert made.exit_code == 0
 

@@ -126,6 +126,10 @@ def test_splits_share_no_context_and_no_document(
     rows = built(made, **options).rows
     hashes = [{row.meta.context for row in rows[split]} for split in ("train", "val")]
     assert not hashes[0] & hashes[1]
+    texts = [
+        {text for row in rows[split] for text in row.files.values()} for split in ("train", "val")
+    ]
+    assert not texts[0] & texts[1]
     ids = [row.id for each in rows.values() for row in each]
     assert len(ids) == len(set(ids))
 

@@ -17,6 +17,7 @@ from proxy.agent.events import (
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
+    ToolCallFinished,
 )
 from proxy.agent.model import Completion
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
@@ -110,11 +111,14 @@ async def test_number_submitted_as_the_answer_becomes_a_string() -> None:
     assert run.events.answer == "42"
 
 
-async def test_submit_is_streamed_only_as_the_first_call_of_a_turn() -> None:
+async def test_answer_submitted_after_another_call_is_sent_when_that_call_has_run() -> None:
     model = ScriptedModel([tool_reply(bash("echo 7 > x"), call("submit", answer="42"))])
     run = Run(model)
     assert (await run.go(stream=True)).answer == "42"
     assert run.events.answer == "42"
+    ran = next(at for at, event in enumerate(run.events) if isinstance(event, ToolCallFinished))
+    answered = [at for at, event in enumerate(run.events) if isinstance(event, AnswerDelta)]
+    assert answered[0] > ran
 
 
 async def test_streamed_answer_of_an_invalid_submit_is_followed_by_the_corrected_answer() -> None:

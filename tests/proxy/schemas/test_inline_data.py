@@ -26,12 +26,9 @@ def test_inline_data_of_any_size_is_decoded(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["?", "YWJj=", "YQ", "YQ===", "Y=Q=", "YQ==YQ==", "Y", "YWJjZ", "a-_b", "é", "\x00AAA"]
+    "text", ["?", "YWJj=", "YQ===", "Y=Q=", "YQ==YQ==", "Y", "YWJjZ", "a-_b", "é", "\x00AAA"]
 )
 def test_invalid_base64_is_refused(text: str) -> None:
-    if text == "YQ":  # base64 without padding is accepted
-        assert content(bare(text)) == b"a"
-        return
     with pytest.raises(ValueError, match="it "):
         bare(text).measure()
 
