@@ -25,11 +25,11 @@ from sandbox_runtime.protocol import (
 )
 
 START_S, END_S = 2.6, 1.0
-"""Duration of the start and of the removal of a Pod in seconds, measured by `python -m bench
-pods`."""
+"""Duration of the start and of the removal of a Pod, in seconds. An earlier run of `python -m bench
+pods` measured them; later ones measured less."""
 ROUND_TRIP_S = 0.0046
-"""Duration of an operation in a Pod without the operation's own work, in seconds, measured by
-`python -m bench pods`."""
+"""Duration of an operation in a Pod without the operation's own work, in seconds; from the same
+run."""
 OUTPUT = b"42\n"
 """The output of every command."""
 _ZEROS = (
