@@ -3,11 +3,12 @@
 import sys
 from collections.abc import Mapping
 from types import TracebackType
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING
 
 from evaluation.results import Result
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 Prices = Mapping[str, tuple[float, float]]
 """US dollars for a million prompt tokens and a million completion tokens, by model."""
@@ -18,7 +19,8 @@ core."""
 
 
 class ProgressBar:
-    """Shows results, errors, tokens and cost on standard error, and one line at the end.
+    """Shows results, errors, tokens and cost on standard error, and one line at the end. The bar is
+    shown on a terminal only.
 
     Errors, tokens and cost are those of this `sandbox-eval run`, without earlier runs that it
     continues. The cost is shown if there are prices.
@@ -32,19 +34,13 @@ class ProgressBar:
         self._tokens = 0
         self._cost_usd = 0.0
         self._has_unpriced_model = False
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            refresh_per_second=REFRESHES_PER_S,
-            disable=not sys.stderr.isatty(),
-        )
-        self._task = self._progress.add_task(self._totals_text(), total=total, completed=done)
+        self._bar = _rich_progress() if sys.stderr.isatty() else None
+        if self._bar:
+            self._task = self._bar.add_task(self._totals_text(), total=total, completed=done)
 
     def __enter__(self) -> "ProgressBar":
-        self._progress.start()
+        if self._bar:
+            self._bar.start()
         return self
 
     def __exit__(
@@ -53,7 +49,8 @@ class ProgressBar:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        if self._bar:
+            self._bar.stop()
         print(
             f"{self._done} of {self._total} requests; in this part: {self._totals_text()}",
             file=sys.stderr,
@@ -70,7 +67,8 @@ class ProgressBar:
             self._cost_usd += spent / 1e6
         else:
             self._has_unpriced_model = True
-        self._progress.update(self._task, completed=self._done, description=self._totals_text())
+        if self._bar:
+            self._bar.update(self._task, completed=self._done, description=self._totals_text())
 
     def _totals_text(self) -> str:
         totals = f"{self._infra_errors} infra errors, {self._tokens:,} tokens"
@@ -78,3 +76,24 @@ class ProgressBar:
             return totals
         cost = "cost unknown" if self._has_unpriced_model else f"{self._cost_usd:.4f} USD"
         return f"{totals}, {cost}"
+
+
+def _rich_progress() -> "Progress":
+    """Return a progress bar that is not started. The import of rich takes 30 ms."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        refresh_per_second=REFRESHES_PER_S,
+    )

@@ -123,7 +123,7 @@ def shorten(text: str, max_chars: int) -> str:
 
 def replace_surrogates(text: str) -> str:
     """Return a text without lone surrogates, which cannot be written to a file."""
-    return text.encode(errors="replace").decode()
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def step_of(

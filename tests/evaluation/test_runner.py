@@ -1,10 +1,14 @@
 """`sandbox-eval run` and `report` against a proxy: retries, errors, settings and repeats."""
 
 import json
+import os
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from aiohttp import web
 
@@ -21,7 +25,16 @@ from evaluation.results import (
 )
 from evaluation.samples import Draft, write_suite
 from proxy.models.scripted import call, text_reply, tool_reply
-from tests.evaluation.evaluation_process import report_of, rows, sample, sandbox_eval, sums
+from tests.evaluation.evaluation_process import (
+    COMMAND,
+    ENVIRONMENT,
+    TIMEOUT_S,
+    report_of,
+    rows,
+    sample,
+    sandbox_eval,
+    sums,
+)
 from tests.fakes.backend import Item, Raw, Refusal, scripted_backend
 from tests.fakes.server import running_proxy
 
@@ -51,6 +64,31 @@ async def evaluate(home: Path, script: Sequence[Item], *more: str) -> tuple[int,
     ):
         ended = await sandbox_eval(*arguments(home, url, *more))
     return ended.returncode or 0, ended.stderr, read_results(home / "output")
+
+
+async def on_terminal(command: Sequence[str]) -> tuple[int, str]:
+    """Run a command whose standard error is a terminal. Return its exit code and what the terminal
+    shows."""
+    screen, terminal = os.openpty()
+    shown = bytearray()
+
+    def read_screen() -> None:
+        with suppress(OSError):  # the end: no process has the terminal open
+            while part := os.read(screen, 4096):
+                shown.extend(part)
+
+    try:
+        async with anyio.create_task_group() as group:
+            with anyio.fail_after(TIMEOUT_S):
+                ended = await anyio.open_process(
+                    command, stderr=terminal, env={**ENVIRONMENT, "TERM": "xterm"}
+                )
+                os.close(terminal)
+                group.start_soon(anyio.to_thread.run_sync, read_screen)
+                code = await ended.wait()
+    finally:
+        os.close(screen)
+    return code, shown.decode()
 
 
 async def test_failed_attempt_is_repeated_and_recorded(tmp_path: Path) -> None:
@@ -279,6 +317,23 @@ async def test_each_part_of_a_continued_run_has_its_own_totals_and_concurrency(
     assert "With 1 or 2 requests at a time." in report
     minutes = sum(each.latency_s / (each.concurrency or 0) for each in results) / 60
     assert rows(report, "## Speed")[0][4] == f"{3 / minutes:.1f}"
+
+
+async def test_progress_bar_on_a_terminal_counts_the_requests_and_their_errors(
+    tmp_path: Path,
+) -> None:
+    sums(tmp_path / "data", 3)
+    async with (
+        scripted_backend([RIGHT, Refusal(400, "no"), RIGHT], model=MODEL) as backend,
+        running_proxy(backend, "memory", tmp_path / "state") as url,
+    ):
+        code, shown = await on_terminal([*COMMAND, *arguments(tmp_path, url, *PLAIN)])
+    assert code == 3
+    bars = [line for line in re.split(r"[\r\n]", shown) if "━" in line]
+    assert "0 infra errors" in bars[0]
+    assert "0/3" in bars[0]
+    assert "1 infra errors" in bars[-1]
+    assert "2/3" in bars[-1]
 
 
 async def test_run_is_refused_while_another_process_writes_to_its_directory(tmp_path: Path) -> None:
