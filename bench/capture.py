@@ -1,12 +1,14 @@
-"""The cost of capturing trajectories, with `sandbox.capture`. Measures runs of five turns on warm
-sandboxes, in turn without capture, with `messages` and with `tokens`. The model answers without
-delay.
+"""The cost of capturing trajectories, with `sandbox.capture`. Measures runs of five turns, in turn
+without capture, with `messages` and with `tokens`: one at a time on warm sandboxes, and 64 at once
+as in training. The model answers without delay.
 
 Runs without capture are measured twice; the difference between the two shows the noise. The
-processor time includes what the proxy does after the answer, such as writing the trajectory.
+processor time includes what the proxy does after the answer, such as writing the trajectory. The
+duration of runs that are made at once ends when the pool is full again, as in bench/runs.py.
 """
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -18,12 +20,15 @@ from bench.instant_model import FIVE_TURN_MODEL, SCRIPTS
 from bench.load import burst, post_request
 from bench.loop import EXPECTED_BYTES, QUESTION, SETTLE_S
 from bench.plan import Plan, interleave
+from bench.runs import RUN_COUNTS, wait_until_settled
 from bench.servers import BenchServer, model_backend, proxy
 from bench.table import Row, TablePart
 
 ROUNDS = 20
 RUNS = 10
 """Number of runs of each kind in one round, one at a time."""
+CONCURRENCY, CONCURRENT_ROUNDS = 64, 5
+"""Number of runs at once, and of their rounds."""
 CAPTURES: Mapping[str, str] = {
     "none": "none",
     "none, the control": "none",
@@ -42,16 +47,25 @@ async def measure(plan: Plan) -> list[TablePart]:
         parts = []
         for kind in found.kinds:
             async with proxy(model, sandbox=kind, image=plan.image, captures_tokens=True) as server:
-                measured = await interleave(
+                single = await interleave(
                     plan.rounds or ROUNDS,
-                    {name: partial(_measure_runs, server, name) for name in CAPTURES},
+                    {name: partial(_measure_single_runs, server, name) for name in CAPTURES},
                 )
-            parts.append(TablePart(_title(kind), _rows(measured)))
+                concurrent = await interleave(
+                    plan.rounds or CONCURRENT_ROUNDS,
+                    {
+                        name: partial(_measure_concurrent_runs, kind, server, name)
+                        for name in CAPTURES
+                    },
+                )
+            parts.append(TablePart(_title(kind, "one run at a time"), _rows(single)))
+            title = _title(kind, f"{CONCURRENCY} runs at once")
+            parts.append(TablePart(title, _rows(concurrent)))
     return [*parts, TablePart("capture: missing", found.missing_rows)]
 
 
-def _title(kind: Kind) -> str:
-    return f"capture: {len(SCRIPTS[FIVE_TURN_MODEL])} turns on {kind}, one run at a time"
+def _title(kind: Kind, runs: str) -> str:
+    return f"capture: {len(SCRIPTS[FIVE_TURN_MODEL])} turns on {kind}, {runs}"
 
 
 def _rows(measured: Mapping[str, Sequence[float]]) -> list[Row]:
@@ -83,15 +97,39 @@ def _cpu_name(name: str) -> str:
     return f"{name}: CPU"
 
 
-async def _measure_runs(server: BenchServer, name: str) -> Mapping[str, float]:
-    body: dict[str, Any] = {**QUESTION, "sandbox": {"capture": CAPTURES[name]}}
-    request = post_request("/v1/chat/completions", body, "none")
+async def _measure_single_runs(server: BenchServer, name: str) -> Mapping[str, float]:
     before_s = server.cpu_s()
     sent = await burst(
-        server.port, request, count=RUNS, concurrency=1, expected_bytes=EXPECTED_BYTES
+        server.port, _request(name), count=RUNS, concurrency=1, expected_bytes=EXPECTED_BYTES
     )
     await asyncio.sleep(SETTLE_S)
     return {
         _run_name(name): median(sent.latencies_ms),
         _cpu_name(name): (server.cpu_s() - before_s) * 1000 / RUNS,
     }
+
+
+async def _measure_concurrent_runs(
+    kind: Kind, server: BenchServer, name: str
+) -> Mapping[str, float]:
+    """Return the duration of all runs divided by their number, and the processor time of one."""
+    count = RUN_COUNTS[kind, CONCURRENCY]
+    await wait_until_settled(server)
+    before_s, began = server.cpu_s(), time.perf_counter()
+    await burst(
+        server.port,
+        _request(name),
+        count=count,
+        concurrency=CONCURRENCY,
+        expected_bytes=EXPECTED_BYTES,
+    )
+    await wait_until_settled(server)
+    return {
+        _run_name(name): (time.perf_counter() - began) * 1000 / count,
+        _cpu_name(name): (server.cpu_s() - before_s) * 1000 / count,
+    }
+
+
+def _request(name: str) -> bytes:
+    body: dict[str, Any] = {**QUESTION, "sandbox": {"capture": CAPTURES[name]}}
+    return post_request("/v1/chat/completions", body, "none")
