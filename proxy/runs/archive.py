@@ -45,12 +45,17 @@ class RunArchive:
         """The summaries that wait to be written: owner, metadata and record, by run id."""
         self._closing_event = asyncio.Event()
 
-    async def begin(self, metadata: RunMetadata, identity: RequestIdentity) -> Run | None:
-        """Store the start of a run and return None. If a stored run with the same idempotency key
-        can be joined, return a replay of that run instead. Raises IdempotencyError if the stored
-        run answers a different request."""
+    async def begin(
+        self, metadata: RunMetadata, identity: RequestIdentity
+    ) -> tuple[Run | None, str | None]:
+        """Store the start of a run, unless a stored run with the same idempotency key can be
+        joined. Return a replay of the run to join or None, and the id of the lost run that the new
+        run repeats or None. Raises IdempotencyError if the run to join answers a different request.
+        """
         found = await self._repository.begin(_stored_run(metadata, identity))
-        return self._replay(found, identity) if found else None
+        if found.joinable:
+            return self._replay(found.joinable, identity), None
+        return None, found.earlier.id if found.earlier and _is_lost(found.earlier) else None
 
     async def store(self, run: Run) -> None:
         """Store the outcome of a run."""
@@ -165,6 +170,12 @@ class RunArchive:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _is_lost(stored: StoredRun) -> bool:
+    """Return True if a run has no result because its server died or was stopped."""
+    error = Record.from_json(stored.status, stored.record).error
+    return stored.status == "lost" or (error is not None and error.code == RunLostError.CODE)
 
 
 def _stored_run(metadata: RunMetadata, identity: RequestIdentity) -> StoredRun:

@@ -18,7 +18,7 @@ from policies.redaction import SecretFinder
 from proxy.agent.agent import Agent
 from proxy.agent.events import ALL_EVENTS, ChoiceEvent, Emit, Event, ModelCallFinished
 from proxy.agent.redactor import Redactor
-from proxy.agent.result import Result
+from proxy.agent.result import Result, RunWarning
 from proxy.agent.suspension import SuspendedRunStore
 from proxy.agent.task import AgentTask, RunObserver
 from proxy.audit.audit import AuditLogs, RunAuditLog
@@ -151,8 +151,11 @@ class RunManager:
         metadata = RunMetadata(
             task.run_id, task.model, task.artifact_store.container_id, task.created
         )
-        if identity.can_be_named and (found := await self._begin(metadata, identity, task)):
-            return self._resubscribe(found)
+        lost_run_id = None
+        if identity.can_be_named:
+            joined, lost_run_id = await self._begin(metadata, identity, task)
+            if joined:
+                return self._resubscribe(joined)
         try:
             self.require_no_pause()  # the pause may have begun while the task was prepared
         except PausedError:
@@ -160,9 +163,8 @@ class RunManager:
                 self._archive.delete_in_background(metadata.id)
             await task.discard()
             raise
-        run = Run(
-            metadata, identity, partial(self._work, task), self._on_unsubscribed, task.observer
-        )
+        work = partial(self._work, task, lost_run_id)
+        run = Run(metadata, identity, work, self._on_unsubscribed, task.observer)
         if task.body_memory:
             task.body_memory.retain()
             run.on_end(task.body_memory.release)
@@ -172,18 +174,19 @@ class RunManager:
 
     async def _begin(
         self, metadata: RunMetadata, identity: RequestIdentity, task: AgentTask
-    ) -> Run | None:
+    ) -> tuple[Run | None, str | None]:
         """Store the start of a run. If there is an earlier run with the same idempotency key,
-        discard the task and return the earlier run."""
+        discard the task and return the earlier run; else return None and, if the new run repeats a
+        lost one, the id of that."""
         try:
-            found = await self._archive.begin(metadata, identity)
+            joined, lost_run_id = await self._archive.begin(metadata, identity)
         except BaseException:
             self._archive.delete_in_background(metadata.id)
             await task.discard()
             raise
-        if found:
+        if joined:
             await task.discard()
-        return found
+        return joined, lost_run_id
 
     def get(self, owner: str, run_id: str) -> Run | None:
         """Return the owner's run if it is in this process's memory, or None. A run stays there
@@ -372,10 +375,10 @@ class RunManager:
 
     # Running
 
-    async def _work(self, task: AgentTask, run: Run, emit: Emit) -> Result:
+    async def _work(self, task: AgentTask, lost_run_id: str | None, run: Run, emit: Emit) -> Result:
         """Return the result of a run. Each event passes the redaction, then the observers in the
         order of their list, then the subscribers. The result or the error of the run takes the same
-        path."""
+        path. If the run repeats a lost run, its result says so."""
         log.info("run %s started, model %s", run.id, run.model)
         audit_log = self._audit_log(task, run.identity)
         recorder = self._trajectory_recorder(task, run.identity.owner)
@@ -388,6 +391,7 @@ class RunManager:
                 await audit_log.begin()
             result = await self._answer(task, unfinished, emit)
             result = await self._suspend(run.identity.owner, result)
+            result = _with_restart_warning(result, lost_run_id)
             while unfinished:
                 await unfinished.popleft().on_result(result)
         except BaseException as error:
@@ -505,6 +509,18 @@ class RunManager:
         del self._save_tasks[run.id]
         if not run.subscriber_count:
             self._store_and_drop(run)
+
+
+def _with_restart_warning(result: Result, lost_run_id: str | None) -> Result:
+    """Return the result of a run, with a warning if the run repeats a lost run."""
+    if lost_run_id is None:
+        return result
+    message = (
+        f"The server of this request's first run, {lost_run_id}, ended before there was a result."
+        " This answer is from a new run. What the first run did outside of its sandbox may have"
+        " happened twice."
+    )
+    return replace(result, warnings=(RunWarning("run_restarted", message), *result.warnings))
 
 
 def _can_be_retried(run: Run, identity: RequestIdentity) -> bool:

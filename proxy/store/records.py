@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 Pieces = AsyncGenerator[bytes, None]
@@ -210,3 +210,13 @@ class StoredRun:
     created_at: int
     record: str = ""
     """The outcome of a run that has ended, as JSON. In a summary, the outcome has no text."""
+
+
+class RunStart(NamedTuple):
+    """The stored runs with the Idempotency-Key of a run that begins."""
+
+    joinable: StoredRun | None
+    """The newest run that is completed or running in another process. If there is one, the run that
+    begins is not stored."""
+    earlier: StoredRun | None
+    """The newest run that has failed, was cancelled, or is lost."""

@@ -24,7 +24,7 @@ from sqlalchemy import (
 
 from proxy.agent.suspension import SuspendedRun
 from proxy.store.database import Database, delete_beyond, oldest_rows, sweep_batch
-from proxy.store.records import Process, PublishedBatch, StoredRun
+from proxy.store.records import Process, PublishedBatch, RunStart, StoredRun
 from proxy.store.tables import RUN_EVENTS, RUN_SUMMARIES, RUNS, SUSPENDED_RUNS
 
 MAX_RUNS = 256
@@ -63,15 +63,15 @@ class RunRepository:
         self._process = process
         self._is_shared = is_shared
 
-    async def begin(self, run: StoredRun) -> StoredRun | None:
-        """Store a run that begins and return None. If a stored run with the same Idempotency-Key
-        can be joined, return the stored run instead."""
+    async def begin(self, run: StoredRun) -> RunStart:
+        """Store a run that begins, unless a stored run with the same Idempotency-Key can be joined.
+        Return the stored runs with that key."""
 
-        def transaction(connection: Connection) -> StoredRun | None:
-            if run.key and (found := self._find_joinable(connection, run.owner, run.key)):
-                return found
-            connection.execute(insert(RUNS), self._row(run))
-            return None
+        def transaction(connection: Connection) -> RunStart:
+            found = self._find_by_key(connection, run.owner, run.key)
+            if found.joinable is None:
+                connection.execute(insert(RUNS), self._row(run))
+            return found
 
         return await self._database.write(transaction)
 
@@ -101,7 +101,8 @@ class RunRepository:
     async def find_by_key(self, owner: str, key: str) -> StoredRun | None:
         """Return the newest run with this Idempotency-Key that is completed or running in another
         process, or None."""
-        return await self._database.read(lambda c: self._find_joinable(c, owner, key))
+        found = await self._database.read(lambda c: self._find_by_key(c, owner, key))
+        return found.joinable
 
     async def take_for_retry(
         self, owner: str, fingerprint: str, excluded_ids: Collection[str]
@@ -239,16 +240,20 @@ class RunRepository:
     def _is_live(self) -> ColumnElement[bool]:
         return RUNS.c.expires_at.is_(None) | (RUNS.c.expires_at > self._now())
 
-    def _find_joinable(self, connection: Connection, owner: str, key: str) -> StoredRun | None:
-        """Return the newest run with the key that is completed or running in another process, or
-        None. The caller knows the runs of this process."""
-        elsewhere = (RUNS.c.status == "running") & (RUNS.c.process != self._process.id)
-        is_joinable = elsewhere | (RUNS.c.status == "completed")
+    def _find_by_key(self, connection: Connection, owner: str, key: str | None) -> RunStart:
+        """Return the stored runs with the key, without those that run in this process, which the
+        caller knows."""
+        if key is None:
+            return RunStart(None, None)
+        running_here = (RUNS.c.status == "running") & (RUNS.c.process == self._process.id)
         query = select(RUNS).where(
-            RUNS.c.owner == owner, RUNS.c.key == key, is_joinable, self._is_live()
+            RUNS.c.owner == owner, RUNS.c.key == key, ~running_here, self._is_live()
         )
         rows = connection.execute(query.order_by(RUNS.c.seq.desc())).mappings()
-        return next((run for run in map(self._run, rows) if run.status != "lost"), None)
+        runs = [self._run(row) for row in rows]
+        joinable = (run for run in runs if run.status in ("running", "completed"))
+        others = (run for run in runs if run.status not in ("running", "completed"))
+        return RunStart(next(joinable, None), next(others, None))
 
     def _run(self, row: Mapping[Any, Any]) -> StoredRun:
         """Return the run of a row. A run whose process is dead is lost."""

@@ -8,6 +8,7 @@ import anyio
 import httpx
 import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai.types.chat import ChatCompletion
 
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.e2e.proxy_process import serving
@@ -48,20 +49,19 @@ async def test_client_of_a_killed_server_gets_its_answer_from_another_server(
         serving(homes[1], "bubblewrap", backend.base_url, **variables) as two,
     ):
 
-        def ask(url: str, max_retries: int) -> "asyncio.Task[str | None]":
-            async def answer() -> str | None:
+        def ask(url: str, max_retries: int) -> "asyncio.Task[ChatCompletion]":
+            async def answer() -> ChatCompletion:
                 async with AsyncOpenAI(
                     base_url=f"{url}/v1",
                     api_key="any",
                     max_retries=max_retries,
                     http_client=DefaultAsyncHttpxClient(event_hooks={"response": [note_error]}),
                 ) as client:
-                    completion = await client.chat.completions.create(
+                    return await client.chat.completions.create(
                         model="fake-model",
                         messages=[{"role": "user", "content": "How many?"}],
                         extra_headers={"Idempotency-Key": "order-1"},
                     )
-                return completion.choices[0].message.content
 
             return asyncio.create_task(answer())
 
@@ -73,9 +73,11 @@ async def test_client_of_a_killed_server_gets_its_answer_from_another_server(
             one.process.kill()
             await one.ended()
             await asyncio.wait([begun])
-            answer = await joined
+            completion = await joined
     assert begun.exception() is not None
-    assert answer == "42"
+    assert completion.choices[0].message.content == "42"
+    (warning,) = completion.model_dump()["sandbox"]["warnings"]
+    assert warning["code"] == "run_restarted"
     assert len(backend.requests) == 4
     assert [error.json()["error"]["code"] for error in errors] == ["run_lost"]
     assert [error.headers["retry-after"] for error in errors] == ["1"]

@@ -108,11 +108,11 @@ def test_process_that_was_found_dead_goes_on_under_a_new_id(store: Store, url: U
 async def test_result_of_a_process_that_was_found_dead_is_not_stored(
     store: Store, url: URL, tmp_path: Path
 ) -> None:
-    assert await store.runs.begin(RUN) is None
+    assert (await store.runs.begin(RUN)).joinable is None
     execute(url, f"UPDATE processes SET is_dead = true WHERE id = '{store.worker.id}'")
     with closing(Store(tmp_path, database_url=url)) as other:
         again = replace(RUN, id="r2")
-        assert await other.runs.begin(again) is None
+        assert (await other.runs.begin(again)).joinable is None
         late = replace(RUN, status="completed", record="late")
         await other.sweep()
         await store.runs.end(late, keep_s=60, for_retry=False)
@@ -158,7 +158,7 @@ async def test_concurrent_requests_with_one_key_begin_runs_in_one_process_only(
                 for number, store in enumerate([one, two] * 8)
             ]
     # Each process knows its own runs, so only those of the other process are found.
-    new = [number for number, task in enumerate(begun) if task.result() is None]
+    new = [number for number, task in enumerate(begun) if task.result().joinable is None]
     assert new
     assert len({number % 2 for number in new}) == 1
 
@@ -169,7 +169,7 @@ async def test_concurrent_requests_with_one_key_begin_runs_in_one_process_only(
 async def test_stopped_database_server_is_reported_and_used_again_after_its_restart(
     server: PostgresqlServer, store: Store
 ) -> None:
-    assert await store.runs.begin(RUN) is None
+    assert (await store.runs.begin(RUN)).joinable is None
     server.stop()
     try:
         with pytest.raises(StoreUnavailableError) as raised:
@@ -185,7 +185,7 @@ async def test_stopped_database_server_is_reported_and_used_again_after_its_rest
 async def test_sweep_keeps_the_published_events_and_frames_of_a_running_run(
     store: Store, url: URL
 ) -> None:
-    assert await store.runs.begin(RUN) is None
+    assert (await store.runs.begin(RUN)).joinable is None
     published = (RUN.id, f"{RUN.id}.frames", "ended.frames")
     for publication_id in published:
         await store.runs.publish(publication_id, "[]", is_first=True, is_last=False)
@@ -231,7 +231,7 @@ async def test_characters_that_the_database_cannot_store_become_question_marks(
     store: Store,
 ) -> None:
     upload = replace(RUN, key="a\0b\ud800", model="\0")
-    assert await store.runs.begin(upload) is None
+    assert (await store.runs.begin(upload)).joinable is None
     found = await store.runs.find(OWNER, "r1")
     assert found is not None
     assert (found.key, found.model) == ("a?b?", "?")

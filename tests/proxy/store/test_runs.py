@@ -42,7 +42,7 @@ async def end(store: Store, run: StoredRun, *, for_retry: bool = False) -> None:
 async def test_run_is_found_while_running_and_until_it_expires(
     store: Store, clock: ManualClock
 ) -> None:
-    assert await store.runs.begin(RUN) is None
+    assert (await store.runs.begin(RUN)).joinable is None
     assert await store.runs.find(OWNER, "r1") == RUN
     assert await store.runs.find("somebody else", "r1") is None
     await end(store, ENDED)
@@ -55,11 +55,14 @@ async def test_run_is_found_while_running_and_until_it_expires(
 
 async def test_idempotency_key_has_one_run_in_all_processes(tmp_path: Path, store: Store) -> None:
     with closing(open_store(tmp_path, now=lambda: 0)) as other:
-        assert await store.runs.begin(RUN) is None
-        assert await other.runs.begin(replace(RUN, id="r2")) == RUN
-        assert await other.runs.begin(replace(RUN, id="r2", owner="somebody else")) is None
-        await end(store, replace(RUN, status="failed"))
-        assert await other.runs.begin(replace(RUN, id="r3")) is None
+        assert (await store.runs.begin(RUN)).joinable is None
+        assert (await other.runs.begin(replace(RUN, id="r2"))).joinable == RUN
+        assert (
+            await other.runs.begin(replace(RUN, id="r2", owner="somebody else"))
+        ).joinable is None
+        failed = replace(RUN, status="failed")
+        await end(store, failed)
+        assert await other.runs.begin(replace(RUN, id="r3")) == (None, failed)
 
 
 async def test_running_run_of_a_dead_process_is_found_as_lost(
