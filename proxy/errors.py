@@ -346,14 +346,12 @@ class RunElsewhereError(ProxyError):
 class RunLostError(ProxyError):
     """The run has no result, usually because its server stopped. A retry is safe."""
 
-    CODE = "run_lost"
-
     def __init__(self) -> None:
         super().__init__(
             "The run's server ended before the run had a result. Ask again.",
             status=503,
             type="server_error",
-            code=self.CODE,
+            code="run_lost",
             headers={ResponseHeader.RETRY_AFTER: str(LOST_RETRY_AFTER_S)},
         )
 

@@ -175,7 +175,7 @@ class RunArchive:
 def _is_lost(stored: StoredRun) -> bool:
     """Return True if a run has no result because its server died or was stopped."""
     error = Record.from_json(stored.status, stored.record).error
-    return stored.status == "lost" or (error is not None and error.code == RunLostError.CODE)
+    return stored.status == "lost" or (error is not None and error.code == RunLostError().code)
 
 
 def _stored_run(metadata: RunMetadata, identity: RequestIdentity) -> StoredRun:
