@@ -67,6 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     help_text = "verify that no audit log was changed, truncated or removed"
     actions = _add_group(commands, "audit", help_text)
     _add_command(actions, "verify", verify_audit_logs, help_text)
+    actions = _add_group(commands, "cluster", "check a Kubernetes cluster")
+    help_text = "check rights, network, a sandbox in a Pod and its isolation, without a model"
+    _add_command(actions, "smoke", smoke_test_cluster, help_text)
     actions = _add_group(commands, "config", "check or print the configuration")
     help_text = (
         "check the settings of file, environment and command line, and the secrets they name"
@@ -110,11 +113,14 @@ def _add_command(
         metavar="NAME",
         help="environment variable with the server's key; default: OPENAI_API_KEY for OpenAI",
     )
-    command.add_argument(
-        "--sandbox",
-        choices=["auto", "docker", "bubblewrap", "kubernetes"],
-        help="the sandbox backend",
-    )
+    if name == "smoke":
+        command.set_defaults(sandbox="kubernetes")
+    else:
+        command.add_argument(
+            "--sandbox",
+            choices=["auto", "docker", "bubblewrap", "kubernetes"],
+            help="the sandbox backend",
+        )
     if name in ("serve", "check", "show"):
         _add_server_options(command)
     if name in ("serve", "check", "show", "doctor"):
@@ -148,7 +154,7 @@ def _add_server_options(command: argparse.ArgumentParser) -> None:
 
 def _add_options(name: str, command: argparse.ArgumentParser) -> None:
     """Add the options that only one command has."""
-    if name == "doctor":
+    if name in ("doctor", "smoke"):
         command.add_argument(
             "--self-test", action="store_true", help="try every known escape from the sandbox"
         )
@@ -377,6 +383,24 @@ def doctor(arguments: argparse.Namespace) -> int:
             build_tool_probe(config, model),
             tool_settings(config),
             _backend_builders(config, needs_image=True),
+            build_profiles(config).default.isolation,
+            self_test=arguments.self_test,
+        )
+    )
+
+
+def smoke_test_cluster(arguments: argparse.Namespace) -> int:
+    """Print the checks of the cluster. Return 1 if it cannot run sandboxes, else 0."""
+    import asyncio
+
+    from proxy import doctor
+    from proxy.bootstrap import build_kubernetes
+    from proxy.profiles import build_profiles
+
+    config = _config(arguments)
+    return asyncio.run(
+        doctor.smoke_test_cluster(
+            partial(build_kubernetes, config),
             build_profiles(config).default.isolation,
             self_test=arguments.self_test,
         )

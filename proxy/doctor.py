@@ -183,38 +183,69 @@ async def diagnose(
     For `refusal_reason`, see `check_model`. `builders` are the sandbox backends in order of
     preference: `serve` uses the first that can be built. With `self_test`, slow escape attempts are
     made too."""
-    found: dict[str, list[Check]] = {title: [] for title in _MARKS}
-
-    def add(checks: Iterable[Check], *, needed: bool) -> None:
-        for check in checks:
-            is_needed = needed and not _is_optional_program(check)
-            found[_WORKS if check.ok else _BROKEN if is_needed else _OPTIONAL].append(check)
-
-    add([await check_model(model, refusal_reason)], needed=True)
+    report = _Report()
+    report.add([await check_model(model, refusal_reason)], needed=True)
     tools = [] if probe is None else await check_tools(probe, tool_settings)
-    add(tools, needed=False)
+    report.add(tools, needed=False)
     await model.aclose()
     chosen = ""
     for name, build in builders.items():
         found_here = await _backend_checks(name, build, isolation, self_test=self_test)
         needed = not chosen and (found_here.was_built or name == list(builders)[-1])
         chosen = name if needed and found_here.was_built else chosen
-        add(found_here.checks, needed=needed)
-        add(found_here.unused, needed=False)
-    add([Check("sandboxes", bool(chosen), chosen or "none")], needed=True)
-    for title, checks in found.items():
-        if checks:
-            sys.stdout.write(f"{title}\n")
-            sys.stdout.writelines(
-                f"{_MARKS[title]}  {each.name}: {each.detail}\n" for each in checks
-            )
-    names = [check.name for check in found[_BROKEN]]
-    sys.stdout.write(f"{_summary_line(names)}\n")
+        report.add(found_here.checks, needed=needed)
+        report.add(found_here.unused, needed=False)
+    report.add([Check("sandboxes", bool(chosen), chosen or "none")], needed=True)
+    report.write()
+    sys.stdout.write(f"{_summary_line(report.failed)}\n")
     if tools and not any(check.ok for check in tools):
         sys.stdout.write(
             "None of the tested models is known to support tools, which a sandbox needs.\n"
         )
-    return 1 if names else 0
+    return 1 if report.failed else 0
+
+
+async def smoke_test_cluster(
+    build: Callable[[], Backend], isolation: Isolation, *, self_test: bool
+) -> int:
+    """Print the checks of a cluster, grouped as by `diagnose`, and last whether it can run
+    sandboxes. Return the exit code: 1 if a required check failed, else 0. No model backend is
+    needed. With `self_test`, slow escape attempts are made too."""
+    report = _Report()
+    found = await _backend_checks("kubernetes", build, isolation, self_test=self_test)
+    report.add(found.checks, needed=True)
+    report.write()
+    verdict = "cannot run sandboxes: correct the lines marked FAIL" if report.failed else "works"
+    sys.stdout.write(f"The cluster {verdict}.\n")
+    return 1 if report.failed else 0
+
+
+class _Report:
+    """Checks, grouped by result."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, list[Check]] = {title: [] for title in _MARKS}
+
+    def add(self, checks: Iterable[Check], *, needed: bool) -> None:
+        """Add checks. `needed` is True if `serve` requires that they pass."""
+        for check in checks:
+            is_needed = needed and not _is_optional_program(check)
+            group = _WORKS if check.ok else _BROKEN if is_needed else _OPTIONAL
+            self._groups[group].append(check)
+
+    def write(self) -> None:
+        """Print the groups. Failed checks that `serve` requires come last."""
+        for title, checks in self._groups.items():
+            if checks:
+                sys.stdout.write(f"{title}\n")
+                sys.stdout.writelines(
+                    f"{_MARKS[title]}  {each.name}: {each.detail}\n" for each in checks
+                )
+
+    @property
+    def failed(self) -> list[str]:
+        """The names of the failed checks that `serve` requires."""
+        return [check.name for check in self._groups[_BROKEN]]
 
 
 def _summary_line(failed_checks: Sequence[str]) -> str:

@@ -25,6 +25,15 @@ from tests.sandbox_runtime.backends.cluster import (
 EMPTIED, SWEPT = "llm-sandboxes-emptied", "llm-sandboxes-swept"
 """Namespaces of one test each, which no other test may disturb."""
 NOWHERE = "http://127.0.0.1:1/v1"
+UNREACHABLE = """
+apiVersion: v1
+kind: Config
+clusters: [{name: nowhere, cluster: {server: "http://127.0.0.1:1"}}]
+users: [{name: nobody, user: {}}]
+contexts: [{name: nowhere, context: {cluster: nowhere, user: nobody}}]
+current-context: nowhere
+"""
+"""The kubeconfig of an API server that does not answer."""
 WITHOUT_THE_EXTRA = """
 import sys
 sys.modules["kubernetes_asyncio"] = None  # as if it were not installed
@@ -112,6 +121,33 @@ async def test_doctor_reports_the_isolation_of_the_cluster(
     assert line("kubernetes sandbox").startswith("ok    kubernetes sandbox: 42 0 Linux")
     assert line("files") == "ok    files: 1048576 bytes in and out"
     assert [each for each in lines if each.startswith("FAIL")] == [line("model backend")]
+
+
+@pytest.mark.cluster
+async def test_cluster_smoke_checks_the_cluster_without_a_model(
+    admin: ClusterAdmin, tmp_path: Path
+) -> None:
+    ended = await run(
+        tmp_path, "cluster", "smoke", "--config", write_config(tmp_path, settings()), timeout_s=300
+    )
+    lines = ended.stdout.decode().splitlines()
+    assert ended.returncode == 0, ended.stdout.decode()
+    assert "ok    files: 1048576 bytes in and out" in lines
+    assert any(line.startswith("ok    kubernetes sandbox: 42 0 Linux") for line in lines)
+    assert not any("model" in line for line in lines)
+    assert lines[-1] == "The cluster works."
+
+
+async def test_cluster_smoke_fails_without_a_cluster(tmp_path: Path) -> None:
+    pytest.importorskip("kubernetes_asyncio")
+    config = tmp_path / "kubeconfig"
+    config.write_text(UNREACHABLE)
+    tree = {"sandbox": {"kubernetes": {"kubeconfig": str(config), "image": "sandbox"}}}
+    ended = await run(tmp_path, "cluster", "smoke", "--config", write_config(tmp_path, tree))
+    lines = ended.stdout.decode().splitlines()
+    assert ended.returncode == 1
+    assert any(line.startswith("FAIL  kubernetes") for line in lines)
+    assert lines[-1] == "The cluster cannot run sandboxes: correct the lines marked FAIL."
 
 
 @pytest.mark.cluster
