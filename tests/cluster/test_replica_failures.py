@@ -57,6 +57,7 @@ async def test_run_is_answered_by_another_replica_if_its_own_is_killed_during_a_
         first, second = system.counter.sandboxes("command")
         assert system.accepted_sandboxes("command") == [second]
         assert first != second
+        assert system.warnings == {"command": ["run_restarted"]}
 
 
 async def test_run_is_answered_by_another_replica_if_its_own_is_killed_during_a_model_call(
@@ -76,6 +77,7 @@ async def test_run_is_answered_by_another_replica_if_its_own_is_killed_during_a_
             system.kill(system.replicas[0])
             assert await answer == ANSWER
         assert system.accepted_sandboxes("call") == system.counter.sandboxes("call")[-1:]
+        assert system.warnings == {"call": ["run_restarted"]}
 
 
 async def test_upload_is_stored_once_if_its_replica_is_killed_during_it(

@@ -1,6 +1,7 @@
 """A service that the replicas need is lost, full, or lacks something: clients get their answers
 later, or an error that tells them to repeat the request."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ def start_control_plane(cluster: Cluster) -> None:
         cluster.start(component)
 
 
+@pytest.mark.parametrize("killed", [("etcd",), ("api-server",), ("api-server", "etcd")])
 async def test_runs_survive_the_death_of_the_api_server_and_etcd(
-    servers: Servers, tmp_path: Path
+    servers: Servers, tmp_path: Path, killed: Sequence[str]
 ) -> None:
     cluster = servers.cluster
     script = command_until_it_succeeds("sleep 5")
@@ -42,8 +44,8 @@ async def test_runs_survive_the_death_of_the_api_server_and_etcd(
             with anyio.fail_after(TIMEOUT_S):
                 begun = system.ask("begun")
                 await system.counter.began("begun")
-                cluster.kill("api-server")
-                cluster.kill("etcd")
+                for component in killed:
+                    cluster.kill(component)
                 later = system.ask("later")
                 await anyio.to_thread.run_sync(start_control_plane, cluster)
                 assert [await begun, await later] == [ANSWER, ANSWER]

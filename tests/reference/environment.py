@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from evaluation.ifbench_grader import NLTK_DATA_PATH
 from tests.clients.locked_packages import MissingError, make_virtualenv
 from tests.clients.stacks.environments import (
     KEPT,
@@ -76,13 +77,21 @@ def benchmark_image() -> Iterator[None]:
 
 
 def run_benchmark(
-    python: Path, task: str, rows: Path, base_url: str, mode: str, home: Path
+    python: Path,
+    task: str,
+    rows: Path,
+    base_url: str,
+    mode: str,
+    home: Path,
+    *,
+    ifbench_packages: Path,
 ) -> Mapping[str, Any]:
     """Run the reference's benchmark command on the rows of a JSON file, with one worker. Return its
     trajectory.json: an object with `reward` and `agent_answer` for each problem, by its id.
 
     The command reads its tasks inside the package, so it runs from a copy of the package whose
-    task has the file as its data set.
+    task has the file as its data set. The task `instruct_follow` needs IFBench, which is in the
+    folder `ifbench_packages` with its dependencies.
     """
     copy, output = home / f"copy-{task}-{mode}", home / f"output-{task}-{mode}"
     (package,) = python.parents[1].glob("lib/python*/site-packages/llm_in_sandbox")
@@ -101,23 +110,42 @@ def run_benchmark(
         "mode": mode,
     }
     options = [word for name, value in arguments.items() for word in (f"--{name}", value)]
+    more: dict[str, str] = {}
+    folders = [copy]
+    if task == "instruct_follow":
+        folders += [ifbench_packages, _empty_spacy(home)]
+        more["IFBENCH_PATH"] = str(ifbench_packages / "ifbench")
+        more["NLTK_DATA"] = str(ifbench_packages / NLTK_DATA_PATH)
     _run(
         [python, "-m", "llm_in_sandbox.cli", "benchmark", *options],
         home,
-        PYTHONPATH=str(copy),
+        PYTHONPATH=os.pathsep.join(map(str, folders)),
         HF_HUB_OFFLINE="1",
+        **more,
     )
     (trajectory,) = output.glob("*/trajectory.json")
     result: Mapping[str, Any] = json.loads(trajectory.read_text("utf-8"))
     return result
 
 
-def run_judge(python: Path, trajectory: Mapping[str, Any], base_url: str, home: Path) -> Any:
-    """Run the reference's judge of long-context answers with one vote. Return its results by the
-    problem's id, each with `score`."""
+def _empty_spacy(home: Path) -> Path:
+    """Return a folder with a package `spacy` that can do nothing. IFBench imports spaCy only to
+    download a model that no checker uses."""
+    package = home / "empty-spacy" / "spacy"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text("")
+    (package / "cli.py").write_text("def download(name): pass\n")
+    return package.parent
+
+
+def run_judge(
+    python: Path, task: str, trajectory: Mapping[str, Any], base_url: str, home: Path
+) -> Any:
+    """Run the reference's judge of a task with one vote. Return its results by the problem's id,
+    each with `score`."""
     source, target = home / "trajectory.json", home / "judged.json"
     source.write_text(json.dumps(trajectory), encoding="utf-8")
-    module = "llm_in_sandbox.benchmark.long_context.judge"
+    module = f"llm_in_sandbox.benchmark.{task}.judge"
     _run(
         [
             *(python, "-m", module, "--input", source, "--output", target),

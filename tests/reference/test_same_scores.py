@@ -66,12 +66,54 @@ LONG: Answers = [
     ("Ada", "", 0),
     ("Ada", None, 0),
 ]
+PHYSICS: Answers = [
+    ("9.8", "9.8", 1),
+    ("9.8", "9.7", 0),
+    ("9.8", "<think>9.7?</think>9.8", 1),
+    ("9.8", r"\boxed{9.8}", 0),
+    ("9.8", "", 0),
+    ("9.8", None, 0),
+]
+BIOMED: Answers = [
+    ("J", "J", 1),
+    ("C", "D", 0),
+    ("C", r"So it is \boxed{C}.", 1),
+    ("C", "cannot tell", 1),
+    ("C", "It is not C but D.", 0),
+    ("C", "Answer: C, for A and B are wrong.", 1),
+    ("A", "It is a base.", 1),
+    ("C", "", 0),
+    ("C", None, 0),
+]
+NO_SPACES = json.dumps({"instruction_id_list": ["format:no_whitespace"], "kwargs": [{}]})
+FEW_WORDS = json.dumps(
+    {
+        "instruction_id_list": ["count:word_count_range", "format:title_case"],
+        "kwargs": [{"min_words": 3, "max_words": 5}, {}],
+    }
+)
+INSTRUCTIONS: Answers = [
+    (NO_SPACES, "Oneword", 1),
+    (NO_SPACES, "Two words", 0),
+    (NO_SPACES, "Here it is:\nOneword", 1),
+    (FEW_WORDS, "Three Nice Words", 1),
+    (FEW_WORDS, "Three nice words", 0),
+    (FEW_WORDS, "Two Words", 0),
+    (NO_SPACES, "", 0),
+    (NO_SPACES, None, 0),
+]
 TASKS: Mapping[str, tuple[str, Answers]] = {
     "math": ("aime25", MATH),
+    "physics": ("ugphysics", PHYSICS),
     "chem": ("chembench4k", CHOICE),
+    "biomed": ("medxpertqa", BIOMED),
     "long_context": ("aa-lcr", LONG),
+    "instruct_follow": ("ifbench", INSTRUCTIONS),
 }
 """The reference's name, our suite and the answers of each task."""
+JUDGED = ("physics", "long_context")
+"""The tasks whose answers the benchmark command scores with 0, until the reference's `judge.py`
+judges them."""
 
 
 def problems(task: str) -> list[dict[str, Any]]:
@@ -129,7 +171,7 @@ async def test_scores_are_those_of_the_references_benchmark_command(tmp_path: Pa
     ):
         with benchmark_image():
             theirs = await asyncio.to_thread(
-                scores_by_reference, python, files, backend.base_url, judge_url, tmp_path
+                scores_by_reference, python, packages, files, backend.base_url, judge_url, tmp_path
             )
         seen_by_reference = len(backend.requests)
         ours = await scores_by_proxy(packages, files, backend.base_url, judge_url, tmp_path)
@@ -143,16 +185,23 @@ async def test_scores_are_those_of_the_references_benchmark_command(tmp_path: Pa
 
 
 def scores_by_reference(
-    python: Path, files: Mapping[str, Path], base_url: str, judge_url: str, home: Path
+    python: Path,
+    packages: Path,
+    files: Mapping[str, Path],
+    base_url: str,
+    judge_url: str,
+    home: Path,
 ) -> dict[tuple[Mode, str], float]:
     """Return the scores of the reference by mode and problem."""
     scores: dict[tuple[Mode, str], float] = {}
     for mode in MODES:
         for task, path in files.items():
-            found = run_benchmark(python, task, path, base_url, REFERENCE_MODES[mode], home)
+            found = run_benchmark(
+                python, task, path, base_url, REFERENCE_MODES[mode], home, ifbench_packages=packages
+            )
             results = {key: each["reward"] for key, each in found.items()}
-            if task == "long_context":
-                judged = run_judge(python, found, judge_url, home)
+            if task in JUDGED:
+                judged = run_judge(python, task, found, judge_url, home)
                 results = {key: each["score"] for key, each in judged.items()}
             scores |= {(mode, key): float(score) for key, score in results.items()}
     return scores
