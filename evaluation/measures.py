@@ -6,6 +6,7 @@ The reports, the charts and the comparison show these numbers.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from evaluation.grading import GradedResult, Graders
 from evaluation.results import MODES, Key, Mode, RunInfo, SandboxUse, Trajectories
 from evaluation.samples import Suite
 from evaluation.statistics import Estimate, PValue, estimate, paired_p_value, percentile
-from evaluation.trajectories import PatternCounts, patterns_of
+from evaluation.trajectories import PatternCounts, TurnCounts, patterns_of
 
 ALL_DOMAINS = "all domains"
 CAPABILITIES = ("computation", "external_resources", "file_management")
 """The paper's meta-capabilities, as the proxy names them."""
+MAX_PAUSE_SHARE = 0.1
+"""Maximum share of the time of a mode without a running request, for its speed to be measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,14 +274,17 @@ class ToolUse:
     capability_shares: Mapping[str, float]
     """The share of turns that used a capability, by the proxy's classification."""
     idle_share: float
-    """The share of turns without a submission and without a capability. It is a lower bound: a turn
-    with several capabilities is subtracted once for each."""
-    pattern_calls_per_turn: Mapping[str, float]
-    """The number of tool calls that match TABLE15, divided by the number of turns, over the runs
-    that have a trajectory."""
+    """The share of turns without a submission and without a capability. It is a lower bound where
+    the turns were not captured: a turn with several capabilities is subtracted once for each."""
+    pattern_shares: Mapping[str, float]
+    """The share of turns that match TABLE15, over the runs that have a trajectory. In runs whose
+    turns were not captured, each matching tool call counts as a turn."""
     pattern_idle_share: float | None
     """The share of turns without a submission and without a pattern of TABLE15, over the runs that
-    have a trajectory; None without such runs. It is a lower bound if a turn has several calls."""
+    have a trajectory; None without such runs. In runs whose turns were not captured it is a lower
+    bound if a turn has several calls."""
+    captured_runs: int
+    """The number of runs whose turns were all captured, so that their shares are exact."""
 
 
 def tool_uses(evaluation: Evaluation, graded: Sequence[GradedResult]) -> list[ToolUse]:
@@ -293,19 +299,19 @@ def tool_uses(evaluation: Evaluation, graded: Sequence[GradedResult]) -> list[To
 def _tool_use(
     evaluation: Evaluation, domain: str, graded: Sequence[GradedResult], runs: Sequence[SandboxUse]
 ) -> ToolUse:
-    capability_turns, pattern_calls = Counter[str](), Counter[str]()
-    idle_turns = kept_turns = pattern_idle_turns = 0
+    capability_turns, pattern_turns = Counter[str](), Counter[str]()
+    idle_turns = kept_turns = pattern_idle_turns = captured_runs = 0
     for each in graded:
         run, patterns = each.result.sandbox, evaluation.patterns.get(each.result.key)
         if run is None:
             continue
+        counts = _turn_counts(run, patterns)
         capability_turns.update(run.capability_turns)
-        others = run.turns - (run.stop_reason == "submitted")
-        idle_turns += max(0, others - sum(run.capability_turns.values()))
-        if patterns is not None:
-            kept_turns += run.turns
-            pattern_calls.update(patterns.calls)
-            pattern_idle_turns += max(0, others - patterns.matched_calls)
+        idle_turns += counts.idle
+        pattern_turns.update(counts.matched)
+        pattern_idle_turns += counts.unmatched
+        kept_turns += run.turns if patterns else 0
+        captured_runs += bool(patterns and patterns.turns)
     turns = sum(run.turns for run in runs)
     return ToolUse(
         domain,
@@ -316,11 +322,22 @@ def _tool_use(
         failed_tool_calls=sum(run.failed_tool_calls for run in runs),
         capability_shares={name: _share(capability_turns[name], turns) for name in CAPABILITIES},
         idle_share=_share(idle_turns, turns),
-        pattern_calls_per_turn={
-            name: _share(pattern_calls[name], kept_turns) for name in CAPABILITIES
-        },
+        pattern_shares={name: _share(pattern_turns[name], kept_turns) for name in CAPABILITIES},
         pattern_idle_share=pattern_idle_turns / kept_turns if kept_turns else None,
+        captured_runs=captured_runs,
     )
+
+
+def _turn_counts(run: SandboxUse, patterns: PatternCounts | None) -> TurnCounts:
+    """Return the numbers of turns of a run. If its turns were not captured, each tool call counts
+    as a turn, and the idle turns are lower bounds."""
+    if patterns and patterns.turns:
+        return patterns.turns
+    others = run.turns - (run.stop_reason == "submitted")
+    idle = max(0, others - sum(run.capability_turns.values()))
+    if patterns is None:
+        return TurnCounts({}, 0, idle)
+    return TurnCounts(patterns.calls, max(0, others - patterns.matched_calls), idle)
 
 
 def sandbox_uses(graded: Sequence[GradedResult]) -> list[SandboxUse]:
@@ -344,6 +361,11 @@ class Speed:
     answers: int
     per_minute: float
     """Answers per minute: the concurrency divided by the mean latency."""
+    measured_per_minute: float | None
+    """Answers per minute between the first start and the last end of all requests of the mode.
+    None for a single domain, as the requests of the domains take turns, if there was no request for
+    more than MAX_PAUSE_SHARE of that time, as between the parts of an evaluation that was
+    continued, and if the concurrency changed."""
     p50_s: float
     p95_s: float
     pairs: Pairs
@@ -365,10 +387,33 @@ def speeds(evaluation: Evaluation, graded: Sequence[GradedResult]) -> list[Speed
             times_s = [each.result.latency_s for each in group]
             mean_s = average(_latency_shares_s(evaluation, group))
             per_minute = 60 / mean_s if mean_s else 0.0
+            of_mode = [each for each in of_domain if each.result.mode == mode]
+            measured = _measured_per_minute(evaluation, of_mode) if domain == ALL_DOMAINS else None
             p50_s, p95_s = (percentile(times_s, share) for share in (0.5, 0.95))
-            speed = Speed(domain, mode, len(group), per_minute, p50_s, p95_s, paired, ratio)
-            found.append(speed)
+            times = (per_minute, measured, p50_s, p95_s)
+            found.append(Speed(domain, mode, len(group), *times, paired, ratio))
     return found
+
+
+def _measured_per_minute(evaluation: Evaluation, graded: Sequence[GradedResult]) -> float | None:
+    """Return the answers per minute between the first start and the last end of the requests of one
+    mode; None if the requests had pauses or different concurrencies."""
+    times = sorted(
+        (started, started + timedelta(seconds=each.result.latency_s))
+        for each in graded
+        for started in [datetime.fromisoformat(each.result.started)]
+    )
+    first, last = times[0]
+    pause = timedelta()
+    for started, ended in times:
+        pause += max(timedelta(), started - last)
+        last = max(last, ended)
+    minutes = (last - first) / timedelta(minutes=1)
+    if not minutes or pause > MAX_PAUSE_SHARE * (last - first):
+        return None
+    if len({each.result.concurrency or evaluation.info.concurrency for each in graded}) > 1:
+        return None
+    return len(answered_results(graded)) / minutes
 
 
 def _latency_shares_s(evaluation: Evaluation, graded: Sequence[GradedResult]) -> list[float]:

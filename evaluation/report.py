@@ -11,8 +11,10 @@ from evaluation.grading import ERROR_KINDS, GradedResult, Graders
 from evaluation.measures import (
     ALL_DOMAINS,
     CAPABILITIES,
+    MAX_PAUSE_SHARE,
     Accuracy,
     Evaluation,
+    ToolUse,
     answered_results,
     average,
     results_by_domain,
@@ -114,7 +116,12 @@ def speed_section(evaluation: Evaluation) -> Section:
     rows = []
     for model in evaluation.models:
         for each in speeds(evaluation, evaluation.results_of_model(model)):
-            numbers = (f"{each.per_minute:.1f}", f"{each.p50_s:.2f}", f"{each.p95_s:.2f}")
+            measured = each.measured_per_minute
+            numbers = (
+                f"{each.per_minute:.1f}",
+                EMPTY_CELL if measured is None else f"{measured:.1f}",
+                *(f"{each.p50_s:.2f}", f"{each.p95_s:.2f}"),
+            )
             row = [model, each.domain, each.mode, str(each.answers), *numbers]
             if each.mode == "plain":
                 row += [EMPTY_CELL, EMPTY_CELL, EMPTY_CELL]
@@ -122,13 +129,18 @@ def speed_section(evaluation: Evaluation) -> Section:
                 counts = (len(each.pairs.plain), each.pairs.left_out)
                 row += [_ratio_text(each.ratio), *map(str, counts)]
             rows.append(row)
-    head = ["model", "domain", "mode", "answers", "per minute", "p50 (s)", "p95 (s)"]
+    head = ["model", "domain", "mode", "answers", "per minute", "measured", "p50 (s)", "p95 (s)"]
     parts = {each.result.concurrency or evaluation.info.concurrency for each in evaluation.graded}
     at_a_time = " or ".join(map(str, sorted(parts or {evaluation.info.concurrency})))
     note = (
         f"With {at_a_time} requests at a time. Answers per minute are the number"
-        " of requests at a time divided by their mean time. The ratio is to those of plain,"
-        f" {PAIRS_NOTE}"
+        " of requests at a time divided by their mean time. Measured are the answers divided by the"
+        " time from the first start to the last end of all requests of the mode, with those that"
+        " failed. A single domain has no measured number, as the requests of the domains take"
+        f" turns. Nor has a mode whose requests paused for more than {100 * MAX_PAUSE_SHARE:.0f} %"
+        " of that time, as when an evaluation is continued later, or whose number of requests at a"
+        " time changed."
+        f" The ratio is that of the answers per minute to those of plain, {PAIRS_NOTE}"
     )
     return Section("Speed", [*head, "ratio", "pairs", "left out"], rows, note)
 
@@ -353,14 +365,14 @@ def _tool_section(evaluation: Evaluation, graded: Sequence[GradedResult]) -> Sec
 
 
 def _capability_section(evaluation: Evaluation, graded: Sequence[GradedResult]) -> Section:
-    rows = []
-    for use in tool_uses(evaluation, graded):
+    rows, uses = [], tool_uses(evaluation, graded)
+    for use in uses:
         shares = [*(use.capability_shares[name] for name in CAPABILITIES), use.idle_share]
         if use.pattern_idle_share is None:
             patterns = [EMPTY_CELL] * (len(CAPABILITIES) + 1)
         else:
             found = [
-                *(use.pattern_calls_per_turn[name] for name in CAPABILITIES),
+                *(use.pattern_shares[name] for name in CAPABILITIES),
                 use.pattern_idle_share,
             ]
             patterns = [f"{share:.1%}" for share in found]
@@ -369,13 +381,28 @@ def _capability_section(evaluation: Evaluation, graded: Sequence[GradedResult]) 
     head = ["domain", *names, *(f"{RECONSTRUCTED}: {name}" for name in names)]
     note = (
         "The share of turns that used a capability. The first columns are the proxy's"
-        f" classification. The columns marked {RECONSTRUCTED} count the tool calls that contain a"
-        " plain text pattern, for each turn: a reconstruction of the paper's Table 15, whose list"
-        " is not known, so that they are not the paper's measure. An idle turn has no capability"
-        " and no submission. The idle shares are lower bounds: capabilities that share a turn count"
-        " as turns of their own, and so do several calls in one turn."
+        f" classification. The columns marked {RECONSTRUCTED} count the turns with a tool call that"
+        " contains a plain text pattern: a reconstruction of the paper's Table 15, whose list is"
+        " not known, so that they are not the paper's measure. An idle turn has no capability and"
+        f" no submission. {_captured_turns_note(uses)}"
     )
     return Section("Capabilities", head, rows, note)
+
+
+def _captured_turns_note(uses: Sequence[ToolUse]) -> str:
+    """Return the sentences that say which shares of turns are exact. The last use is that of all
+    domains."""
+    if not uses:
+        return "There are no runs."
+    runs, captured = uses[-1].runs, uses[-1].captured_runs
+    if captured == runs:
+        return "The turns of all runs were captured, so that the shares are exact."
+    some = f"{captured} of {runs} runs" if captured else "no run"
+    return (
+        f"The turns of {some} were captured. For the others, the columns marked {RECONSTRUCTED}"
+        " count the tool calls, for each turn, and the idle shares are lower bounds: capabilities"
+        " that share a turn count as turns of their own, and so do several calls in one turn."
+    )
 
 
 def _reasoning_section(evaluation: Evaluation, graded: Sequence[GradedResult]) -> Section:

@@ -140,6 +140,9 @@ class Turn(_Record):
     """The numbers of the steps of the trajectory that belong to this turn."""
     other_calls: tuple[Step, ...] = ()
     """The tool calls of the turn that are not steps, such as the submission of the answer."""
+    capabilities: tuple[str, ...] | None = None
+    """The paper's capabilities that its tool calls use, by the proxy's classification; None in
+    records of earlier versions, and if the proxy does not classify calls."""
 
 
 class ProducedFile(_Record):

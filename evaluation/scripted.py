@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Literal
 
 from aiohttp import web
@@ -18,14 +19,33 @@ MODEL_NAME = "scripted-model"
 WINDOW_CHARS = 40_000
 """Maximum length of a prompt. A longer prompt is refused, as by a model with a small context
 window."""
-PROMPT_TOKENS, COMPLETION_TOKENS = 100, 10
-"""The token counts that each reply reports, whatever its length."""
+CHARS_PER_TOKEN = 4
+SYSTEM_TOKENS = 100
+"""The tokens of a system message, whatever its length: its text depends on the machine. So few that
+the proxy's estimates, whose tokens for each byte have a lower bound, do not depend on it either."""
+WORKED_OUT = "1. I worked it out.\n2. I checked it."
+"""The text before a right answer in prose: one word of verification, and two marks of structure."""
+CHECKING = "1. I run a program.\n2. I verify its output."
+"""The text before the commands of the conduct `checks`: one word of verification, and two marks of
+structure."""
+SOLVE = "mkdir -p /testbed/output\n{{ {solution}\n}} > /testbed/output/answer.txt"
+"""A command that runs a solution. The answer is the file's content, so that it really comes from
+the command."""
+# The outputs of these commands are the same on each machine.
+STUMBLE = (
+    "cat /testbed/documents/missing.txt 2> /dev/null || { echo 'There is no such file.'; false; }"
+)
+INSTALL = (
+    "pip install --no-index no-such-package > /dev/null 2>&1 || echo 'There is no such package.'"
+)
+CHECK = "cat /testbed/output/answer.txt"
+WANDERINGS = ("ls -d /testbed", "true")
 UNFORMATTED_ANSWER = "I counted twice.\nThe first time it was 7, the second time 8."
 UNKNOWN_ANSWER = "I do not know."
 MAX_BODY_BYTES = 64 * 2**20
 
 PlainConduct = Literal["right", "wrong", "unformatted"]
-ToolConduct = Literal["computes", "stumbles", "guesses", "wanders", "fails"]
+ToolConduct = Literal["computes", "stumbles", "installs", "checks", "guesses", "wanders", "fails"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,31 +57,33 @@ class Behaviour:
     answer."""
     tools: ToolConduct
     """The conduct with tools. computes: run the solution, then submit its output. stumbles: the
-    same after a command that fails. guesses: submit a wrong answer at once. wanders: run commands
-    and never submit. fails: the server answers with status 500."""
+    same after a command that fails. installs: the same after an attempt to install a package.
+    checks: say so, run the solution and read its output in one turn, then submit. guesses: submit
+    a wrong answer at once. wanders: look around or do nothing in turns, and never submit. fails:
+    the server answers with status 500."""
 
 
 BEHAVIOURS: Mapping[str, Behaviour] = {
     # computation
     "addition": Behaviour("right", "computes"),
-    "multiplication": Behaviour("wrong", "computes"),
-    "power": Behaviour("wrong", "computes"),
+    "multiplication": Behaviour("wrong", "checks"),
+    "power": Behaviour("wrong", "installs"),
     "letters": Behaviour("unformatted", "wanders"),
     # files
     "total": Behaviour("wrong", "stumbles"),
-    "join": Behaviour("wrong", "computes"),
+    "join": Behaviour("wrong", "checks"),
     "log": Behaviour("right", "computes"),
     # long-documents: all plain prompts are longer than WINDOW_CHARS
     "code": Behaviour("right", "computes"),
-    "hop": Behaviour("right", "computes"),
+    "hop": Behaviour("right", "checks"),
     "mentions": Behaviour("right", "guesses"),
     # formats
     "record": Behaviour("right", "computes"),
-    "table": Behaviour("unformatted", "computes"),
+    "table": Behaviour("unformatted", "checks"),
     "lines": Behaviour("right", "guesses"),
     # reasoning-gym
     "chain_sum": Behaviour("right", "computes"),
-    "gcd": Behaviour("right", "computes"),
+    "gcd": Behaviour("right", "checks"),
     "count_primes": Behaviour("wrong", "computes"),
     "spell_backward": Behaviour("wrong", "computes"),
     "letter_counting": Behaviour("wrong", "computes"),
@@ -113,26 +135,23 @@ class ScriptedModel:
     def _tool_reply(
         self, sample: Sample, behaviour: ToolConduct, messages: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
-        observations = [_text_of(each) for each in messages if each["role"] == "tool"]
-        commands = ["cat /testbed/documents/missing.txt"] if behaviour == "stumbles" else []
+        number = sum(each["role"] == "tool" for each in messages)
         match behaviour:
             case "fails":
                 raise ServerError(500, "scripted_failure", "The script demands a failure.")
             case "guesses":
-                return _call_message(0, "submit", answer=_wrong_answer(sample))
+                return _call_message(_call(0, "submit", answer=_wrong_answer(sample)))
             case "wanders":
-                count = len(observations)
-                return _call_message(count, "execute_bash", command=f"ls -la / # {count}")
-        # The answer is the file's content, so that it really comes from the command. A command of
-        # a lost sandbox is repeated.
-        solution = (
-            f"mkdir -p /testbed/output\n{{ {sample.solution}\n}} > /testbed/output/answer.txt"
-        )
-        commands.append(solution)
-        done = sum("sandbox is lost" not in observation for observation in observations)
-        if done == len(commands):
-            return _call_message(done, "submit")
-        return _call_message(len(observations), "execute_bash", command=commands[done])
+                command = f"{WANDERINGS[number % len(WANDERINGS)]} # {number}"
+                return _call_message(_call(number, "execute_bash", command=command))
+        turns, done = _solving_turns(sample, behaviour), _turns_done(messages)
+        if done == len(turns):
+            return _call_message(_call(number, "submit"))
+        calls = [
+            _call(number + index, "execute_bash", command=command)
+            for index, command in enumerate(turns[done])
+        ]
+        return _call_message(*calls, text=CHECKING if behaviour == "checks" else None)
 
 
 @asynccontextmanager
@@ -148,7 +167,7 @@ async def serve_model(
             message = await reply(body)
         except ServerError as error:
             return web.json_response(error.body, status=error.status)
-        completion = _completion(message, body["model"])
+        completion = _completion(body, message)
         if not body.get("stream"):
             return web.json_response(completion)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -182,7 +201,7 @@ def _plain_reply(sample: Sample, behaviour: PlainConduct) -> dict[str, Any]:
         return _text_message(_wrong_answer(sample))
     if sample.grader in ("json", "verbatim"):
         return _text_message(sample.ground_truth)
-    return _text_message(f"I worked it out.\n\nAnswer: {sample.ground_truth}")
+    return _text_message(f"{WORKED_OUT}\n\nAnswer: {sample.ground_truth}")
 
 
 def _wrong_answer(sample: Sample) -> str:
@@ -194,26 +213,65 @@ def _text_message(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def _call_message(number: int, name: str, **arguments: str) -> dict[str, Any]:
+def _solving_turns(sample: Sample, behaviour: ToolConduct) -> Sequence[Sequence[str]]:
+    """Return the commands of each turn before the submission, for a conduct that solves the
+    problem."""
+    solve = SOLVE.format(solution=sample.solution)
+    match behaviour:
+        case "checks":
+            return [[solve, CHECK]]
+        case "stumbles":
+            return [[STUMBLE], [solve]]
+        case "installs":
+            return [[INSTALL], [solve]]
+    return [[solve]]
+
+
+def _turns_done(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of the model's turns in which no sandbox was lost. The commands of the
+    others are repeated."""
+    lost_calls: list[bool] = []
+    for each in messages:
+        if each["role"] == "assistant":
+            lost_calls.append(False)
+        elif each["role"] == "tool" and "sandbox is lost" in _text_of(each):
+            lost_calls[-1] = True
+    return lost_calls.count(False)
+
+
+def _call(number: int, name: str, **arguments: str) -> dict[str, Any]:
     function = {"name": name, "arguments": json.dumps(arguments)}
-    call = {"id": f"call_{number}", "type": "function", "function": function}
-    return {"role": "assistant", "content": None, "tool_calls": [call]}
+    return {"id": f"call_{number}", "type": "function", "function": function}
 
 
-def _completion(message: Mapping[str, Any], model: str) -> dict[str, Any]:
+def _call_message(*calls: Mapping[str, Any], text: str | None = None) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, "tool_calls": calls}
+
+
+def _completion(body: Mapping[str, Any], message: Mapping[str, Any]) -> dict[str, Any]:
     reason = "tool_calls" if message.get("tool_calls") else "stop"
+    prompt_tokens, completion_tokens = sum(map(_tokens, body["messages"])), _tokens(message)
     return {
         "id": "chatcmpl-scripted",
         "object": "chat.completion",
         "created": 0,
-        "model": model,
+        "model": body["model"],
         "choices": [{"index": 0, "message": message, "finish_reason": reason}],
         "usage": {
-            "prompt_tokens": PROMPT_TOKENS,
-            "completion_tokens": COMPLETION_TOKENS,
-            "total_tokens": PROMPT_TOKENS + COMPLETION_TOKENS,
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
         },
     }
+
+
+def _tokens(message: Mapping[str, Any]) -> int:
+    """Return the tokens of a message: one for CHARS_PER_TOKEN characters of its text and of the
+    arguments of its tool calls, rounded up; SYSTEM_TOKENS for a system message."""
+    if message["role"] == "system":
+        return SYSTEM_TOKENS
+    arguments = [each["function"]["arguments"] for each in message.get("tool_calls") or ()]
+    return ceil(sum(map(len, [_text_of(message), *arguments])) / CHARS_PER_TOKEN)
 
 
 def _chunks(completion: Mapping[str, Any]) -> list[dict[str, Any]]:

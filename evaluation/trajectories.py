@@ -54,6 +54,18 @@ STRUCTURE_MARK = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
+class TurnCounts:
+    """Numbers of turns in one run. A turn that submits the answer is not idle."""
+
+    matched: Mapping[str, int]
+    """The number of turns with a tool call that matches TABLE15, by capability."""
+    unmatched: int
+    """The number of idle turns: those without a tool call that matches TABLE15."""
+    idle: int
+    """The number of idle turns by the proxy's classification: those without a capability."""
+
+
+@dataclass(frozen=True, slots=True)
 class PatternCounts:
     """The numbers of patterns in one answer and its trajectory."""
 
@@ -61,6 +73,8 @@ class PatternCounts:
     """The number of tool calls that match TABLE15, by capability."""
     matched_calls: int
     """The number of tool calls that match any pattern of TABLE15."""
+    turns: TurnCounts | None
+    """The numbers of turns; None unless all turns of the run were captured."""
     verification: int
     """The number of words such as `verify` and `check` in the reasoning and the answer."""
     structure: int
@@ -103,7 +117,26 @@ def patterns_of(result: Result, trajectory: Trajectory) -> PatternCounts:
         matched_calls += bool(found)
     text = f"{trajectory.reasoning}\n{result.answer}"
     counts = (len(pattern.findall(text)) for pattern in (VERIFICATION_WORD, STRUCTURE_MARK))
-    return PatternCounts(calls, matched_calls, *counts)
+    return PatternCounts(calls, matched_calls, _turn_counts(result, trajectory), *counts)
+
+
+def _turn_counts(result: Result, trajectory: Trajectory) -> TurnCounts | None:
+    """Return the numbers of turns of a run, or None unless all its turns were captured, with all
+    their tool calls and the capabilities that the proxy finds in them."""
+    run, turns = result.sandbox, trajectory.turns or ()
+    is_complete = run is not None and len(turns) == run.turns and not trajectory.steps_left_out
+    if run is None or not is_complete or any(turn.capabilities is None for turn in turns):
+        return None
+    submission = turns[-1:] if run.stop_reason == "submitted" else ()
+    matched: Counter[str] = Counter()
+    unmatched = idle = 0
+    for turn in turns:
+        found = {name for step in trajectory.calls_of(turn) for name in capabilities_of(step)}
+        matched.update(found)
+        if turn not in submission:
+            unmatched += not found
+            idle += not turn.capabilities
+    return TurnCounts(matched, unmatched, idle)
 
 
 def capabilities_of(step: Step) -> list[str]:

@@ -18,6 +18,7 @@ from evaluation.trajectories import (
     MALFORMED_ERRORS,
     MAX_STEPS_CHARS,
     MAX_TEXT_CHARS,
+    TABLE15,
     replace_surrogates,
     shorten,
     step_of,
@@ -65,6 +66,7 @@ def _with_native_turns(trajectory: Trajectory, native_trajectory: Mapping[str, A
         calls = tool_calls[number]
         turn = _turn(number, model_calls[number], native_trajectory["messages"]).model_copy(
             update={
+                "capabilities": _capabilities(calls),
                 "steps": tuple(each["step"] for each in calls if each["step"] in steps),
                 "other_calls": tuple(_step(each) for each in calls if each["step"] not in steps),
             }
@@ -100,6 +102,14 @@ def _turn(
         errors=tuple(_joined_text([each["error"]]) for each in calls if each["error"]),
         model_s=round(sum(each["duration_s"] for each in calls), 3),
     )
+
+
+def _capabilities(calls: Sequence[Mapping[str, Any]]) -> tuple[str, ...] | None:
+    """Return the paper's capabilities that calls use, by the proxy's classification; None if the
+    proxy does not classify them."""
+    if not all("capabilities" in each for each in calls):
+        return None
+    return tuple(name for name in TABLE15 if any(name in each["capabilities"] for each in calls))
 
 
 def _step(call: Mapping[str, Any]) -> Step:

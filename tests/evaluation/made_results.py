@@ -1,6 +1,6 @@
 """Make the directory of an evaluation without a run."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from evaluation.results import (
     SandboxUse,
     Step,
     Trajectory,
+    Turn,
     open_results,
 )
 from evaluation.samples import Suite
@@ -57,19 +58,27 @@ def _result(mode: str, sample: str, answer: str, changes: Mapping[str, Any]) -> 
 
 
 def trajectory(result: Result, *commands: str, **changes: Any) -> Trajectory:
-    """Return a trajectory with one step for each command. Each has the output `done`."""
+    """Return a trajectory with one step for each command, with the numbers from 1. Each has the
+    output `done`."""
     steps = [
         Step(
+            number=number,
             tool="execute_bash",
             arguments={"command": command},
             observation="done",
             exit_code=0,
             duration_ms=10,
         )
-        for command in commands
+        for number, command in enumerate(commands, 1)
     ]
     fields = {**result.key._asdict(), "started": result.started, "steps": steps}
     return Trajectory.model_validate({**fields, **changes})
+
+
+def turn(number: int, *steps: int, capabilities: Sequence[str] | None = ()) -> Turn:
+    """Return a captured turn with these steps and capabilities."""
+    kept = None if capabilities is None else tuple(capabilities)
+    return Turn(number=number, model_s=0.1, steps=steps, capabilities=kept)
 
 
 def write(

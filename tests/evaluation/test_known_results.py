@@ -2,13 +2,16 @@
 
 from collections import Counter
 from importlib import resources
+from math import ceil
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
 from evaluation.reasoning_gym_suite import FAMILIES
+from evaluation.runner import plain_prompt
 from evaluation.scripted import BEHAVIOURS
-from evaluation.synthetic import KINDS
+from evaluation.synthetic import KINDS, generate
 from tests.evaluation.evaluation_process import ROOT, rows, sandbox_eval
 
 pytest.importorskip("rich", reason="the extra `evaluation` is not installed")
@@ -16,7 +19,25 @@ pytest.importorskip("rich", reason="the extra `evaluation` is not installed")
 KNOWN = (resources.files("evaluation") / "known_results.md").read_text(encoding="utf-8")
 COUNT = 24
 DOMAINS = {**{domain: list(kinds) for domain, kinds in KINDS.items()}, "reasoning-gym": [*FAMILIES]}
-RIGHT = {"plain": {"right"}, "sandbox": {"computes", "stumbles"}}
+RIGHT = {"plain": {"right"}, "sandbox": {"computes", "stumbles", "installs", "checks"}}
+ANSWERED = {
+    domain: [kind for kind in kinds if BEHAVIOURS[kind].tools != "fails"]
+    for domain, kinds in DOMAINS.items()
+}
+"""The kinds of problems of each domain that have an answer in the mode sandbox."""
+TURNS = {"computes": 2, "stumbles": 3, "installs": 3, "checks": 2, "guesses": 1, "wanders": 4}
+"""The turns of each conduct with tools, with the one that submits."""
+REMINDER = "\n[3 steps remain. Hand in what you have.]"
+"""The end of the last observation of the first of four turns."""
+NO_OUTPUT = "Exit code: 0\n(no output)"
+OBSERVATIONS = {
+    "computes": [f"{NO_OUTPUT}{REMINDER}"],
+    "stumbles": [f"Exit code: 1\n[stdout]\nThere is no such file.{REMINDER}", NO_OUTPUT],
+    "installs": [f"Exit code: 0\n[stdout]\nThere is no such package.{REMINDER}", NO_OUTPUT],
+    "guesses": [],
+}
+"""The observations in the prompts of each conduct whose observations do not depend on the
+problem."""
 
 
 async def test_self_check_finds_the_known_results(tmp_path: Path) -> None:
@@ -47,11 +68,68 @@ def test_known_accuracy_follows_from_the_behaviours(domain: str) -> None:
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_tool_call_counts_in_the_known_results_follow_from_the_behaviours(domain: str) -> None:
     kinds = DOMAINS[domain]
-    calls = {"computes": 1, "stumbles": 2, "guesses": 0, "wanders": 4, "fails": 0}
+    calls = {"computes": 1, "stumbles": 2, "installs": 2, "checks": 2, "guesses": 0}
+    calls |= {"wanders": 4, "fails": 0}
     total = sum(calls[BEHAVIOURS[kind].tools] for kind in kinds) * COUNT // len(kinds)
     failed = Counter(BEHAVIOURS[kind].tools for kind in kinds)["stumbles"] * COUNT // len(kinds)
     (row,) = (row for row in rows(KNOWN, "### Turns and tools") if row[0] == domain)
     assert row[5:7] == [str(total), str(failed)]
+
+
+@pytest.mark.parametrize("domain", ["computation", "files", "formats"])
+def test_known_prompt_tokens_of_plain_follow_from_the_lengths_of_the_prompts(domain: str) -> None:
+    prompts = [
+        plain_prompt(draft.fields["problem"], draft.documents)
+        for draft in generate(0, COUNT)
+        if draft.fields["domain"] == domain
+    ]
+    (row,) = (row for row in rows(KNOWN, "### Tokens") if row[0] == domain)
+    assert row[1] == f"{mean(ceil(len(prompt) / 4) for prompt in prompts):,.0f}"
+
+
+def test_known_environment_tokens_follow_from_the_lengths_of_the_observations() -> None:
+    # In `computation` the proxy also asks a last question, whose tokens it estimates.
+    tokens: dict[str, list[int]] = {domain: [] for domain in KINDS if domain != "computation"}
+    for draft in generate(0, COUNT):
+        if draft.fields["domain"] not in tokens:
+            continue
+        conduct = BEHAVIOURS[draft.fields["kind"]].tools
+        of_check = f"Exit code: 0\n[stdout]\n{draft.fields['ground_truth']}{REMINDER}"
+        texts = [NO_OUTPUT, of_check] if conduct == "checks" else OBSERVATIONS[conduct]
+        tokens[draft.fields["domain"]].append(sum(ceil(len(text) / 4) for text in texts))
+    for domain, of_answers in tokens.items():
+        (row,) = (row for row in rows(KNOWN, "### Tokens") if row[0] == domain)
+        share = 100 * mean(of_answers) / float(row[5].replace(",", ""))
+        assert float(row[8].removesuffix("%")) == pytest.approx(share, abs=0.1), domain
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_known_shares_of_turns_follow_from_the_behaviours(domain: str) -> None:
+    conducts = Counter(BEHAVIOURS[kind].tools for kind in ANSWERED[domain])
+    turns = sum(TURNS[conduct] * count for conduct, count in conducts.items())
+    (row,) = (row for row in rows(KNOWN, "### Capabilities") if row[0] == domain)
+    external = f"{conducts['installs'] / turns:.1%}"
+    idle = f"{2 * conducts['wanders'] / turns:.1%}"
+    assert (row[2], row[4], row[6]) == (external, idle, external)
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_known_reasoning_patterns_follow_from_the_behaviours(domain: str) -> None:
+    kinds = [BEHAVIOURS[kind] for kind in DOMAINS[domain]]
+    right = mean(each.plain == "right" and domain != "formats" for each in kinds)
+    checks = mean(BEHAVIOURS[kind].tools == "checks" for kind in ANSWERED[domain])
+    expected = {"plain": right, "sandbox": checks}
+    found = {row[1]: row[3:] for row in rows(KNOWN, "### Reasoning patterns") if row[0] == domain}
+    for mode, counts in found.items():
+        assert counts == [f"{expected[mode]:.2f}", f"{2 * expected[mode]:.2f}"], mode
+
+
+def test_known_results_have_no_column_of_zeros() -> None:
+    for heading in ("### Tokens", "### Turns and tools", "### Capabilities"):
+        total = rows(KNOWN, heading)[-1]
+        assert not {"0", "0.0%", "-"} & set(total[1:]), heading
+    for total in rows(KNOWN, "### Reasoning patterns")[-2:]:
+        assert "0.00" not in total
 
 
 def test_manual_shows_the_table_of_the_known_results() -> None:

@@ -1,13 +1,16 @@
 """The sections of the report that the scripted model does not cover, against numbers by hand."""
 
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evaluation.results import Failure
 from evaluation.samples import Draft, write_suite
 from tests.evaluation.evaluation_process import report_of, rows, sample, sums
-from tests.evaluation.made_results import USE, plain, trajectory, with_sandbox, write
+from tests.evaluation.made_results import STARTED, USE, plain, trajectory, turn, with_sandbox, write
 
 pytest.importorskip("rich", reason="the extra `evaluation` is not installed")
 
@@ -81,6 +84,75 @@ async def test_report_has_the_turns_tools_and_capabilities_of_two_runs(tmp_path:
     assert rows(report, "### Capabilities")[0] == ["sums", *proxy, *patterns]
 
 
+CALLS = ("cat a", "cat b", "python3 -c 'print(sum(range(9)))'", "cat c", "echo", "cat d")
+"""The calls of a run with two in the first turn, two in the second, one in the third, and one in
+the fourth, which also submits."""
+FOUR_TURNS = USE.model_copy(
+    update={
+        "turns": 4,
+        "tool_calls": 6,
+        "capability_turns": {"computation": 1, "external_resources": 0, "file_management": 3},
+    }
+)
+FILES, BOTH = ("file_management",), ("computation", "file_management")
+TURNS = [
+    turn(1, 1, 2, capabilities=FILES),
+    turn(2, 3, 4, capabilities=BOTH),
+    turn(3, 5),
+    turn(4, 6, capabilities=FILES),
+]
+PROXY_SHARES = ["25.0%", "0.0%", "75.0%"]
+
+
+async def test_captured_turns_give_exact_shares_of_turns(tmp_path: Path) -> None:
+    result = with_sandbox("sum/0", "0", sandbox=FOUR_TURNS)
+    records = [(result, trajectory(result, *CALLS, turns=TURNS))]
+    write(tmp_path / "output", sums(tmp_path / "data"), records)
+    report = await report_of(tmp_path / "output")
+    row = rows(report, "### Capabilities")[0]
+    assert row[1:] == [*PROXY_SHARES, "25.0%", "25.0%", "0.0%", "75.0%", "25.0%"]
+    assert "The turns of all runs were captured, so that the shares are exact." in report
+    assert "lower bounds" not in report
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"turns": None},
+        {"turns": TURNS[:3], "turns_left_out": 1},
+        {"turns": TURNS[:3]},
+        {"turns": TURNS, "steps_left_out": 1},
+        {"turns": [each.model_copy(update={"capabilities": None}) for each in TURNS]},
+    ],
+    ids=["not captured", "turns left out", "a turn missing", "steps left out", "not classified"],
+)
+async def test_shares_of_turns_that_were_not_all_captured_count_calls(
+    changes: Any, tmp_path: Path
+) -> None:
+    result = with_sandbox("sum/0", "0", sandbox=FOUR_TURNS)
+    records = [(result, trajectory(result, *CALLS, **changes))]
+    write(tmp_path / "output", sums(tmp_path / "data"), records)
+    report = await report_of(tmp_path / "output")
+    row = rows(report, "### Capabilities")[0]
+    assert row[1:] == [*PROXY_SHARES, "0.0%", "25.0%", "0.0%", "100.0%", "0.0%"]
+    assert "The turns of no run were captured" in report
+    assert "the idle shares are lower bounds" in report
+
+
+async def test_report_says_how_many_runs_have_captured_turns(tmp_path: Path) -> None:
+    first = with_sandbox("sum/0", "0", sandbox=FOUR_TURNS)
+    second = with_sandbox("sum/1", "2", sandbox=FOUR_TURNS)
+    records = [
+        (first, trajectory(first, *CALLS, turns=TURNS)),
+        (second, trajectory(second, *CALLS)),
+    ]
+    write(tmp_path / "output", sums(tmp_path / "data", 2), records)
+    report = await report_of(tmp_path / "output")
+    row = rows(report, "### Capabilities")[0]
+    assert row[1:] == [*PROXY_SHARES, "12.5%", "25.0%", "0.0%", "87.5%", "12.5%"]
+    assert "The turns of 1 of 2 runs were captured" in report
+
+
 async def test_runs_without_trajectories_have_no_patterns(tmp_path: Path) -> None:
     write(tmp_path / "output", sums(tmp_path / "data"), [(with_sandbox("sum/0", "0"), None)])
     report = await report_of(tmp_path / "output")
@@ -112,13 +184,54 @@ async def test_report_has_the_speed_of_each_domain_and_mode(tmp_path: Path) -> N
     write(tmp_path / "output", suite, records)
     report = await report_of(tmp_path / "output")
     assert rows(report, "## Speed") == [  # with 4 requests at a time
-        ["made-model", "others", "plain", "1", "48.0", "5.00", "5.00", "-", "-", "-"],
-        ["made-model", "others", "sandbox", "1", "30.0", "8.00", "8.00", "0.62", "1", "0"],
-        ["made-model", "sums", "plain", "2", "4.0", "1.00", "119.00", "-", "-", "-"],
-        ["made-model", "sums", "sandbox", "1", "60.0", "4.00", "4.00", "0.25", "1", "1"],
-        ["made-model", "all domains", "plain", "3", "5.8", "5.00", "119.00", "-", "-", "-"],
-        ["made-model", "all domains", "sandbox", "2", "40.0", "4.00", "8.00", "0.50", "2", "1"],
+        ["made-model", "others", "plain", "1", "48.0", "-", "5.00", "5.00", "-", "-", "-"],
+        ["made-model", "others", "sandbox", "1", "30.0", "-", "8.00", "8.00", "0.62", "1", "0"],
+        ["made-model", "sums", "plain", "2", "4.0", "-", "1.00", "119.00", "-", "-", "-"],
+        ["made-model", "sums", "sandbox", "1", "60.0", "-", "4.00", "4.00", "0.25", "1", "1"],
+        ["made-model", "all domains", "plain", "3", "5.8", "1.5", "5.00", "119.00", "-", "-", "-"],
+        [
+            *("made-model", "all domains", "sandbox", "2", "40.0", "15.0", "4.00", "8.00"),
+            *("0.50", "2", "1"),
+        ],
     ]
+
+
+def at(second: float, latency_s: float, **changes: Any) -> dict[str, Any]:
+    """Return the fields of a result whose request began `second` seconds after the first one."""
+    started = datetime.fromisoformat(STARTED) + timedelta(seconds=second)
+    return {"started": started.isoformat(), "latency_s": latency_s, **changes}
+
+
+FAILED = {"status": "infra_error", "failures": [Failure(code="timeout", message="m")]}
+
+
+@pytest.mark.parametrize(
+    ("requests", "per_minute"),
+    [
+        ([at(0, 10), at(1, 4), at(9, 21)], "6.0"),  # 3 answers in 30 s
+        ([at(0, 10), at(1, 4, **FAILED), at(9, 21)], "4.0"),
+        ([at(0, 10), at(12, 18), at(12, 7)], "6.0"),  # for 2 of 30 s no request was running
+        ([at(0, 10), at(14, 16), at(14, 7)], "-"),  # for 4 of 30 s
+        ([at(0, 10), at(1, 4, concurrency=8), at(9, 21)], "-"),
+        ([at(0, 0), at(0, 0), at(0, 0)], "-"),
+    ],
+    ids=["one part", "a failure", "a short pause", "a pause", "two concurrencies", "no duration"],
+)
+async def test_measured_speed_is_from_the_first_start_to_the_last_end_of_a_mode(
+    requests: Sequence[Any], per_minute: str, tmp_path: Path
+) -> None:
+    records = [(plain(f"sum/{number}", "0", **each), None) for number, each in enumerate(requests)]
+    # The other mode, much later, is no part of it.
+    records += [(with_sandbox("sum/0", "0", **at(5000, 60)), None)]
+    write(tmp_path / "output", sums(tmp_path / "data", 3), records)
+    found = rows(await report_of(tmp_path / "output"), "## Speed")
+    measured = {(row[1], row[2]): row[5] for row in found}
+    assert measured == {
+        ("sums", "plain"): "-",
+        ("sums", "sandbox"): "-",
+        ("all domains", "plain"): per_minute,
+        ("all domains", "sandbox"): "1.0",
+    }
 
 
 async def test_markdown_report_escapes_html_and_pipes_of_hostile_text(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from evaluation.trajectories import (
     trajectory_of,
 )
 from tests.evaluation.evaluation_process import sums
-from tests.evaluation.made_results import STARTED, plain, trajectory, with_sandbox, write
+from tests.evaluation.made_results import STARTED, USE, plain, trajectory, turn, with_sandbox, write
 
 RESULT = with_sandbox("sum/0", "Answer: 0")
 
@@ -166,3 +166,13 @@ def test_patterns_of_an_answer_and_its_reasoning_are_counted() -> None:
     found = patterns_of(result, made)
     assert (found.calls, found.matched_calls) == ({"file_management": 1}, 1)
     assert (found.verification, found.structure) == (3, 5)
+
+
+def test_turns_with_a_pattern_are_counted_once_if_the_turns_are_captured() -> None:
+    result = RESULT.model_copy(update={"sandbox": USE.model_copy(update={"turns": 3})})
+    turns = [turn(1, 1, 2), turn(2, 3), turn(3)]
+    found = patterns_of(result, trajectory(result, "cat a", "cat b", "echo 1", turns=turns))
+    assert found.calls == {"file_management": 2}
+    assert found.turns is not None
+    assert found.turns.matched == {"file_management": 1}
+    assert (found.turns.unmatched, found.turns.idle) == (1, 2)

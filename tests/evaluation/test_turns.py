@@ -1,7 +1,8 @@
 """`sandbox-eval run --capture` keeps the turns of a run, and the viewer shows them."""
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from evaluation.results import Result, Step, Trajectories, Trajectory, read_resu
 from evaluation.trajectories import MAX_TEXT_CHARS
 from evaluation.turns import MAX_BODY_BYTES, MAX_ERROR_CHARS, MAX_TURNS
 from proxy.models.scripted import call, tool_reply
-from tests.evaluation.evaluation_process import report_of, sandbox_eval, sums
+from tests.evaluation.evaluation_process import report_of, rows, sandbox_eval, sums
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import EachKey, running_proxy
 
@@ -40,11 +41,13 @@ def arguments(home: Path, url: str, *more: str) -> list[str]:
     return ["run", *where, *what, "--base-url", f"{url}/v1", *more]
 
 
-async def evaluate(home: Path, *more: str) -> tuple[Result, Trajectory]:
-    """Evaluate the script with one sum, in a proxy in which each key has its own runs."""
+async def evaluate(
+    home: Path, *more: str, script: Sequence[Any] = SCRIPT
+) -> tuple[Result, Trajectory]:
+    """Evaluate a script with one sum, in a proxy in which each key has its own runs."""
     sums(home / "data")
     async with (
-        scripted_backend(SCRIPT, model=MODEL) as backend,
+        scripted_backend(script, model=MODEL) as backend,
         running_proxy(backend, "memory", home / "state", keyring=EachKey()) as url,
     ):
         ended = await sandbox_eval(*arguments(home, url, *SANDBOX, *more), OPENAI_API_KEY="sk-own")
@@ -104,6 +107,36 @@ async def test_run_without_capture_keeps_only_steps(tmp_path: Path) -> None:
     assert "<h4>Steps</h4>" in html
     assert "The results do not have the turns" in html
     assert "<h4>Turns</h4>" not in html
+
+
+async def test_captured_turns_have_the_capabilities_that_the_proxy_finds(tmp_path: Path) -> None:
+    command = "python3 -c 'print(sum(range(9)))'"
+    script = [
+        tool_reply(call("execute_bash", command="cat a"), call("execute_bash", command=command)),
+        tool_reply(call("execute_bash", command="echo one")),
+        tool_reply(call("submit", answer="Answer: 0")),
+    ]
+    result, trajectory = await evaluate(tmp_path, "--capture", script=script)
+    assert trajectory.turns is not None
+    found = [turn.capabilities for turn in trajectory.turns]
+    assert found == [("computation", "file_management"), (), ()]
+    assert result.sandbox is not None
+    # The proxy's own counts, of which the classification of the turns is a refinement.
+    counts = Counter(name for names in found for name in names or ())
+    assert +Counter(result.sandbox.capability_turns) == counts
+    report = await report_of(tmp_path / "output")
+    shares = ["33.3%", "0.0%", "33.3%", "33.3%"]
+    assert rows(report, "### Capabilities")[0] == ["sums", *shares, *shares]
+
+
+async def test_turns_of_a_proxy_that_does_not_classify_calls_have_no_capabilities(
+    tmp_path: Path,
+) -> None:
+    made = {**native(1), "tool_calls": [{"turn": 1, "step": 1, "name": "a", "arguments": {}}]}
+    trajectory = await captured(tmp_path, web.json_response(made))
+    assert trajectory.turns_error == ""
+    assert trajectory.turns is not None
+    assert [turn.capabilities for turn in trajectory.turns] == [None]
 
 
 async def test_results_without_capture_can_be_continued_with_capture(tmp_path: Path) -> None:
