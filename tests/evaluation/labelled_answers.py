@@ -4,9 +4,9 @@ A label is right, wrong, or form for a wrong answer that does not have the form 
 asks for as well. The reference's score is 1 or 0. The cases in which the two differ are the reason
 for the strict graders.
 
-The reference has no graders for exact numbers, texts, whole files and JSON. Their cases have the
-scores of its nearest graders (NEAREST): that of mathematics for numbers, and for the others that of
-its example task, which compares whole texts in any case.
+The reference has no graders for exact numbers, texts, whole files, JSON and reasoning-gym. Their
+cases have the scores of its nearest graders (NEAREST): that of mathematics for numbers, and for the
+others that of its example task, which compares whole texts in any case.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,23 @@ class Case(NamedTuple):
     reference: int
 
 
-NEAREST: Mapping[str, str] = {"number": "math", "text": "demo", "verbatim": "demo", "json": "demo"}
+class GymCase(NamedTuple):
+    """One answer to a problem of reasoning-gym."""
+
+    family: str
+    entry: Mapping[str, Any]
+    answer: str
+    label: str
+    reference: int
+
+
+NEAREST: Mapping[str, str] = {
+    "number": "math",
+    "text": "demo",
+    "verbatim": "demo",
+    "json": "demo",
+    "reasoning-gym": "demo",
+}
 """The reference's tasks whose graders are nearest to ours, by our grader."""
 NUMBERS = [
     Case("42", "42", "right", 1),
@@ -356,4 +372,64 @@ IFBENCH: Sequence[Instruction] = [
     Instruction("words:start_verb", {}, "Run to the station.", "right", 1, True),
     Instruction("format:title_case", {}, "All Words Have Capitals", "right", 1),
     Instruction("format:title_case", {}, "Not all have", "wrong", 0),
+]
+X = "\N{MULTIPLICATION SIGN}"
+GYM = [
+    GymCase(family, entry, answer, label, reference)
+    for family, entry, answers in [
+        (
+            "gcd",
+            {"answer": "4"},
+            [
+                ("4", "right", 1),
+                ("Answer: 4", "right", 0),
+                ("answer: 4", "right", 0),
+                ("It divides both.\nAnswer: 4", "right", 0),
+                ("Answer: 5\nNo.\nAnswer: 4", "right", 0),
+                ("Answer: 5", "wrong", 0),
+                ("Answer: 44", "wrong", 0),
+                ("Answer: 4.", "wrong", 0),
+                ("Answer: 4 or 5", "wrong", 0),
+                ("Answer: the GCD is 4", "wrong", 0),
+                ("Answer: -4", "wrong", 0),
+                ("The GCD is 4", "wrong", 0),
+                ("It is 4,\nI think.", "form", 0),
+                ("Answer:\n4", "form", 0),
+                ("Answer: 4\nDone.", "form", 0),
+                ("", "form", 0),
+            ],
+        ),
+        (
+            "spell_backward",
+            {"answer": "puteg", "metadata": {"word": "getup"}},
+            [
+                ("puteg", "right", 1),
+                ("Answer: puteg", "right", 0),
+                ("The letters turned.\nAnswer: puteg", "right", 0),
+                ("Answer: getup", "wrong", 0),
+                ("Answer: p u t e g", "wrong", 0),
+                ("Answer: put", "wrong", 0),
+                ("Answer: puteg or getup", "wrong", 0),
+                ("Letters:\np, u, t, e, g", "form", 0),
+                ("\n", "form", 0),
+            ],
+        ),
+        (
+            "prime_factorization",
+            {"answer": f"2 {X} 2 {X} 3", "metadata": {"factors": [2, 2, 3]}},
+            [
+                (f"2 {X} 2 {X} 3", "right", 1),
+                (f"Answer: 2 {X} 2 {X} 3", "right", 0),
+                (f"Answer: 3{X}2{X}2", "right", 0),
+                (f"Answer: 2 {X} 6", "wrong", 0),
+                ("Answer: 12", "wrong", 0),
+                (f"Answer: 2 {X} 3", "wrong", 0),
+                ("Answer: 2 * 2 * 3", "form", 0),
+                (f"Answer: 2^2 {X} 3", "form", 0),
+                ("Answer: twelve", "form", 0),
+                ("2\n2\n3", "form", 0),
+            ],
+        ),
+    ]
+    for answer, label, reference in answers
 ]

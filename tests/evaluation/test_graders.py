@@ -3,7 +3,6 @@
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,7 @@ from evaluation.samples import Sample
 from tests.evaluation.evaluation_process import answered, grades_of, rows, sample, sandbox_eval
 from tests.evaluation.labelled_answers import (
     CHOICE,
+    GYM,
     JSONS,
     MATH,
     NUMBERS,
@@ -36,66 +36,6 @@ TABLES = {
     "math": MATH,
     "choice": CHOICE,
 }
-X = "\N{MULTIPLICATION SIGN}"
-GYM: list[tuple[str, dict[str, Any], str, str]] = [
-    (family, entry, answer, label)
-    for family, entry, answers in [
-        (
-            "gcd",
-            {"answer": "4"},
-            [
-                ("4", "right"),
-                ("Answer: 4", "right"),
-                ("answer: 4", "right"),
-                ("It divides both.\nAnswer: 4", "right"),
-                ("Answer: 5\nNo.\nAnswer: 4", "right"),
-                ("Answer: 5", "wrong"),
-                ("Answer: 44", "wrong"),
-                ("Answer: 4.", "wrong"),
-                ("Answer: 4 or 5", "wrong"),
-                ("Answer: the GCD is 4", "wrong"),
-                ("Answer: -4", "wrong"),
-                ("The GCD is 4", "wrong"),
-                ("It is 4,\nI think.", "form"),
-                ("Answer:\n4", "form"),
-                ("Answer: 4\nDone.", "form"),
-                ("", "form"),
-            ],
-        ),
-        (
-            "spell_backward",
-            {"answer": "puteg", "metadata": {"word": "getup"}},
-            [
-                ("puteg", "right"),
-                ("Answer: puteg", "right"),
-                ("The letters turned.\nAnswer: puteg", "right"),
-                ("Answer: getup", "wrong"),
-                ("Answer: p u t e g", "wrong"),
-                ("Answer: put", "wrong"),
-                ("Answer: puteg or getup", "wrong"),
-                ("Letters:\np, u, t, e, g", "form"),
-                ("\n", "form"),
-            ],
-        ),
-        (
-            "prime_factorization",
-            {"answer": f"2 {X} 2 {X} 3", "metadata": {"factors": [2, 2, 3]}},
-            [
-                (f"2 {X} 2 {X} 3", "right"),
-                (f"Answer: 2 {X} 2 {X} 3", "right"),
-                (f"Answer: 3{X}2{X}2", "right"),
-                (f"Answer: 2 {X} 6", "wrong"),
-                ("Answer: 12", "wrong"),
-                (f"Answer: 2 {X} 3", "wrong"),
-                ("Answer: 2 * 2 * 3", "form"),
-                (f"Answer: 2^2 {X} 3", "form"),
-                ("Answer: twelve", "form"),
-                ("2\n2\n3", "form"),
-            ],
-        ),
-    ]
-    for answer, label in answers
-]
 
 
 def problem(grader: str, ground_truth: str) -> Sample:
@@ -114,17 +54,17 @@ def test_grader_agrees_with_the_labels(grader: str) -> None:
 def test_reasoning_gym_grader_agrees_with_the_labels() -> None:
     pytest.importorskip("reasoning_gym", reason="the extra `evaluation` is not installed")
     work = [
-        (Sample(**sample(kind=family, grader="reasoning-gym", entry=entry)), answer)
-        for family, entry, answer, _ in GYM
+        (Sample(**sample(kind=case.family, grader="reasoning-gym", entry=case.entry)), case.answer)
+        for case in GYM
     ]
-    given = [(answer, found) for (_, answer), found in zip(work, grade_all(work), strict=True)]
-    assert given == [(answer, LABELS[label]) for _, _, answer, label in GYM]
+    given = list(zip(GYM, grade_all(work), strict=True))
+    assert given == [(case, LABELS[case.label]) for case in GYM]
 
 
 @pytest.mark.parametrize("grader", [*TABLES, "reasoning-gym"])
 def test_each_grader_has_thirty_labelled_answers(grader: str) -> None:
     if grader == "reasoning-gym":
-        labels = [label for *_, label in GYM]
+        labels = [case.label for case in GYM]
     else:
         labels = [case.label for case in TABLES[grader]]
     assert len(labels) >= 30

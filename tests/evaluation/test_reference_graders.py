@@ -23,6 +23,7 @@ from tests.evaluation.evaluation_process import (
 from tests.evaluation.grader_packages import grader_packages
 from tests.evaluation.labelled_answers import (
     CHOICE,
+    GYM,
     IFBENCH,
     JSONS,
     MATH,
@@ -128,6 +129,35 @@ async def test_exact_form_graders_are_compared_with_the_nearest_reference_grader
         (case, record["score"], record["format_failure"], record["reference_score"], score)
         for case, record, score in zip(cases, records, own, strict=True)
     ] == [(case, SCORES[case.label], case.label == "form", None, case.reference) for case in cases]
+
+
+async def test_reasoning_gym_is_compared_with_the_nearest_reference_grader(
+    packages: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("reasoning_gym", reason="the extra `evaluation` is not installed")
+    domain = NEAREST["reasoning-gym"]
+    work = [
+        (
+            sample(
+                grader="reasoning-gym",
+                domain=domain,
+                kind=case.family,
+                entry=case.entry,
+                ground_truth=case.entry["answer"],
+            ),
+            case.answer,
+        )
+        for case in GYM
+    ]
+    output = answered(tmp_path, work)
+    ended = await sandbox_eval("report", output, "--grader", "both", packages=packages)
+    assert ended.returncode == 0, ended.stderr
+    records = grades_of(output)
+    own = await reference_scores(packages, tmp_path, "")
+    assert [
+        (case, record["score"], record["format_failure"], record["reference_score"], score)
+        for case, record, score in zip(GYM, records, own, strict=True)
+    ] == [(case, SCORES[case.label], case.label == "form", None, case.reference) for case in GYM]
 
 
 async def test_report_has_the_scores_of_both_graders(packages: Path, tmp_path: Path) -> None:
