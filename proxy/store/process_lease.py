@@ -100,11 +100,13 @@ class ProcessLease:
             self.on_lost()
 
     def forget_dead(self) -> None:
-        """Delete the rows of processes that have been dead for long."""
+        """Delete the rows of processes that have been dead for long, also of those that nobody has
+        marked as dead."""
         row = PROCESSES.c
+        is_dead = row.is_dead | _has_been_up(self._lease_s)
         with self._engine.connect() as connection:
             connection.execute(
-                delete(PROCESSES).where(row.is_dead, row.expires_at < _now() - REMEMBER_S)
+                delete(PROCESSES).where(is_dead, row.expires_at < _now() - REMEMBER_S)
             )
 
     def release(self) -> None:

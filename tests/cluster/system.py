@@ -3,6 +3,7 @@ balancer, with sandboxes in Pods; a client of OpenAI's SDK; and what they may le
 
 import asyncio
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,18 +16,18 @@ import obstore
 from obstore.store import S3Store
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import URL, select
+from sqlalchemy import URL, extract, func, select
 
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.store import postgresql
-from proxy.store.blobs import PART_SUFFIX
+from proxy.store.blobs import GRACE_S, PART_SUFFIX
 from proxy.store.store import Store
 from proxy.store.tables import PROCESSES, RUNS
 from tests.balancer import running_balancer
 from tests.cluster.cluster import Cluster
 from tests.cluster.command_counter import CommandCounter, command_counter
 from tests.cluster.running import AGENT_IMAGE, TEST_IMAGE
-from tests.e2e.proxy_process import Server, run, serving, write_config
+from tests.e2e.proxy_process import Server, run, serving, state_dir, write_config
 from tests.fakes.backend import Item, ScriptedBackend, scripted_backend
 from tests.postgresql import PostgresqlServer, new_database
 from tests.s3.server import BUCKET, S3Server
@@ -284,7 +285,7 @@ async def _require_nothing_left(system: System, home: Path, database: URL, s3: S
                 "Leases": await _leases(system),
                 **_unfinished_rows(database, store.worker.id),
                 "blobs": _blobs(s3, home.name),
-                "unfinished files": [str(path) for path in home.rglob(f"*{PART_SUFFIX}")],
+                "unfinished files": await _unfinished_files(home, database),
             }
             if not any(left.values()):
                 break
@@ -301,11 +302,25 @@ def _leases_path(system: System) -> str:
     return f"/apis/coordination.k8s.io/v1/namespaces/{system.namespace}/leases"
 
 
+async def _unfinished_files(home: Path, database: URL) -> list[Path]:
+    """Return the unfinished files of the replicas that a sweep in two hours would leave. A sweep
+    keeps files that are newer than an hour."""
+    found = []
+    for replica_home in (home / "one", home / "two"):
+        directory = state_dir(replica_home)
+        store = Store(directory, database_url=database, now=lambda: time.time() + 2 * GRACE_S)
+        await store.sweep()
+        store.close()
+        found += directory.rglob(f"*{PART_SUFFIX}")
+    return found
+
+
 def _unfinished_rows(database: URL, sweeper: str) -> dict[str, list[str]]:
-    """Return the running runs, and the processes that are not marked as dead, without the process
-    `sweeper`."""
+    """Return the running runs, and the processes that have a lease, without the process `sweeper`.
+    Rows of dead processes stay for a day."""
     runs = select(RUNS.c.id).where(RUNS.c.status == "running")
-    processes = select(PROCESSES.c.id).where(~PROCESSES.c.is_dead, PROCESSES.c.id != sweeper)
+    row, now = PROCESSES.c, extract("epoch", func.clock_timestamp())
+    processes = select(row.id).where(~row.is_dead, row.expires_at > now, row.id != sweeper)
     engine = postgresql.create_pool(database, 1)
     with engine.connect() as connection:
         found = {

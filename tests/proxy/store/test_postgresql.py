@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import URL
+from sqlalchemy import URL, select
 
 from policies.budgets import DailyBudget, Expense
 from proxy.bootstrap import build_store
@@ -18,6 +18,7 @@ from proxy.store import postgresql
 from proxy.store.process_lease import ProcessLease
 from proxy.store.records import StoredRun
 from proxy.store.store import Store
+from proxy.store.tables import PROCESSES
 from tests.postgresql import PostgresqlServer, new_database, server_for_tests
 
 OWNER = "somebody"
@@ -59,6 +60,15 @@ def released_at_end(lease: ProcessLease) -> Iterator[ProcessLease]:
         yield lease
     finally:
         lease.release()
+
+
+def process_ids(url: URL) -> list[str]:
+    """Return the ids of the processes that have a row."""
+    engine = postgresql.create_pool(url, 1)
+    with engine.connect() as connection:
+        found = list(connection.scalars(select(PROCESSES.c.id)))
+    engine.dispose()
+    return found
 
 
 EXPIRE_ALL = "UPDATE processes SET expires_at = 0"
@@ -103,6 +113,25 @@ def test_process_that_was_found_dead_goes_on_under_a_new_id(store: Store, url: U
         assert lost.is_set()
         assert observer.is_dead(before)
         assert cut_off.id != before
+
+
+def test_row_of_a_process_that_died_long_ago_is_deleted_although_nobody_asked_for_it(
+    store: Store, url: URL
+) -> None:
+    observer = ProcessLease(url, lease_s=0, renew_s=SLOWLY)
+    with released_at_end(observer), released_at_end(ProcessLease(url, renew_s=SLOWLY)) as killed:
+        execute(url, f"UPDATE processes SET expires_at = 0 WHERE id = '{killed.id}'")
+        observer.forget_dead()
+        assert killed.id not in process_ids(url)
+        assert {store.worker.id, observer.id} <= set(process_ids(url))
+
+
+def test_rows_of_processes_stay_after_a_long_downtime_of_the_server(store: Store, url: URL) -> None:
+    observer = ProcessLease(url, lease_s=SLOWLY, renew_s=SLOWLY)
+    with released_at_end(observer), released_at_end(ProcessLease(url, renew_s=SLOWLY)) as cut_off:
+        execute(url, EXPIRE_ALL)  # the server was started less than SLOWLY seconds ago
+        observer.forget_dead()
+        assert cut_off.id in process_ids(url)
 
 
 async def test_result_of_a_process_that_was_found_dead_is_not_stored(
