@@ -1,6 +1,7 @@
 """`sandbox.capture`, GET and DELETE /v1/runs/{id}/trajectory."""
 
 import asyncio
+import random
 import shutil
 from functools import partial
 from pathlib import Path
@@ -430,6 +431,33 @@ async def test_expired_trajectory_is_a_404_with_the_code_trajectory_expired(
     else:
         assert error_code(found) == error_code(swept) == (404, "trajectory_expired")
         assert "has expired" in found.json()["error"]["message"]
+
+
+async def test_oldest_trajectories_beyond_the_quota_are_404s_with_the_code_trajectory_expired(
+    tmp_path: Path,
+) -> None:
+    store = open_store(tmp_path, trajectories=TrajectorySettings(quota_mib=1))
+    digits = random.Random(0)
+    async with (
+        scripted_backend([ANSWER] * 4) as backend,
+        running_proxy(
+            backend, "memory", tmp_path, files=FileStore(store, limits=ArtifactLimits())
+        ) as url,
+        http_client(url) as http,
+    ):
+        run_ids = []
+        for _ in range(4):  # each trajectory has about 0.4 MiB
+            question = {"role": "user", "content": digits.randbytes(350_000).hex()}
+            answered = await post_chat(http, messages=[question], **CAPTURE)
+            run_ids.append(answered.headers["x-sandbox-run"])
+            await trajectory(http, answered)  # waits until it is stored
+        found = [await get_trajectory(http, run_id) for run_id in run_ids]
+        listed = (await http.get("/v1/trajectories")).json()["data"]
+    assert [each.status_code for each in found] == [404, 404, 200, 200]
+    assert [error_code(each) for each in found[:2]] == [(404, "trajectory_expired")] * 2
+    for each in found[:2]:
+        assert "deleted for newer ones (trajectories.quota_mib)" in each.json()["error"]["message"]
+    assert {each["id"] for each in listed} == set(run_ids[2:])
 
 
 @pytest.mark.parametrize(

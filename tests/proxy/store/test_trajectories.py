@@ -1,6 +1,7 @@
 """Trajectories in the store: their quota and their expiry."""
 
 import json
+import random
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterator
@@ -13,8 +14,10 @@ import pytest
 from sqlalchemy import Connection
 
 from policies.sessions import TrajectorySettings
-from proxy.runs.trajectory_recorder import stored_texts
-from proxy.schemas.trajectory import read_trajectory
+from proxy.agent.events import ModelCallFinished, ToolCallFinished, ToolCallStarted, TurnStarted
+from proxy.models.scripted import call, tool_reply
+from proxy.runs.trajectory_recorder import COMPRESSION_LEVEL, stored_texts
+from proxy.schemas.trajectory import TrajectoryWriter, read_trajectory
 from proxy.store.database import Database
 from proxy.store.migrations import STEPS
 from proxy.store.store import Store
@@ -26,12 +29,19 @@ from proxy.store.trajectories import (
 )
 from sandbox_runtime.ownership import Owner
 from tests.fakes.manual_clock import ManualClock
+from tests.fakes.results import SUBMITTED
+from tests.fakes.tasks import make_task
+from tests.proxy.agent.runs import MemoryArtifactStore
 from tests.stores import connected, database_of, open_store
 
 T = TypeVar("T")
 MINE, YOURS, LATER = "somebody", "somebody else", "a later owner"
 HOUR_S = 3600
 PART = b"x" * (300 << 10)
+PAPER_RUNS = 2780
+"""The runs with a sandbox of one model on the paper's table, see docs/research/evaluate.md."""
+RUN_S = 90
+"""Seconds from the end of a run to the end of the next: an evaluation takes 2.9 days."""
 
 
 @pytest.fixture
@@ -63,6 +73,58 @@ async def reasons(store: Store, *run_ids: str, owner: str = MINE) -> list[str | 
     """Return the deletion reason of each trajectory that the store knows."""
     found = [await find(store, run_id, owner) for run_id in run_ids]
     return [each.deletion_reason for each in found if each]
+
+
+def recorded_run(turns: int) -> bytes:
+    """Return the compressed trajectory of a run, with an observation of 8,000 hexadecimal digits in
+    each turn."""
+    prompt = [{"role": "user", "content": "How many?"}]
+    task = make_task("run", MemoryArtifactStore(), "fake-model", prompt)
+    writer, digits, known, lines = TrajectoryWriter(task, 0), random.Random(turns), 0, []
+    for turn in range(1, turns + 1):
+        name, arguments = "execute_bash", {"command": f"xxd -p documents/{turn}"}
+        reply = {"role": "assistant", **tool_reply(call(name, **arguments))}
+        observation = digits.randbytes(4000).hex()
+        for event in (
+            TurnStarted(turn),
+            ModelCallFinished(known, prompt, {"temperature": 1.0}, 1.0, reply),
+            ToolCallStarted(turn, f"call_{turn}", name, arguments),
+            ToolCallFinished(turn, f"call_{turn}", name, observation, 0, 1, 0.1),
+        ):
+            lines += writer.write(float(turn), event)
+        known += len(prompt)
+        prompt = [reply, {"role": "tool", "content": observation}]
+    lines += writer.finish(turns + 1.0, SUBMITTED)
+    return zlib.compress(b"\n".join(lines), COMPRESSION_LEVEL)
+
+
+async def test_default_settings_keep_all_trajectories_of_the_papers_table(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    defaults, recorded = TrajectorySettings(), [recorded_run(turns) for turns in (2, 6, 24)]
+    runs = {f"run-{number}": recorded[number % 3] for number in range(PAPER_RUNS)}
+    with closing(open_store(tmp_path, now=clock.time)) as store:
+        for run_id, part in runs.items():
+            await keep(store, run_id, part)
+            clock.advance(RUN_S)
+        clock.advance(3 * 24 * HOUR_S)  # until the report is written
+        await store.sweep()
+        kept = {
+            run_id
+            for run_id, part in runs.items()
+            if (found := await find(store, run_id)) and list(found.parts) == [part]
+        }
+        oldest = await find(store, "run-0")
+        clock.advance(defaults.retention_hours * HOUR_S)
+        await store.sweep()
+        reasons_later = await reasons(store, *runs)
+    assert kept == runs.keys()
+    assert oldest is not None
+    calls = read_trajectory(oldest.id, oldest.created_at, stored_texts(oldest))["tool_calls"]
+    assert [len(each["observation"]) for each in calls] == [8000, 8000]
+    assert sum(map(len, runs.values())) / PAPER_RUNS > 50_000
+    assert (defaults.quota_mib << 20) / PAPER_RUNS > 1_500_000  # docs/research/sandbox-eval.md
+    assert reasons_later == ["expired"] * PAPER_RUNS
 
 
 async def test_parts_of_a_trajectory_are_returned_in_the_order_of_appending(store: Store) -> None:
