@@ -20,6 +20,8 @@ from yarl import URL
 KEEP_ALIVE_S = 4.0
 """Seconds for which an unused connection stays open. Less than uvicorn's 5 s, so that no request
 uses a connection that the server is closing."""
+CONNECTION_ERROR = "connection_error"
+"""The code of a RequestError if there is no connection, or if it ends before the response does."""
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -96,7 +98,7 @@ class HTTPClient:
         except TimeoutError as error:
             raise RequestError("timeout", str(error) or "no response in time") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a malformed URL
-            raise RequestError("connection_error", str(error) or type(error).__name__) from error
+            raise RequestError(CONNECTION_ERROR, str(error) or type(error).__name__) from error
         if response.status // 100 != 2:
             raise _refusal(response, body)
         return body

@@ -178,14 +178,13 @@ class Runner:
     async def _run_jobs(self, jobs: Iterator[Job]) -> None:
         for job in jobs:
             result, trajectory = await self._send_job(job)
-            if self._plan.capture_turns and trajectory is not None and trajectory.run_id:
-                trajectory = await with_turns(self._client, trajectory)
             self._writer.append(result, trajectory)
             self._on_result(result)
 
     async def _send_job(self, job: Job) -> tuple[Result, Trajectory | None]:
-        """Send a request, and send it again after temporary errors. Return its result, and the
-        trajectory of the completion or None."""
+        """Send a request, and send it again after temporary errors, also if the proxy dies before
+        the turns of the run are read. Return its result, and the trajectory of the completion or
+        None."""
         failures: list[Failure] = []
         body = self._request_body(job)
         while True:
@@ -203,7 +202,10 @@ class Runner:
                 result = Result.model_validate(
                     {**fields, **_completion_fields(job.key.mode, completion, failures)}
                 )
-                return result, trajectory_of(result, completion)
+                trajectory = trajectory_of(result, completion)
+                if self._plan.capture_turns and trajectory.run_id:
+                    trajectory = await with_turns(self._client, trajectory)
+                return result, trajectory
             except (RequestError, *MALFORMED_ERRORS) as error:
                 failures.append(_failure(error))
                 delay_s = _retry_delay_s(error, len(failures))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from evaluation.http_client import HTTPClient, RequestError
+from evaluation.http_client import CONNECTION_ERROR, HTTPClient, RequestError
 from evaluation.results import Step, Trajectory, Turn
 from evaluation.trajectories import (
     MALFORMED_ERRORS,
@@ -33,7 +33,8 @@ TIMEOUT_S = 60.0
 
 async def with_turns(client: HTTPClient, trajectory: Trajectory) -> Trajectory:
     """Return a trajectory with the turns of its run, or with the reason in `turns_error` if the
-    turns cannot be read. `client` has the URL and the key of the proxy."""
+    turns cannot be read. `client` has the URL and the key of the proxy. Raises RequestError if the
+    proxy cannot be reached: it may have died, and the run's trajectory with it."""
     path = f"/runs/{quote(trajectory.run_id, safe='')}/trajectory"
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -42,6 +43,8 @@ async def with_turns(client: HTTPClient, trajectory: Trajectory) -> Trajectory:
     except TimeoutError:
         reason = f"no trajectory within {TIMEOUT_S:.0f} s"
     except RequestError as error:
+        if error.code == CONNECTION_ERROR:
+            raise
         reason = f"{error.status or error.code}: {error}"
     except MALFORMED_ERRORS as error:
         reason = f"{type(error).__name__}: {error}"

@@ -125,10 +125,7 @@ async def test_results_are_completed_after_the_death_of_the_proxy(
     async with serve_model(model.reply) as model_url:
         async with proxy(tmp_path / "proxy", model_url) as server:
             model.act = server.process.kill
-            # One request at a time, so that no run ends just before the death: its answer would be
-            # kept without its turns.
-            command = [*arguments(suite, output, server.url), "--concurrency", "1"]
-            ended = await sandbox_eval(*command)
+            ended = await sandbox_eval(*arguments(suite, output, server.url))
         broken = await report_of(output)
         async with proxy(tmp_path / "proxy", model_url) as server:
             continued = await sandbox_eval(*arguments(suite, output, server.url))

@@ -246,9 +246,8 @@ REFUSAL = {"error": {"message": "The trajectory has expired.", "code": "trajecto
             lambda: web.Response(body=b" " * (MAX_BODY_BYTES + 1)),
             "too_large: the response has more than",
         ),
-        (lambda: None, "connection_error: Server disconnected"),
     ],
-    ids=["refused", "other server", "no JSON", "no fields", "no message", "too large", "closed"],
+    ids=["refused", "other server", "no JSON", "no fields", "no message", "too large"],
 )
 async def test_failure_to_get_the_turns_is_recorded_beside_the_answer(
     response: Any, reason: str, tmp_path: Path
@@ -261,6 +260,19 @@ async def test_failure_to_get_the_turns_is_recorded_beside_the_answer(
     html = await html_of(tmp_path)
     assert "The turns could not be had from the proxy" in html
     assert "<h4>Steps</h4>" in html
+
+
+async def test_answer_whose_turns_are_lost_with_the_proxy_is_an_infra_error(tmp_path: Path) -> None:
+    sums(tmp_path / "data")
+    async with made_proxy(None) as url:
+        ended = await sandbox_eval(*arguments(tmp_path, url, *SANDBOX, "--capture"))
+    assert ended.returncode == 3
+    (result,) = read_results(tmp_path / "output")
+    assert (result.status, [each.code for each in result.failures]) == (
+        "infra_error",
+        ["connection_error"],
+    )
+    assert Trajectories(tmp_path / "output").of(result) is None
 
 
 @pytest.mark.parametrize(
