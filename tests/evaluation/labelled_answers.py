@@ -4,9 +4,10 @@ A label is right, wrong, or form for a wrong answer that does not have the form 
 asks for as well. The reference's score is 1 or 0. The cases in which the two differ are the reason
 for the strict graders.
 
-The reference has no graders for exact numbers, texts, whole files, JSON and reasoning-gym. Their
-cases have the scores of its nearest graders (NEAREST): that of mathematics for numbers, and for the
-others that of its example task, which compares whole texts in any case.
+The reference has no graders for exact numbers, texts, whole files, JSON and the families of
+reasoning-gym. Their cases have the scores of its nearest graders (NEAREST, NEAREST_OF_FAMILY): that
+of mathematics for numbers and products, and for the others that of its example task, which compares
+whole texts in any case.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,23 +26,7 @@ class Case(NamedTuple):
     reference: int
 
 
-class GymCase(NamedTuple):
-    """One answer to a problem of reasoning-gym."""
-
-    family: str
-    entry: Mapping[str, Any]
-    answer: str
-    label: str
-    reference: int
-
-
-NEAREST: Mapping[str, str] = {
-    "number": "math",
-    "text": "demo",
-    "verbatim": "demo",
-    "json": "demo",
-    "reasoning-gym": "demo",
-}
+NEAREST: Mapping[str, str] = {"number": "math", "text": "demo", "verbatim": "demo", "json": "demo"}
 """The reference's tasks whose graders are nearest to ours, by our grader."""
 NUMBERS = [
     Case("42", "42", "right", 1),
@@ -313,6 +298,71 @@ VERDICTS = [
 ]
 
 
+class GymCase(NamedTuple):
+    """An answer to the problem of a family of reasoning-gym; the problem is in GYM_ENTRIES."""
+
+    family: str
+    answer: str
+    label: str
+    reference: int
+
+
+X = "\N{MULTIPLICATION SIGN}"
+GYM_ENTRIES: Mapping[str, Mapping[str, Any]] = {
+    "gcd": {"answer": "4"},
+    "spell_backward": {"answer": "puteg", "metadata": {"word": "getup"}},
+    "prime_factorization": {"answer": f"2 {X} 2 {X} 3", "metadata": {"factors": [2, 2, 3]}},
+}
+NEAREST_OF_FAMILY: Mapping[str, str] = {
+    "gcd": "math",
+    "spell_backward": "demo",
+    "prime_factorization": "math",
+}
+"""The reference's tasks whose graders are nearest to that of reasoning-gym, by family."""
+GYM = [
+    GymCase("gcd", "4", "right", 1),
+    GymCase("gcd", "Answer: 4", "right", 0),
+    GymCase("gcd", "answer: 4", "right", 0),
+    GymCase("gcd", "It divides both.\nAnswer: 4", "right", 1),
+    GymCase("gcd", "Answer: 5\nNo.\nAnswer: 4", "right", 1),
+    GymCase("gcd", "Answer: 5", "wrong", 0),
+    GymCase("gcd", "Answer: 44", "wrong", 0),
+    GymCase("gcd", "Answer: 4.", "wrong", 1),
+    GymCase("gcd", "4.0", "wrong", 1),
+    GymCase("gcd", "Answer: 4 or 5", "wrong", 0),
+    GymCase("gcd", "Answer: the GCD is 4", "wrong", 0),
+    GymCase("gcd", "Answer: -4", "wrong", 0),
+    GymCase("gcd", "The GCD is 4", "wrong", 0),
+    GymCase("gcd", "It is 4,\nI think.", "form", 1),
+    GymCase("gcd", "Answer:\n4", "form", 0),
+    GymCase("gcd", "Answer: 4\nDone.", "form", 1),
+    GymCase("gcd", "", "form", 0),
+    GymCase("spell_backward", "puteg", "right", 1),
+    GymCase("spell_backward", "PUTEG", "right", 1),
+    GymCase("spell_backward", "Answer: puteg", "right", 0),
+    GymCase("spell_backward", "The letters turned.\nAnswer: puteg", "right", 0),
+    GymCase("spell_backward", "Answer: getup", "wrong", 0),
+    GymCase("spell_backward", "Answer: p u t e g", "wrong", 0),
+    GymCase("spell_backward", "Answer: put", "wrong", 0),
+    GymCase("spell_backward", "Answer: puteg or getup", "wrong", 0),
+    GymCase("spell_backward", "Letters:\np, u, t, e, g", "form", 0),
+    GymCase("spell_backward", "\n", "form", 0),
+    GymCase("prime_factorization", f"2 {X} 2 {X} 3", "right", 1),
+    GymCase("prime_factorization", f"3 {X} 2 {X} 2", "right", 1),
+    GymCase("prime_factorization", f"Answer: 2 {X} 2 {X} 3", "right", 0),
+    GymCase("prime_factorization", f"Answer: 3{X}2{X}2", "right", 0),
+    GymCase("prime_factorization", f"Answer: 2 {X} 6", "wrong", 0),
+    GymCase("prime_factorization", f"2 {X} 6", "wrong", 1),
+    GymCase("prime_factorization", "12", "wrong", 1),
+    GymCase("prime_factorization", "Answer: 12", "wrong", 0),
+    GymCase("prime_factorization", f"Answer: 2 {X} 3", "wrong", 0),
+    GymCase("prime_factorization", "Answer: 2 * 2 * 3", "form", 0),
+    GymCase("prime_factorization", f"Answer: 2^2 {X} 3", "form", 0),
+    GymCase("prime_factorization", "Answer: twelve", "form", 0),
+    GymCase("prime_factorization", "2\n2\n3", "form", 0),
+]
+
+
 class Instruction(NamedTuple):
     """An answer to a prompt of IFBench with one instruction."""
 
@@ -372,64 +422,4 @@ IFBENCH: Sequence[Instruction] = [
     Instruction("words:start_verb", {}, "Run to the station.", "right", 1, True),
     Instruction("format:title_case", {}, "All Words Have Capitals", "right", 1),
     Instruction("format:title_case", {}, "Not all have", "wrong", 0),
-]
-X = "\N{MULTIPLICATION SIGN}"
-GYM = [
-    GymCase(family, entry, answer, label, reference)
-    for family, entry, answers in [
-        (
-            "gcd",
-            {"answer": "4"},
-            [
-                ("4", "right", 1),
-                ("Answer: 4", "right", 0),
-                ("answer: 4", "right", 0),
-                ("It divides both.\nAnswer: 4", "right", 0),
-                ("Answer: 5\nNo.\nAnswer: 4", "right", 0),
-                ("Answer: 5", "wrong", 0),
-                ("Answer: 44", "wrong", 0),
-                ("Answer: 4.", "wrong", 0),
-                ("Answer: 4 or 5", "wrong", 0),
-                ("Answer: the GCD is 4", "wrong", 0),
-                ("Answer: -4", "wrong", 0),
-                ("The GCD is 4", "wrong", 0),
-                ("It is 4,\nI think.", "form", 0),
-                ("Answer:\n4", "form", 0),
-                ("Answer: 4\nDone.", "form", 0),
-                ("", "form", 0),
-            ],
-        ),
-        (
-            "spell_backward",
-            {"answer": "puteg", "metadata": {"word": "getup"}},
-            [
-                ("puteg", "right", 1),
-                ("Answer: puteg", "right", 0),
-                ("The letters turned.\nAnswer: puteg", "right", 0),
-                ("Answer: getup", "wrong", 0),
-                ("Answer: p u t e g", "wrong", 0),
-                ("Answer: put", "wrong", 0),
-                ("Answer: puteg or getup", "wrong", 0),
-                ("Letters:\np, u, t, e, g", "form", 0),
-                ("\n", "form", 0),
-            ],
-        ),
-        (
-            "prime_factorization",
-            {"answer": f"2 {X} 2 {X} 3", "metadata": {"factors": [2, 2, 3]}},
-            [
-                (f"2 {X} 2 {X} 3", "right", 1),
-                (f"Answer: 2 {X} 2 {X} 3", "right", 0),
-                (f"Answer: 3{X}2{X}2", "right", 0),
-                (f"Answer: 2 {X} 6", "wrong", 0),
-                ("Answer: 12", "wrong", 0),
-                (f"Answer: 2 {X} 3", "wrong", 0),
-                ("Answer: 2 * 2 * 3", "form", 0),
-                (f"Answer: 2^2 {X} 3", "form", 0),
-                ("Answer: twelve", "form", 0),
-                ("2\n2\n3", "form", 0),
-            ],
-        ),
-    ]
-    for answer, label, reference in answers
 ]

@@ -19,6 +19,7 @@ from tests.evaluation.evaluation_process import answered, grades_of, rows, sampl
 from tests.evaluation.labelled_answers import (
     CHOICE,
     GYM,
+    GYM_ENTRIES,
     JSONS,
     MATH,
     NUMBERS,
@@ -54,19 +55,22 @@ def test_grader_agrees_with_the_labels(grader: str) -> None:
 def test_reasoning_gym_grader_agrees_with_the_labels() -> None:
     pytest.importorskip("reasoning_gym", reason="the extra `evaluation` is not installed")
     work = [
-        (Sample(**sample(kind=case.family, grader="reasoning-gym", entry=case.entry)), case.answer)
+        (
+            Sample(
+                **sample(kind=case.family, grader="reasoning-gym", entry=GYM_ENTRIES[case.family])
+            ),
+            case.answer,
+        )
         for case in GYM
     ]
-    given = list(zip(GYM, grade_all(work), strict=True))
-    assert given == [(case, LABELS[case.label]) for case in GYM]
+    assert list(zip(GYM, grade_all(work), strict=True)) == [
+        (case, LABELS[case.label]) for case in GYM
+    ]
 
 
 @pytest.mark.parametrize("grader", [*TABLES, "reasoning-gym"])
 def test_each_grader_has_thirty_labelled_answers(grader: str) -> None:
-    if grader == "reasoning-gym":
-        labels = [case.label for case in GYM]
-    else:
-        labels = [case.label for case in TABLES[grader]]
+    labels = [case.label for case in (GYM if grader == "reasoning-gym" else TABLES[grader])]
     assert len(labels) >= 30
     assert set(labels) == set(LABELS)
 

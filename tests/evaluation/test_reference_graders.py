@@ -24,15 +24,18 @@ from tests.evaluation.grader_packages import grader_packages
 from tests.evaluation.labelled_answers import (
     CHOICE,
     GYM,
+    GYM_ENTRIES,
     IFBENCH,
     JSONS,
     MATH,
     NEAREST,
+    NEAREST_OF_FAMILY,
     NUMBERS,
     TEXTS,
     VERBATIM,
     VERDICTS,
     Case,
+    GymCase,
 )
 from tests.evaluation.test_judge import ReplyingJudge, judge_arguments
 
@@ -109,16 +112,36 @@ async def test_both_graders_agree_with_the_labels_and_the_references_own_scores(
     assert [records[n]["reference_score"] for n in graded] == [own[n] for n in graded]
 
 
+def exact_form_sample(grader: str, case: Case | GymCase) -> Mapping[str, Any]:
+    """Return the sample of a case, whose domain is the reference's task with the nearest grader."""
+    if isinstance(case, Case):
+        return sample(grader=grader, domain=NEAREST[grader], ground_truth=case.truth)
+    entry = GYM_ENTRIES[case.family]
+    return sample(
+        grader=grader,
+        domain=NEAREST_OF_FAMILY[case.family],
+        kind=case.family,
+        ground_truth=entry["answer"],
+        entry=entry,
+    )
+
+
 @pytest.mark.parametrize(
     ("grader", "cases"),
-    [("number", NUMBERS), ("text", TEXTS), ("verbatim", VERBATIM), ("json", JSONS)],
+    [
+        ("number", NUMBERS),
+        ("text", TEXTS),
+        ("verbatim", VERBATIM),
+        ("json", JSONS),
+        ("reasoning-gym", GYM),
+    ],
 )
 async def test_exact_form_graders_are_compared_with_the_nearest_reference_graders(
-    grader: str, cases: Sequence[Case], packages: Path, tmp_path: Path
+    grader: str, cases: Sequence[Case | GymCase], packages: Path, tmp_path: Path
 ) -> None:
-    fields = [
-        sample(grader=grader, domain=NEAREST[grader], ground_truth=case.truth) for case in cases
-    ]
+    if grader == "reasoning-gym":
+        pytest.importorskip("reasoning_gym", reason="the extra `evaluation` is not installed")
+    fields = [exact_form_sample(grader, case) for case in cases]
     output = answered(tmp_path, list(zip(fields, [case.answer for case in cases], strict=True)))
     ended = await sandbox_eval("report", output, "--grader", "both", packages=packages)
     assert ended.returncode == 0, ended.stderr
@@ -129,35 +152,6 @@ async def test_exact_form_graders_are_compared_with_the_nearest_reference_grader
         (case, record["score"], record["format_failure"], record["reference_score"], score)
         for case, record, score in zip(cases, records, own, strict=True)
     ] == [(case, SCORES[case.label], case.label == "form", None, case.reference) for case in cases]
-
-
-async def test_reasoning_gym_is_compared_with_the_nearest_reference_grader(
-    packages: Path, tmp_path: Path
-) -> None:
-    pytest.importorskip("reasoning_gym", reason="the extra `evaluation` is not installed")
-    domain = NEAREST["reasoning-gym"]
-    work = [
-        (
-            sample(
-                grader="reasoning-gym",
-                domain=domain,
-                kind=case.family,
-                entry=case.entry,
-                ground_truth=case.entry["answer"],
-            ),
-            case.answer,
-        )
-        for case in GYM
-    ]
-    output = answered(tmp_path, work)
-    ended = await sandbox_eval("report", output, "--grader", "both", packages=packages)
-    assert ended.returncode == 0, ended.stderr
-    records = grades_of(output)
-    own = await reference_scores(packages, tmp_path, "")
-    assert [
-        (case, record["score"], record["format_failure"], record["reference_score"], score)
-        for case, record, score in zip(GYM, records, own, strict=True)
-    ] == [(case, SCORES[case.label], case.label == "form", None, case.reference) for case in GYM]
 
 
 async def test_report_has_the_scores_of_both_graders(packages: Path, tmp_path: Path) -> None:
