@@ -38,10 +38,16 @@ def running(marker: str) -> bool:
     return any(marker in read(path) for path in Path("/proc").glob("[0-9]*/cmdline"))
 
 
-def kill_sandboxes(pid: int) -> None:
-    """Kill all bubblewrap sandboxes of the process `pid`, also the idle ones. Return when they and
-    all processes inside have ended: until then one inside can answer the next request."""
-    killed = [each for each in descendants(pid) if read(Path(f"/proc/{each}/comm")) == "bwrap\n"]
+def bubblewrap_sandboxes(pid: int) -> list[int]:
+    """Return the bubblewrap sandboxes of the process `pid`, also the idle ones."""
+    return [each for each in descendants(pid) if read(Path(f"/proc/{each}/comm")) == "bwrap\n"]
+
+
+def kill_sandboxes(pid: int, count: int | None = None) -> None:
+    """Kill all bubblewrap sandboxes of the process `pid`, also the idle ones, or only `count` of
+    them. Return when they and all processes inside have ended: until then one inside can answer the
+    next request."""
+    killed = bubblewrap_sandboxes(pid)[:count]
     assert killed
     pidfds = [os.pidfd_open(inside) for each in killed for inside in (each, *descendants(each))]
     for each in killed:

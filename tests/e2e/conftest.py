@@ -1,14 +1,12 @@
 """Fixtures of the end-to-end tests."""
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from sandbox_runtime.errors import SandboxStartError
-from tests.e2e.leftovers import Engine
+from tests.e2e.leftovers import Engine, open_engine
 from tests.e2e.proxy_process import state_dir
 
 
@@ -20,14 +18,6 @@ def _interruptible() -> None:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    """The Docker engine. Without one, skip the test, or fail if REQUIRE_DOCKER is set."""
-    try:
-        found = Engine()
-    except SandboxStartError as error:
-        if os.environ.get("REQUIRE_DOCKER"):
-            raise
-        pytest.skip(str(error))
-    yield found
-    # A proxy killed between creating and starting a container leaves it for the next sweep.
-    found.clear(state_dir(tmp_path))
-    found.close()
+    """The Docker engine, see `open_engine`."""
+    with open_engine(state_dir(tmp_path)) as found:
+        yield found

@@ -6,16 +6,18 @@ import os
 import re
 import socket
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import anyio
+import pytest
 from docker.errors import APIError
 
 from sandbox_runtime.backends.cgroups import find_cgroups, process_key
 from sandbox_runtime.backends.docker import INSTALL_LABEL
 from sandbox_runtime.backends.docker_engine import connect
+from sandbox_runtime.errors import SandboxStartError
 from tests.fakes.waiting import until
 
 TIMEOUT_S = 60.0
@@ -54,8 +56,31 @@ class Engine:
         ours = {"label": f"{INSTALL_LABEL}={file.read_text(encoding='ascii')}"}
         return [found["Id"] for found in self.client.containers(all=True, filters=ours)]
 
+    async def kill(self, ids: Iterable[str]) -> None:
+        """Kill running containers. Return when they have ended."""
+        killed = set(ids)
+        for id in killed:
+            self.client.kill(id)
+        await until(lambda: killed.isdisjoint(each["Id"] for each in self.client.containers()))
+
     def close(self) -> None:
         self.client.close()
+
+
+@contextmanager
+def open_engine(state_dir: Path) -> Iterator[Engine]:
+    """Yield the Docker engine; afterwards remove the containers of the installation in `state_dir`.
+    Without an engine, skip the test, or fail if REQUIRE_DOCKER is set."""
+    try:
+        engine = Engine()
+    except SandboxStartError as error:
+        if os.environ.get("REQUIRE_DOCKER"):
+            raise
+        pytest.skip(str(error))
+    yield engine
+    # A proxy killed between creating and starting a container leaves it for the next sweep.
+    engine.clear(state_dir)
+    engine.close()
 
 
 async def gone(leftovers: Callable[[], Counter[str]]) -> None:

@@ -1,7 +1,7 @@
 """An evaluation that was disturbed and continued has the results of an undisturbed one."""
 
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from evaluation.samples import Suite
 from evaluation.scripted import ScriptedModel, serve_model
 from evaluation.self_check import results_of, run_arguments
 from tests.e2e import proxy_process
+from tests.e2e.leftovers import Engine, open_engine
 from tests.evaluation.evaluation_process import (
     COMMAND,
     ENVIRONMENT,
@@ -22,13 +23,18 @@ from tests.evaluation.evaluation_process import (
     sandbox_eval,
     synthetic_suite,
 )
-from tests.processes import kill_sandboxes
+from tests.fakes.server import REAL_KINDS, Kind
+from tests.fakes.waiting import until
+from tests.processes import bubblewrap_sandboxes, kill_sandboxes
+from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
 
 pytest.importorskip("rich", reason="the extra `evaluation` is not installed")
 
 COUNT = 3
 TOTAL = 2 * 4 * COUNT
 SUITES = ("--suites", "synthetic")
+ALIVE = 8
+"""The number of sandboxes of which some are killed. All are in the midst of a run."""
 Reply = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
@@ -56,10 +62,15 @@ async def evaluate_undisturbed(home: Path) -> Undisturbed:
     return Undisturbed(suite, results_of(await report_of(home / "output")))
 
 
-def proxy(home: Path, model_url: str) -> AbstractAsyncContextManager[proxy_process.Server]:
-    """Run a proxy that does not repeat failed requests of its model."""
+def proxy(
+    home: Path, model_url: str, kind: Kind = "bubblewrap", **pool: int
+) -> AbstractAsyncContextManager[proxy_process.Server]:
+    """Run a proxy that does not repeat failed requests of its model. `pool` are settings of its
+    sandbox pool."""
     home.mkdir(exist_ok=True)
-    return proxy_process.serving(home, "bubblewrap", model_url, {"backend": {"max_retries": 0}})
+    sandbox = {"docker": {"image": DOCKER_IMAGE}, "pool": pool}
+    more = {"backend": {"max_retries": 0}, "sandbox": sandbox}
+    return proxy_process.serving(home, kind, model_url, more)
 
 
 def arguments(suite: Suite, output: Path, url: str) -> list[str]:
@@ -159,3 +170,70 @@ async def test_results_are_completed_after_the_death_of_a_sandbox(
 def has_run(message: Mapping[str, Any]) -> bool:
     """Return True if a message is the observation of a command, whose sandbox therefore exists."""
     return bool(message["role"] == "tool")
+
+
+class GatheredRuns:
+    """The scripted model, which holds the replies to runs that have a sandbox until ALIVE of them
+    wait. It then calls `act` once, and replies to all."""
+
+    def __init__(self, suite: Suite) -> None:
+        self._model = ScriptedModel(suite.samples)
+        self._waiting = 0
+        self._released = anyio.Event()
+        self.act: Callable[[], Awaitable[None]] | None = None
+
+    async def reply(self, body: dict[str, Any]) -> dict[str, Any]:
+        if self.act and any(map(has_run, body["messages"])):
+            self._waiting += 1
+            if self._waiting == ALIVE:
+                try:
+                    await self.act()
+                finally:
+                    self.act = None
+                    self._released.set()
+            await self._released.wait()
+        return await self._model.reply(body)
+
+
+@pytest.fixture
+def engine(kind: Kind, tmp_path: Path) -> Iterator[Engine | None]:
+    """The Docker engine, if the sandboxes are Docker's."""
+    if kind != "docker":
+        yield None
+        return
+    with open_engine(proxy_process.state_dir(tmp_path / "proxy")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("killed", [1, 3])
+@pytest.mark.parametrize("kind", REAL_KINDS)
+async def test_results_are_completed_after_the_death_of_some_of_many_sandboxes(
+    kind: Kind, killed: int, engine: Engine | None, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    suite, output, home = undisturbed.suite, tmp_path / "disturbed", tmp_path / "proxy"
+    model = GatheredRuns(suite)
+    async with (
+        serve_model(model.reply) as model_url,
+        proxy(home, model_url, kind, min_ready=0) as server,
+    ):
+
+        async def kill() -> None:
+            with anyio.fail_after(60):  # until the sandboxes of runs without a command are closed
+                if engine:
+                    state = proxy_process.state_dir(home)
+                    await until(lambda: len(engine.running(state)) == ALIVE)
+                    await engine.kill(engine.running(state)[:killed])
+                else:
+                    await until(lambda: len(bubblewrap_sandboxes(server.process.pid)) == ALIVE)
+                    kill_sandboxes(server.process.pid, killed)
+
+        model.act = kill
+        command = arguments(suite, output, server.url)
+        ended = await sandbox_eval(*command, "--concurrency", str(ALIVE))
+        failures = [each.failures for each in read_results(output) if each.status == "infra_error"]
+        continued = await sandbox_eval(*command, "--concurrency", str(ALIVE))
+    assert ended.returncode == 3
+    assert [[each.code for each in found] for found in failures] == [["sandbox_lost"]] * killed
+    assert continued.returncode == 0, continued.stderr
+    assert len((output / RESULTS_FILE).read_text("utf-8").splitlines()) == TOTAL + killed
+    assert results_of(await report_of(output)) == undisturbed.results
