@@ -55,7 +55,10 @@ class RunArchive:
         found = await self._repository.begin(_stored_run(metadata, identity))
         if found.joinable:
             return self._replay(found.joinable, identity), None
-        return None, found.earlier.id if found.earlier and _is_lost(found.earlier) else None
+        if found.earlier is None:
+            return None, None
+        is_lost = await asyncio.to_thread(_is_lost, found.earlier)
+        return None, found.earlier.id if is_lost else None
 
     async def store(self, run: Run) -> None:
         """Store the outcome of a run."""
