@@ -78,14 +78,16 @@ async def on_terminal(command: Sequence[str]) -> tuple[int, str]:
                 shown.extend(part)
 
     try:
-        async with anyio.create_task_group() as group:
-            with anyio.fail_after(TIMEOUT_S):
-                ended = await anyio.open_process(
+        with anyio.fail_after(TIMEOUT_S):
+            async with (
+                anyio.create_task_group() as group,
+                await anyio.open_process(
                     command, stderr=terminal, env={**ENVIRONMENT, "TERM": "xterm"}
-                )
+                ) as process,
+            ):
                 os.close(terminal)
                 group.start_soon(anyio.to_thread.run_sync, read_screen)
-                code = await ended.wait()
+                code = await process.wait()
     finally:
         os.close(screen)
     return code, shown.decode()
