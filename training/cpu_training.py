@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,10 +29,18 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from training.curves import line_chart
-from training.policy_server import PolicyServer, completion_of
+from training.policy_server import PolicyServer
 from training.rollouts import Rollout, RolloutClient, Score, Segment
 from training.rows import TaskRow
-from training.trl import PAPER_SETTINGS, prompts_of, reward_of_rollout, rollout_func
+from training.trl import (
+    PAPER_SETTINGS,
+    SandboxEnvironment,
+    SandboxEnvironments,
+    prompts_of,
+    reward_of_rollout,
+    rollout_func,
+)
+from training.turn_server import completion_of
 
 ROOT = Path(__file__).resolve().parent.parent
 GENERATIONS = PAPER_SETTINGS["num_generations"]
@@ -59,14 +68,15 @@ def prepare_process() -> None:
 
 
 @contextmanager
-def proxy(backend_url: str, sandbox: str) -> Iterator[str]:
-    """Run a proxy in front of the policy, and yield its base URL."""
+def proxy(backend_url: str, sandbox: str, upstreams: Sequence[str] = ()) -> Iterator[str]:
+    """Run a proxy in front of the policy, and yield its base URL. Requests may name the URLs in
+    `upstreams` in place of `backend_url`."""
     with tempfile.TemporaryDirectory() as directory:
         limits = {"max_turns": 3, "final_question": False}
         profile = {"prompt": "none", "agent": {"capture_tokens": True}, "limits": limits}
         config = {
             "server": {"data_dir": directory},
-            "backend": {"base_url": backend_url},
+            "backend": {"base_url": backend_url, "upstreams": list(upstreams)},
             "sandbox": {"backend": sandbox, "pool": {"min_ready": 8}},
             "profiles": {"default": profile},
         }
@@ -237,15 +247,7 @@ def train_with_grpo(model: Any, tokenizer: Any, measures: Measures, plan: Plan) 
         trainer = GRPOTrainer(
             model,
             plan.reward,
-            args=GRPOConfig(
-                **{**PAPER_SETTINGS, **TRAINER_SETTINGS, "learning_rate": plan.learning_rate},
-                output_dir=directory,
-                max_steps=len(plan.tasks) // plan.prompts_per_step,
-                per_device_train_batch_size=batch,
-                max_completion_length=256,
-                lr_scheduler_type="constant",
-                seed=plan.seed,
-            ),
+            args=_grpo_config(plan, directory),
             train_dataset=Dataset.from_list(prompts_of(plan.tasks)),
             processing_class=tokenizer,
             rollout_func=rollout_func(client, plan.tasks, observe),
@@ -255,6 +257,53 @@ def train_with_grpo(model: Any, tokenizer: Any, measures: Measures, plan: Plan) 
     measures.loss = _losses(trainer)
     measures.weights_changed = _weight_fingerprint(model) != before
     measures.seconds = round(time.monotonic() - began, 1)
+
+
+def train_in_environments(model: Any, tokenizer: Any, measures: Measures, plan: Plan) -> None:
+    """Train the model with GRPO in the loop of TRL, whose tool calls the proxy runs, and fill in
+    the measures. The proxy has no backend but the server of the environments."""
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    began, before = time.monotonic(), _weight_fingerprint(model)
+    torch.manual_seed(plan.seed)
+    turns_url = f"http://127.0.0.1:{port}"
+    with (
+        proxy(f"{turns_url}/v1", plan.sandbox, [f"{turns_url}/rollouts"]) as url,
+        tempfile.TemporaryDirectory() as directory,
+        SandboxEnvironments(
+            RolloutClient(url, "policy", score=plan.score), plan.tasks, port=port
+        ) as environments,
+    ):
+
+        def reward(environments: Sequence[SandboxEnvironment], **fields: Any) -> Any:
+            rewards = plan.reward(environments=environments, **fields)
+            _add_measures(measures, [each.rollout.end("") for each in environments if each.rollout])
+            return rewards
+
+        trainer = GRPOTrainer(
+            model,
+            reward,
+            args=_grpo_config(plan, directory),
+            train_dataset=Dataset.from_list(environments.prompts()),
+            processing_class=tokenizer,
+            environment_factory=environments,
+        )
+        trainer.train()
+    measures.loss = _losses(trainer)
+    measures.weights_changed = _weight_fingerprint(model) != before
+    measures.seconds = round(time.monotonic() - began, 1)
+
+
+def _grpo_config(plan: Plan, directory: str) -> GRPOConfig:
+    return GRPOConfig(
+        **{**PAPER_SETTINGS, **TRAINER_SETTINGS, "learning_rate": plan.learning_rate},
+        output_dir=directory,
+        max_steps=len(plan.tasks) // plan.prompts_per_step,
+        per_device_train_batch_size=GENERATIONS * plan.prompts_per_step,
+        max_completion_length=256,
+        lr_scheduler_type="constant",
+        seed=plan.seed,
+    )
 
 
 def _add_measures(measures: Measures, rollouts: Sequence[Rollout]) -> None:

@@ -5,6 +5,7 @@ read its files. `make train-demo` runs it.
    runs. Afterwards the model can search its files, but mostly guesses.
 2. TRL's GRPOTrainer trains it on the rewards of its answers alone.
 3. The same training with random rewards is the control.
+4. GRPOTrainer trains it again, now with TRL's own loop of generation and tool calls.
 """
 
 import argparse
@@ -24,12 +25,13 @@ from training.cpu_training import (
     measurement_conditions,
     prepare_process,
     scripted_traces,
+    train_in_environments,
     train_supervised,
     train_with_grpo,
     write_results,
 )
 from training.tiny_policy import make_model, make_tasks, make_tokenizer, score, scripted_reply
-from training.trl import reward_of_rollout
+from training.trl import reward_of_environment, reward_of_rollout
 
 LEARNING_RATE = 3e-4
 MAX_TOKENS = 64
@@ -51,10 +53,12 @@ class DemoSize:
     """Number of tasks in one step of GRPO."""
     grpo_steps: int
     control_steps: int
+    environment_steps: int
+    """Number of steps of the training in TRL's loop."""
 
 
-FULL_SIZE = DemoSize(800, 600, 240, 80, 8, 20, 10)
-QUICK_SIZE = DemoSize(128, 64, 100, 10, 2, 2, 1)
+FULL_SIZE = DemoSize(800, 600, 240, 80, 8, 20, 10, 20)
+QUICK_SIZE = DemoSize(128, 64, 100, 10, 2, 2, 1, 1)
 """A size with which the model learns nothing, but the demonstration passes through all its
 parts."""
 
@@ -85,9 +89,10 @@ def run(size: DemoSize, seed: int, sandbox: str) -> dict[str, Any]:
     def random_reward(prompts: Sequence[Any], **_: Any) -> list[float | None]:
         return [float(coin.random() < 0.5) for _ in prompts]
 
-    for name, steps, reward in (
-        ("reward of the answer", size.grpo_steps, reward_of_rollout),
-        ("random reward", size.control_steps, random_reward),
+    for name, steps, reward, train in (
+        ("reward of the answer", size.grpo_steps, reward_of_rollout, train_with_grpo),
+        ("random reward", size.control_steps, random_reward, train_with_grpo),
+        ("TRL's loop", size.environment_steps, reward_of_environment, train_in_environments),
     ):
         model.load_state_dict(start)
         measures = Measures(name)
@@ -101,7 +106,7 @@ def run(size: DemoSize, seed: int, sandbox: str) -> dict[str, Any]:
             seed=seed,
             sandbox=sandbox,
         )
-        train_with_grpo(model, tokenizer, measures, plan)
+        train(model, tokenizer, measures, plan)
         results.append(measures)
     return {
         **measurement_conditions(model, seed, sandbox),

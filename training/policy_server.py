@@ -10,7 +10,6 @@ import logging
 import queue
 import re
 import threading
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -19,6 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
 import torch
+
+from training.turn_server import completion_of
 
 log = logging.getLogger(__name__)
 
@@ -192,17 +193,6 @@ class PolicyServer:
                 length = min(length, tokens.index(eos) + 1)
             replies.append((tokens[:length], values[:length]))
         return replies
-
-
-def completion_of(message: dict[str, Any], finish_reason: str, model: str) -> dict[str, Any]:
-    """Return a chat completion with one message."""
-    return {
-        "id": f"chatcmpl-{uuid.uuid4().hex}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": model,
-        "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}],
-    }
 
 
 def _temperature(request: _Request) -> float:

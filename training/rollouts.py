@@ -71,6 +71,8 @@ class Rollout:
     """The id of the trajectory in the proxy; None if no run was answered."""
     answer: str = ""
     segments: tuple[Segment, ...] = ()
+    tokens_missing: str | None = None
+    """The reason for which there are no segments, if the backend sent none."""
     turns: int = 0
     tool_calls: int = 0
 
@@ -131,11 +133,7 @@ class RolloutClient:
         first RolloutError cancels the other rollouts and is raised."""
         step = uuid.uuid4().hex
         slots = asyncio.Semaphore(self._concurrency)
-        timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=self._timeout_s)
-        limits = httpx.Limits(max_connections=self._concurrency)
-        async with httpx.AsyncClient(
-            base_url=self._base_url, headers=self._headers, timeout=timeout, limits=limits
-        ) as http:
+        async with self.connect(self._concurrency) as http:
 
             async def one(row: TaskRow) -> Rollout:
                 async with slots:
@@ -148,33 +146,55 @@ class RolloutClient:
                 raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
+    def connect(self, max_connections: int | None) -> httpx.AsyncClient:
+        """Return an HTTP client for `run_once`, which the caller closes. With `max_connections`,
+        further runs wait for a connection."""
+        return httpx.AsyncClient(
+            base_url=self._base_url,
+            headers=self._headers,
+            timeout=httpx.Timeout(REQUEST_TIMEOUT_S, read=self._timeout_s),
+            limits=httpx.Limits(max_connections=max_connections),
+        )
+
     async def _run_task(self, http: httpx.AsyncClient, row: TaskRow, group_id: str) -> Rollout:
         rollout = Rollout(row.id, group_id, INFRA_ERROR, None)
         for attempt in range(self._attempts):
             if attempt:
                 delay_s = self._retry_delay_s * 2 ** (attempt - 1)
                 await asyncio.sleep(min(MAX_RETRY_DELAY_S, delay_s))
-            try:
-                rollout = await self._attempt_rollout(http, row, group_id)
-            except (httpx.HTTPError, KeyError, ValueError) as error:
-                log.warning("%s: a rollout failed: %s", row.id, error)
+            rollout = await self.run_once(http, row, group_id)
+            if rollout.tokens_missing:
+                raise RolloutError(f"A run has no tokens to train on: {rollout.tokens_missing}")
             if rollout.outcome != INFRA_ERROR:
                 break
         return rollout
 
-    async def _attempt_rollout(
-        self, http: httpx.AsyncClient, row: TaskRow, group_id: str
+    async def run_once(
+        self,
+        http: httpx.AsyncClient,
+        row: TaskRow,
+        group_id: str,
+        sandbox: Mapping[str, Any] | None = None,
     ) -> Rollout:
-        """Run a task once and append the reward to its trajectory. Raises HTTPError,
+        """Run a task without repetition, with these further fields of the request's `sandbox`
+        object, and append the reward to its trajectory. Raises RolloutError."""
+        try:
+            return await self._attempt_rollout(http, row, self._request(row, group_id, sandbox))
+        except (httpx.HTTPError, KeyError, ValueError) as error:
+            log.warning("%s: a rollout failed: %s", row.id, error)
+            return Rollout(row.id, group_id, INFRA_ERROR, None)
+
+    async def _attempt_rollout(
+        self, http: httpx.AsyncClient, row: TaskRow, request: Mapping[str, Any]
+    ) -> Rollout:
+        """Send a request for a run, and append the reward to its trajectory. Raises HTTPError,
         RolloutError."""
-        answered = await self._send_request(http, self._request(row, group_id))
+        answered = await self._send_request(http, request)
         _raise_for_status(answered)
         completion, run_id = answered.json(), answered.headers["x-sandbox-run"]
         found = await http.get(f"/runs/{run_id}/trajectory")
         _raise_for_status(found)
         trajectory = found.json()
-        if self._sandbox["capture"] == "tokens":
-            _require_tokens(trajectory)
         answer = completion["choices"][0]["message"].get("content") or ""
         attempt = Attempt(
             id=row.id,
@@ -188,12 +208,13 @@ class RolloutClient:
         _raise_for_status(await http.post(f"/trajectories/{run_id}/reward", json=given))
         return Rollout(
             task_id=row.id,
-            group_id=group_id,
+            group_id=request["metadata"]["group_id"],
             outcome=trajectory["outcome"],
             reward=scored.value,
             trajectory_id=run_id,
             answer=answer,
             segments=tuple(Segment(**each) for each in trajectory["token_segments"]),
+            tokens_missing=_tokens_missing(trajectory),
             turns=len(trajectory["model_calls"]),
             tool_calls=len(trajectory["tool_calls"]),
         )
@@ -211,7 +232,9 @@ class RolloutClient:
             delay_s = float(answered.headers["retry-after"])
             await asyncio.sleep(min(delay_s, MAX_RETRY_DELAY_S))
 
-    def _request(self, row: TaskRow, group_id: str) -> dict[str, Any]:
+    def _request(
+        self, row: TaskRow, group_id: str, sandbox: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
         content: list[dict[str, Any]] = [
             {"type": "file", "file": {"filename": name, "file_data": _data_url(text)}}
             for name, text in row.files.items()
@@ -221,7 +244,7 @@ class RolloutClient:
             **self._common_fields,
             "messages": [{"role": "user", "content": content}],
             "metadata": {"group_id": group_id, "task_id": row.id},
-            "sandbox": self._sandbox,
+            "sandbox": {**self._sandbox, **(sandbox or {})},
         }
 
 
@@ -236,12 +259,13 @@ def _data_url(text: str) -> str:
     return f"data:text/plain;base64,{base64.b64encode(text.encode()).decode()}"
 
 
-def _require_tokens(trajectory: Mapping[str, Any]) -> None:
-    """Raise RolloutError if a run without an infrastructure error has no token ids."""
+def _tokens_missing(trajectory: Mapping[str, Any]) -> str | None:
+    """Return the reason for which a run has no token segments; None if it has some, or if it says
+    nothing about the backend."""
     if trajectory["token_segments"] or trajectory["outcome"] == INFRA_ERROR:
-        return
-    reasons = [call["tokens_missing"] for call in trajectory["model_calls"]]
-    raise RolloutError(f"A run has no tokens to train on: {next(filter(None, reasons), 'no call')}")
+        return None
+    reasons = (call.get("tokens_missing") for call in trajectory["model_calls"])
+    return next(filter(None, reasons), None)
 
 
 def _raise_for_status(response: httpx.Response) -> None:

@@ -36,8 +36,8 @@ from training.tiny_policy import (
     Message,
     call_message,
     reading_task,
-    text_of,
 )
+from training.turn_server import text_of
 
 TRACE_COUNT, SUPERVISED_STEPS, BATCH_SIZE = 64, 8, 8
 """Numbers of traces, of steps, and of traces in a step, in the supervised start. After this start,

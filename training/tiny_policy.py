@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from training.rewards import Attempt, Reward
 from training.rows import Meta, QaType, TaskRow, files_json
+from training.turn_server import text_of
 
 ANIMALS = (
     *("fox", "owl", "hen", "cat", "dog", "cow", "pig", "bee"),
@@ -35,8 +36,9 @@ CHAT_TEMPLATE = """\
 {%- generation %}
 {{- message.content or '' }}
 {%- for call in message.tool_calls or [] %}
+{%- set arguments = call.function.arguments %}
 {{- '<tool_call>{"name": "' + call.function.name + '", "arguments": ' }}
-{{- call.function.arguments + '}</tool_call>' }}
+{{- (arguments if arguments is string else arguments | tojson) + '}</tool_call>' }}
 {%- endfor %}
 {{- '<|im_end|>' }}
 {%- endgeneration %}
@@ -51,6 +53,21 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 """The chat template. It leaves out the tools, which the supervised start teaches. Its `generation`
 blocks mark the assistant's tokens for `assistant_only_loss` of TRL's SFTTrainer."""
+RESPONSE_TEMPLATE: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close_pattern": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close_pattern": r"<\|im_end\|>", "content": "text"},
+    },
+}
+"""The template with which the tokenizer's `parse_response` reads a reply."""
 Message = Mapping[str, Any]
 
 
@@ -128,14 +145,6 @@ def call_message(tool: str, **arguments: str) -> Message:
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-def text_of(message: Message) -> str:
-    """Return the text of a message."""
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text", "") for part in content)
-
-
 # The model
 
 
@@ -164,6 +173,7 @@ def make_tokenizer(traces: Iterable[Sequence[Message]]) -> PreTrainedTokenizerFa
         clean_up_tokenization_spaces=False,
     )
     fast.chat_template = CHAT_TEMPLATE
+    fast.response_template = RESPONSE_TEMPLATE
     return fast
 
 

@@ -1,4 +1,5 @@
-"""The adapter for TRL's GRPOTrainer: the proxy runs the agent loop, TRL trains on its tokens.
+"""The adapters for TRL's GRPOTrainer. With `rollout_func` the proxy runs the agent loop, and TRL
+trains on its tokens:
 
     client = RolloutClient("http://127.0.0.1:8080/v1", "my-model")
     trainer = GRPOTrainer(
@@ -6,16 +7,26 @@
         rollout_func=rollout_func(client, rows), args=GRPOConfig(**PAPER_SETTINGS),
     )
 
-TRL's `rollout_func` is experimental; the tests pin TRL 1.16.
+With `environment_factory` TRL runs the loop, and the proxy runs the tool calls:
+
+    with SandboxEnvironments(client, rows) as environments:
+        trainer = GRPOTrainer(
+            model, reward_of_environment, train_dataset=Dataset.from_list(environments.prompts()),
+            environment_factory=environments, args=GRPOConfig(**PAPER_SETTINGS),
+        )
+
+Both arguments of TRL are experimental; the tests pin TRL 1.16.
 """
 
 import asyncio
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
 
 from training.rollouts import Rollout, RolloutClient, Segment
 from training.rows import TaskRow
+from training.turn_server import ManualRollout, Message, TurnServer, text_of
 
 PAPER_SETTINGS: dict[str, Any] = {
     "beta": 0.0,
@@ -97,3 +108,154 @@ def _log_measures(rollouts: Sequence[Rollout], trainer: Any) -> None:
     }
     for name, value in measures.items():
         trainer._metrics["train"][f"rollouts/{name}"].append(value)  # noqa: SLF001 - no public way
+
+
+# TRL runs the loop
+
+ENDED = "The run has ended."
+"""The result of a tool call after the end of the run."""
+
+
+class SandboxEnvironments:
+    """The `environment_factory` of a GRPOTrainer, during a `with` block.
+
+    The proxy sends the model calls of these runs to a server in this process, which answers with
+    the tool calls that TRL makes. List `url` in the proxy's `backend.upstreams`. The trainer does
+    not know the proxy's tools: their schemas are those of the methods of SandboxEnvironment.
+    """
+
+    def __init__(
+        self,
+        client: RolloutClient,
+        rows: Iterable[TaskRow],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8790,
+    ) -> None:
+        """`host` and `port` are the address of the server; the proxy must reach it."""
+        self._turns = TurnServer(client, host=host, port=port)
+        self._rows = {row.id: row for row in rows}
+
+    @property
+    def url(self) -> str:
+        """The URL of the server."""
+        return self._turns.url
+
+    def __enter__(self) -> Self:
+        self._turns.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._turns.__exit__(*error)
+
+    def __call__(self) -> "SandboxEnvironment":
+        return SandboxEnvironment(self._turns, self._rows)
+
+    def prompts(self) -> list[dict[str, Any]]:
+        """Return the rows of the trainer's data set. A prompt has the proxy's system message, if
+        there is one, and an empty user message, which `reset` completes. Begins one run, to ask for
+        the system message. Raises RolloutError."""
+        rollout = self._turns.begin(next(iter(self._rows.values())))
+        system = [each for each in rollout.prompt() if each["role"] == "system"]
+        rollout.cancel()
+        prompt = [*system, {"role": "user", "content": ""}]
+        return [{"prompt": prompt, "task_id": id} for id in self._rows]
+
+
+class SandboxEnvironment:
+    """One sandbox at a time, whose tools a trainer's model calls. TRL shows the model the methods
+    without an underscore as tools, except `reset`."""
+
+    def __init__(self, turns: TurnServer, rows: Mapping[str, TaskRow]) -> None:
+        self._turns = turns
+        self._rows = rows
+        self.rollout: ManualRollout | None = None
+        """The rollout since the last `reset`."""
+
+    def reset(self, task_id: str, **_: Any) -> str:
+        """Begin a rollout of a task, and return the text of its user messages. A rollout that has
+        not ended is cancelled. Raises RolloutError."""
+        if self.rollout:
+            self.rollout.cancel()
+        self.rollout = self._turns.begin(self._rows[task_id])
+        messages = self.rollout.prompt()
+        return "\n".join(text_of(each) for each in messages if each["role"] != "system")
+
+    def execute_bash(
+        self, command: str, timeout_s: int | None = None, job_id: str | None = None
+    ) -> str:
+        """Run a bash command in the sandbox and get its exit code and output.
+
+        Args:
+            command: The command, or the text to type into a job.
+            timeout_s: The time in seconds after which the command is killed.
+            job_id: The job of an earlier command that is still running.
+        """
+        return self._call("execute_bash", command=command, timeout_s=timeout_s, job_id=job_id)
+
+    def str_replace_editor(
+        self,
+        command: str,
+        path: str,
+        file_text: str | None = None,
+        old_str: str | None = None,
+        new_str: str | None = None,
+        insert_line: int | None = None,
+        view_range: list[int] | None = None,
+    ) -> str:
+        """View and edit files.
+
+        Args:
+            command: One of view, create, str_replace and insert.
+            path: The path of a file or directory.
+            file_text: create: The text of the file.
+            old_str: str_replace: The text to replace, which must occur exactly once.
+            new_str: str_replace, insert: The new text.
+            insert_line: insert: The line after which the text is inserted; 0 for the start.
+            view_range: view: The first and the last line; -1 for the end.
+        """
+        return self._call(
+            "str_replace_editor",
+            command=command,
+            path=path,
+            file_text=file_text,
+            old_str=old_str,
+            new_str=new_str,
+            insert_line=insert_line,
+            view_range=view_range,
+        )
+
+    def submit(self, answer: str | None = None) -> str:
+        """End the work with the final answer.
+
+        Args:
+            answer: The answer. Without it, the answer is the text of the answer file.
+        """
+        return self._call("submit", answer=answer)
+
+    def _call(self, tool: str, **arguments: Any) -> str:
+        given = {name: value for name, value in arguments.items() if value is not None}
+        observation = self.rollout.call_tool(tool, given) if self.rollout else None
+        return ENDED if observation is None else observation
+
+
+def reward_of_environment(
+    prompts: Sequence[Any],
+    completions: Sequence[Sequence[Message]],
+    environments: Sequence[SandboxEnvironment],
+    **_: Any,
+) -> list[float | None]:
+    """Return the rewards of the rollouts of environments: the reward function for GRPOTrainer. The
+    text of a completion's last message is the answer of a run without `submit`. A run that the
+    infrastructure has spoilt has no reward. Raises RolloutError."""
+    rollouts = [each.rollout for each in environments if each.rollout]
+    with ThreadPoolExecutor(max_workers=len(rollouts)) as threads:
+        ended = threads.map(ManualRollout.end, rollouts, map(_last_text, completions))
+        return [rollout.reward for rollout in ended]
+
+
+def _last_text(completion: Sequence[Message]) -> str:
+    """Return the text of the last message if the assistant wrote it and it calls no tool."""
+    last = completion[-1] if completion else {}
+    is_answer = last.get("role") == "assistant" and not last.get("tool_calls")
+    return text_of(last) if is_answer else ""

@@ -10,6 +10,7 @@ import pytest
 
 from tests.training.install_trl import run_python
 
+TRAIN_ENVIRONMENT = Path(__file__).parent / "trainers" / "train_environment.py"
 SAVE_TINY_MODEL = """
 import sys
 from training.tiny_policy import make_model, make_tokenizer
@@ -32,8 +33,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
 
 def test_trainer_trains_on_every_rollout(results: Mapping[str, Any]) -> None:
     rollouts = {each["name"]: each["rollouts"] for each in results["trainings"]}
-    assert rollouts == {"reward of the answer": 32, "random reward": 16}
-    assert [each["unscorable"] for each in results["trainings"]] == [0, 0]
+    assert rollouts == {"reward of the answer": 32, "random reward": 16, "TRL's loop": 16}
+    assert [each["unscorable"] for each in results["trainings"]] == [0, 0, 0]
 
 
 def test_losses_are_finite_and_weights_change(results: Mapping[str, Any]) -> None:
@@ -44,7 +45,8 @@ def test_losses_are_finite_and_weights_change(results: Mapping[str, Any]) -> Non
 
 
 def test_captured_log_probabilities_are_those_of_the_trainer(results: Mapping[str, Any]) -> None:
-    for training in results["trainings"]:
+    *captured, _ = results["trainings"]
+    for training in captured:
         assert training["compared_tokens"] >= training["rollouts"]
         assert training["max_logprob_difference"] <= 1e-4
 
@@ -63,3 +65,10 @@ def test_small_model_program_trains_a_tiny_model(tmp_path: Path) -> None:
     assert all(map(math.isfinite, [*found["supervised_loss"], *training["loss"]]))
     assert (len(training["reward"]), training["rollouts"], training["unscorable"]) == (1, 16, 0)
     assert training["max_logprob_difference"] <= 1e-4
+
+
+def test_environments_run_the_tool_calls_of_trls_loop() -> None:
+    found = json.loads(run_python(str(TRAIN_ENVIRONMENT)).splitlines()[-1])
+    assert (found["rollouts"], found["unscorable"]) == (16, 0)
+    assert found["tool_call_share"][0] > 0.5
+    assert all(map(math.isfinite, found["loss"]))

@@ -1,0 +1,164 @@
+"""Environments for trainers that run the agent loop: the proxy runs their tool calls."""
+
+import inspect
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from bench.servers import free_port
+from policies.limits import Limits
+from policies.profile import AgentSettings, Profile
+from proxy.profiles import Profiles
+from tests.clients.chat_http import http_client
+from tests.fakes.backend import scripted_backend
+from tests.fakes.server import running_proxy
+from tests.training.test_rollouts import exact, task
+from training.rollouts import INFRA_ERROR, RolloutClient, RolloutError
+from training.trl import ENDED, SandboxEnvironment, SandboxEnvironments, reward_of_environment
+
+PROFILE = Profile(
+    agent=AgentSettings(capture_tokens=True), limits=Limits(max_turns=4, final_question=False)
+)
+READ = "cat documents/port.txt"
+
+
+@asynccontextmanager
+async def environments(
+    state_dir: Path, *, is_listed: bool = True
+) -> AsyncIterator[tuple[httpx.AsyncClient, SandboxEnvironments]]:
+    """Yield a client of a proxy, and environments whose tool calls the proxy runs."""
+    port = free_port()
+    allowed = (f"http://127.0.0.1:{port}/rollouts",) if is_listed else ()
+    async with (
+        scripted_backend([]) as backend,
+        running_proxy(
+            backend, "memory", state_dir, profiles=Profiles.only(PROFILE), upstreams=allowed
+        ) as url,
+        http_client(url) as http,
+    ):
+        client = RolloutClient(f"{url}/v1", backend.model, score=exact)
+        made = SandboxEnvironments(client, [task("port-1"), task("port-2")], port=port)
+        await anyio.to_thread.run_sync(made.__enter__)
+        try:
+            yield http, made
+        finally:
+            await anyio.to_thread.run_sync(made.__exit__, None, None, None)
+    assert backend.requests == []
+
+
+async def started(made: SandboxEnvironments, task_id: str = "port-1") -> SandboxEnvironment:
+    environment = made()
+    await in_thread(environment.reset, task_id=task_id)
+    return environment
+
+
+async def in_thread(method: Any, *arguments: Any, **fields: Any) -> Any:
+    return await anyio.to_thread.run_sync(lambda: method(*arguments, **fields))
+
+
+async def rewards(completions: list[Any], *ended: SandboxEnvironment) -> list[float | None]:
+    return list(await in_thread(reward_of_environment, [], completions, ended))
+
+
+async def stored(http: httpx.AsyncClient) -> dict[str, Any]:
+    """Return the newest trajectory."""
+    newest = (await http.get("/v1/trajectories", params={"limit": 1})).json()["data"][0]
+    return dict((await http.get(f"/v1/runs/{newest['id']}/trajectory")).json())
+
+
+async def test_submitted_answer_is_rewarded(tmp_path: Path) -> None:
+    async with environments(tmp_path) as (http, made):
+        environment = made()
+        prompt = await in_thread(environment.reset, prompt=[], task_id="port-1")
+        observation = await in_thread(environment.execute_bash, READ)
+        await in_thread(environment.submit, answer="1874")
+        after = await in_thread(environment.execute_bash, READ)
+        (reward,) = await rewards([[{"role": "assistant", "content": "Done."}]], environment)
+        trajectory = await stored(http)
+    assert "When was it dredged (port-1)?" in prompt
+    assert "Dredged in 1874." in observation
+    assert after == ENDED
+    assert reward == 1.0
+    assert (trajectory["outcome"], trajectory["task_id"]) == ("submitted", "port-1")
+    assert [call["name"] for call in trajectory["tool_calls"]] == ["execute_bash", "submit"]
+    assert [each["value"] for each in trajectory["rewards"]] == [1.0]
+
+
+async def test_last_text_is_the_answer_of_a_run_without_submit(tmp_path: Path) -> None:
+    async with environments(tmp_path) as (http, made):
+        first, second = await started(made), await started(made, "port-2")
+        await in_thread(first.execute_bash, READ)
+        texts = [[{"role": "assistant", "content": text}] for text in ("1874", "1900")]
+        found = await rewards(texts, first, second)
+        trajectories = (await http.get("/v1/trajectories")).json()["data"]
+    assert found == [1.0, 0.0]
+    assert len(trajectories) == 2
+
+
+async def test_run_without_any_text_has_reward_0(tmp_path: Path) -> None:
+    async with environments(tmp_path) as (_, made):
+        environment = await started(made)
+        call = {"type": "function", "function": {"name": "execute_bash", "arguments": {}}}
+        found = await rewards([[{"role": "assistant", "tool_calls": [call]}]], environment)
+    assert found == [0.0]
+
+
+async def test_files_stay_from_call_to_call_and_are_gone_after_a_reset(tmp_path: Path) -> None:
+    async with environments(tmp_path) as (_, made):
+        environment = await started(made)
+        await in_thread(
+            environment.str_replace_editor, "create", "/testbed/note.txt", file_text="north"
+        )
+        assert "north" in await in_thread(environment.execute_bash, "cat /testbed/note.txt")
+        await in_thread(environment.reset, task_id="port-2")
+        assert "north" not in await in_thread(environment.execute_bash, "cat /testbed/note.txt")
+
+
+async def test_limit_of_turns_ends_the_run(tmp_path: Path) -> None:
+    async with environments(tmp_path) as (http, made):
+        environment = await started(made)
+        seen = [await in_thread(environment.execute_bash, "true") for _ in range(6)]
+        found = await rewards([[{"role": "assistant", "content": "1874"}]], environment)
+        trajectory = await stored(http)
+    assert seen[-1] == ENDED
+    assert trajectory["outcome"] == "max_turns"
+    assert found == [0.0]
+
+
+async def test_run_without_a_proxy_has_no_reward(tmp_path: Path) -> None:
+    client = RolloutClient(f"http://127.0.0.1:{free_port()}/v1", "none", score=exact)
+    with SandboxEnvironments(client, [task("port-1")], port=free_port()) as made:
+        environment = await started(made)
+        assert await in_thread(environment.execute_bash, READ) == ENDED
+        assert await rewards([[]], environment) == [None]
+        assert (await in_thread(environment.rollout.end, "")).outcome == INFRA_ERROR
+
+
+async def test_server_that_the_proxy_does_not_allow_is_an_error(tmp_path: Path) -> None:
+    async with environments(tmp_path, is_listed=False) as (_, made):
+        with pytest.raises(RolloutError, match=r"sandbox\.upstream"):
+            await started(made)
+
+
+async def test_prompts_begin_with_the_proxys_system_message(tmp_path: Path) -> None:
+    async with environments(tmp_path) as (_, made):
+        first, second = await in_thread(made.prompts)
+    assert [first["task_id"], second["task_id"]] == ["port-1", "port-2"]
+    system, user = first["prompt"]
+    assert system["role"] == "system"
+    assert "execute_bash" in system["content"]
+    assert user == {"role": "user", "content": ""}
+
+
+def test_every_public_method_is_a_tool_with_documented_arguments() -> None:
+    found = dict(inspect.getmembers(SandboxEnvironment, inspect.isfunction))
+    tools = {name for name in found if not name.startswith("_")} - {"reset"}
+    assert tools == {"execute_bash", "str_replace_editor", "submit"}
+    for name in tools:
+        names = list(inspect.signature(found[name]).parameters)[1:]
+        assert all(f"{each}: " in (found[name].__doc__ or "") for each in names)
