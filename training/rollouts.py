@@ -1,8 +1,8 @@
 """Rollouts: runs of tasks through a proxy, with their tokens and their rewards.
 
 A rollout that the infrastructure spoils (the proxy, the backend or the sandbox failed) is repeated.
-If all attempts fail, it has no reward, so that a trainer leaves it out of its group. A mistake that
-would spoil every rollout, such as a wrong key, ends them all with a RolloutError.
+If every repetition fails, it has no reward, so that a trainer leaves it out of its group. A mistake
+that would spoil every rollout, such as a wrong key, ends them all with a RolloutError.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from training.convert import Placement, prompt_of
 from training.rewards import Attempt, Reward, reward
 from training.rows import TaskRow
 
@@ -26,7 +27,7 @@ INFRA_ERROR = "infra_error"
 TIMEOUT_S = 5400.0
 """Maximum time of one rollout, as in the paper's training."""
 REQUEST_TIMEOUT_S = 60.0
-MAX_RETRY_DELAY_S = 10.0
+MAX_PAUSE_DELAY_S = 10.0
 PAUSE_TIMEOUT_S = 600.0
 """Time after which a pause ends by itself, so that a dead trainer does not stop the proxy."""
 PAUSED_CODE = "runs_paused"
@@ -89,23 +90,24 @@ class RolloutClient:
         score: Score = reward,
         sandbox: Mapping[str, Any] | None = None,
         parameters: Mapping[str, Any] | None = None,
+        placement: Placement = "files",
         concurrency: int = 16,
-        attempts: int = 5,
-        retry_delay_s: float = 1.0,
+        retry_delays_s: Sequence[float] = (1.0, 2.0, 4.0, 8.0),
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         """`base_url` is that of the proxy, up to `/v1`. Each request has the fields in
         `parameters`, such as `temperature`, and its `sandbox` object has those in `sandbox`. If
-        `sandbox` sets `capture` to `messages`, rollouts have no segments. `retry_delay_s` is the
-        delay before the second attempt, and doubles with each further one."""
+        `sandbox` sets `capture` to `messages`, rollouts have no segments. With the `placement`
+        `prompt`, the documents of a task are in its prompt, not in files. A spoilt rollout is
+        repeated after each of `retry_delays_s`."""
         self._base_url = base_url
         self._headers = {"authorization": f"Bearer {api_key}"}
         self._common_fields = {**(parameters or {}), "model": model}
         self._sandbox = {"capture": "tokens", **(sandbox or {})}
+        self._placement = placement
         self._score = score
         self._concurrency = concurrency
-        self._attempts = attempts
-        self._retry_delay_s = retry_delay_s
+        self._retry_delays_s = retry_delays_s
         self._timeout_s = timeout_s
 
     async def pause(self, timeout_s: float = PAUSE_TIMEOUT_S) -> int:
@@ -158,10 +160,8 @@ class RolloutClient:
 
     async def _run_task(self, http: httpx.AsyncClient, row: TaskRow, group_id: str) -> Rollout:
         rollout = Rollout(row.id, group_id, INFRA_ERROR, None)
-        for attempt in range(self._attempts):
-            if attempt:
-                delay_s = self._retry_delay_s * 2 ** (attempt - 1)
-                await asyncio.sleep(min(MAX_RETRY_DELAY_S, delay_s))
+        for delay_s in (0.0, *self._retry_delays_s):
+            await asyncio.sleep(delay_s)
             rollout = await self.run_once(http, row, group_id)
             if rollout.tokens_missing:
                 raise RolloutError(f"A run has no tokens to train on: {rollout.tokens_missing}")
@@ -230,16 +230,16 @@ class RolloutClient:
             if not is_paused or time.monotonic() > deadline:
                 return answered
             delay_s = float(answered.headers["retry-after"])
-            await asyncio.sleep(min(delay_s, MAX_RETRY_DELAY_S))
+            await asyncio.sleep(min(delay_s, MAX_PAUSE_DELAY_S))
 
     def _request(
         self, row: TaskRow, group_id: str, sandbox: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         content: list[dict[str, Any]] = [
             {"type": "file", "file": {"filename": name, "file_data": _data_url(text)}}
-            for name, text in row.files.items()
+            for name, text in (row.files.items() if self._placement == "files" else ())
         ]
-        content.append({"type": "text", "text": row.problem_statement})
+        content.append({"type": "text", "text": prompt_of(row, self._placement)})
         return {
             **self._common_fields,
             "messages": [{"role": "user", "content": content}],

@@ -66,6 +66,17 @@ async def test_rollout_has_tokens_reward_and_counts(tmp_path: Path) -> None:
     assert [each["value"] for each in stored["rewards"]] == [1.0]
 
 
+async def test_documents_can_be_in_the_prompt(tmp_path: Path) -> None:
+    look = tool_reply(call("execute_bash", command="find . -name port.txt"))
+    async with proxied([look, RIGHT], tmp_path, placement="prompt") as (backend, _, client):
+        await client.run([task("port-1")])
+    _, user, _, observation = backend.requests[1].body["messages"]
+    text = str(user["content"])
+    assert "BEGIN DOCUMENT" in text
+    assert "Dredged in 1874." in text
+    assert "port.txt" not in observation["content"]
+
+
 async def test_rollouts_of_one_task_are_a_group_in_the_order_of_the_rows(tmp_path: Path) -> None:
     def reply(body: dict[str, Any]) -> Item:
         return RIGHT if "(a)" in str(body["messages"]) else WRONG
@@ -79,14 +90,14 @@ async def test_rollouts_of_one_task_are_a_group_in_the_order_of_the_rows(tmp_pat
 
 async def test_rollout_that_fails_at_the_backend_is_repeated(tmp_path: Path) -> None:
     script = [*[Refusal(500)] * 3, RIGHT]  # the proxy itself asks three times
-    async with proxied(script, tmp_path, attempts=2, retry_delay_s=0.0) as (_, _, client):
+    async with proxied(script, tmp_path, retry_delays_s=[0.0]) as (_, _, client):
         (rollout,) = await client.run([task("port-1")])
     assert (rollout.outcome, rollout.reward) == ("answered", 1.0)
 
 
 async def test_rollout_that_fails_each_time_has_no_reward(tmp_path: Path) -> None:
     script = [Refusal(500)] * 6
-    async with proxied(script, tmp_path, attempts=2, retry_delay_s=0.0) as (_, _, client):
+    async with proxied(script, tmp_path, retry_delays_s=[0.0]) as (_, _, client):
         (rollout,) = await client.run([task("port-1")])
     assert (rollout.outcome, rollout.reward) == (INFRA_ERROR, None)
     assert (rollout.trajectory_id, rollout.segments) == (None, ())
@@ -94,7 +105,7 @@ async def test_rollout_that_fails_each_time_has_no_reward(tmp_path: Path) -> Non
 
 async def test_rollout_waits_for_the_end_of_a_pause(tmp_path: Path) -> None:
     async with (
-        proxied([RIGHT] * 2, tmp_path, attempts=1) as (_, url, client),
+        proxied([RIGHT] * 2, tmp_path, retry_delays_s=[]) as (_, url, client),
         http_client(url) as http,
     ):
         runs_at_work = await client.pause(timeout_s=1)
