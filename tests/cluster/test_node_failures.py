@@ -59,6 +59,7 @@ async def test_run_survives_a_node_that_is_cut_off_for_less_than_the_lease(
             cluster.heal(node)
             assert await answer == ANSWER
         require_one_accepted_sandbox(system, "short")
+        assert len(system.counter.sandboxes("short")) == 1
 
 
 async def test_run_gets_another_sandbox_if_its_node_is_cut_off_for_more_than_the_lease(
