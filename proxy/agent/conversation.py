@@ -28,6 +28,8 @@ MIN_LIMIT_DIVISOR = 4
 LOGPROBS_PARAMS = ("logprobs", "top_logprobs")
 """Parameters of the visible answer that are also sent with each turn, because the prose of a turn
 may be the answer."""
+_INVALID_REQUEST_STATUSES = (400, 422)
+"""Statuses with which backends refuse a prompt that contains a malformed tool call."""
 
 
 @dataclass(slots=True)
@@ -73,6 +75,9 @@ class Conversation:
         self.trajectory = Trajectory()
         self.model_time = Stopwatch()
         """Time spent waiting for the model, without the time spent on handling its deltas."""
+        self._repaired_replies: dict[int, Message] = {}
+        """The repaired form of each reply that is in the history as the backend sent it, by message
+        index."""
         self._counted_stub_compactions = 0
         """Number of stub compactions that the token counts of the trajectory take into account."""
         self._has_requested_final_call = False
@@ -119,6 +124,22 @@ class Conversation:
         """The reply to the last call as far as it arrived, if an error or a cancellation cut it
         off; else None."""
         return self._model.partial_completion
+
+    def append_reply(self, reply: Completion, repaired: Message) -> None:
+        """Append a reply to the history: `repaired`, the message with its tool calls repaired. A
+        run that captures tokens appends the message as the backend sent it, so that the next prompt
+        continues the tokens. `repaired` replaces that message if the backend refuses it."""
+        if not self._task.captures_tokens:
+            self.history.append(repaired)
+            return
+        if reply.message != repaired:
+            self._repaired_replies[len(self.history.entries)] = repaired
+        self.history.append(reply.message)
+
+    def repair_replies(self) -> None:
+        """Replace the replies in the history that have malformed tool calls."""
+        self.history.replace_messages(self._repaired_replies)
+        self._repaired_replies = {}
 
     async def complete_turn(self, on_delta: OnDelta) -> Completion:
         """Request the model's next turn, with tools. Raises BackendError."""
@@ -198,9 +219,8 @@ class Conversation:
         extra_fields = {**extra_fields, **self._token_limits()}
         extra_fields = await self._context.fit(extra_fields, may_compact=self.has_used_tools)
         while True:
-            messages = self.history.messages
             try:
-                reply = await self._call_model(self._body(messages, extra_fields), on_delta)
+                reply = await self._call_with_history(extra_fields, on_delta)
             except ContextOverflowError as error:
                 await self._report_retry(error, on_delta)
                 if self._optional_params:
@@ -216,8 +236,23 @@ class Conversation:
                     )
             else:
                 self._count_reply(reply)
-                self._context.record_usage(messages, reply)
+                self._context.record_usage(self.history.messages, reply)
                 return reply
+
+    async def _call_with_history(
+        self, extra_fields: Mapping[str, Any], on_delta: OnDelta | None
+    ) -> Completion:
+        """Make a model call with the history as its prompt. If the backend refuses a history with
+        malformed tool calls, repair them and retry. Raises BackendError."""
+        try:
+            return await self._call_model(self._body(self.history.messages, extra_fields), on_delta)
+        except (ContextOverflowError, ToolsRefusedError):
+            raise
+        except BackendError as error:
+            if error.status not in _INVALID_REQUEST_STATUSES or not self._repaired_replies:
+                raise
+        self.repair_replies()
+        return await self._call_model(self._body(self.history.messages, extra_fields), on_delta)
 
     async def _report_retry(self, error: BackendError, on_delta: OnDelta | None) -> None:
         """Report to `on_delta` that a reply broke off and is requested again. Raises the error if

@@ -101,13 +101,19 @@ class History:
         message = {**last.message, "content": content}
         self._entries[-1] = replace(last, message=message, appended_text=text)
 
+    def replace_messages(self, messages: Mapping[int, Message]) -> None:
+        """Begin a segment in which `messages` replace the messages at their keys, which are message
+        indexes."""
+        segment = list(self.entries)
+        for n, message in messages.items():
+            segment[n] = replace(segment[n], message=message)
+        self._entries = segment
+
     def replace_with_stubs(self, stubs: Mapping[int, str]) -> None:
         """Begin a segment in which stubs replace observations. The keys of `stubs` are message
         indexes."""
-        segment = list(self.entries)
-        for n, stub in stubs.items():
-            segment[n] = replace(segment[n], message={**segment[n].message, "content": stub})
-        self._entries = segment
+        messages = self.messages
+        self.replace_messages({n: {**messages[n], "content": stubs[n]} for n in stubs})
 
     def replace_with_summary(self, summary: str, latest_turns: Sequence[Sequence[Entry]]) -> None:
         """Begin a segment of the client's messages, a summary and the `latest_turns`.

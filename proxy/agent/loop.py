@@ -255,7 +255,7 @@ class AgentLoop:
         is_echo = not self._is_plain_turn and handler.prose.is_echo_at_end()
         if reply.stop_cause == "echo" or (is_echo and not turn.calls):
             return self._discard_echo()
-        self._conversation.history.append(turn.message)
+        self._conversation.append_reply(reply, turn.message)
         if turn.calls:
             self._outcome.record_narration(turn, reply, is_echo=is_echo)
             self._outcome.sent_call_ids = await handler.end_with_calls(turn, reply)
@@ -454,6 +454,7 @@ class AgentLoop:
         await self._egress_watch.flush()
         await self._emit(RunFinished(stop, self._conversation.usage))
         reply = self._outcome.reply
+        self._conversation.repair_replies()  # the suspended run may continue without a capture
         calls, suspended_run = hand_back_calls(
             self._task,
             self._outcome,

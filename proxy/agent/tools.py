@@ -287,7 +287,7 @@ class CallRunner:
         except TimeoutError:
             return stop
         turn = parse_turn(reply.message, self._client_tool_names, new_ids)
-        self._conversation.history.append(turn.message)
+        self._conversation.append_reply(reply, turn.message)
         self._outcome.reply, self._outcome.calls_are_text = reply, turn.calls_are_text
         self._outcome.client_calls = [c for c in turn.calls if c.name in self._client_tool_names]
         observations = [(c, NO_RESULT) for c in turn.calls if c.name not in self._client_tool_names]

@@ -65,6 +65,8 @@ _TOOLS_REFUSED = re.compile(
     r"|\bargument supplied: tools\b",
     re.IGNORECASE,
 )
+_INVALID_ARGUMENTS = "parse tool call arguments"
+"""Part of llama.cpp's message for a prompt with a call whose arguments are not JSON."""
 MIN_WINDOW, MAX_WINDOW = 256, 100_000_000
 """The smallest and the largest plausible context, in tokens."""
 _COUNT = r"(\d[\d,_]*)"
@@ -141,6 +143,8 @@ def backend_error(
     tools_refusal = "" if overflows else _find_tools_refusal(body, status)
     if tools_refusal:
         kind = ToolsRefusedError
+    if _INVALID_ARGUMENTS in body.message:
+        status = 400  # llama.cpp sends 500, but a retry would fail too
     status = _error_status(status, overflows)
     error = kind(
         redact(body.message, secret) or f"the backend failed with {status} and no message",

@@ -1,6 +1,7 @@
 """`sandbox.capture: tokens`: the trajectory has the token ids and log probabilities of a run."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,59 @@ async def test_prompt_that_does_not_continue_the_tokens_begins_a_new_token_segme
     assert [text_of_tokens(segment["prompt_ids"]) for segment in segments] == prompts
     assert [set(segment["response_mask"]) for segment in segments] == [{1}, {1}]
     assert [each["token_segment"] for each in found["model_calls"]] == [0, 1]
+
+
+BROKEN = tool_reply({"name": "execute_bash", "arguments": '{"command": "ec'}, content="Hm.")
+
+
+@pytest.mark.parametrize("style", ["default", "reference"])
+async def test_reply_with_invalid_arguments_is_repeated_unchanged(
+    tmp_path: Path, style: Any
+) -> None:
+    agent = AgentSettings(capture_tokens=True, style=style)
+    message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "", "type": "function", "function": {"name": "execute_bash", "arguments": "["}},
+            {"id": "", "type": "function", "function": {"name": "submit", "arguments": "["}},
+        ],
+    }
+    async with (
+        scripted_backend(
+            [{"message": message}, tool_reply(call("submit", answer="It is 42."))], has_tokens=True
+        ) as backend,
+        running_proxy(
+            backend, "memory", tmp_path, profiles=Profiles.only(Profile(agent=agent))
+        ) as url,
+        http_client(url) as http,
+    ):
+        found = await trajectory(http, await post_chat(http, **CAPTURE))
+        first, second = (request.body["messages"] for request in backend.requests)
+    assert second[len(first)] == message
+    assert len(found["token_segments"]) == 1
+
+
+async def test_invalid_arguments_that_the_backend_refuses_are_repaired(tmp_path: Path) -> None:
+    """vLLM, SGLang and llama.cpp decode the arguments for the chat template."""
+    refusal = Refusal(400, "Expecting value: line 1 column 1 (char 0)")
+    async with (
+        scripted_backend([STEP, BROKEN, refusal, STEP, ANSWER], has_tokens=True) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(ALLOWED)) as url,
+        http_client(url) as http,
+    ):
+        answered = await post_chat(http, **CAPTURE)
+        found = await trajectory(http, answered)
+        prompts = [request.body["messages"] for request in backend.requests]
+    assert answer_text(answered).endswith("It is 42.")
+    at = len(prompts[1])
+    written = [prompt[at]["tool_calls"][0]["function"]["arguments"] for prompt in prompts[2:]]
+    assert written[0] == '{"command": "ec'
+    assert written[1:] == [json.dumps({"invalid_arguments": '{"command": "ec'})] * 2
+    assert prompts[3][:at] == prompts[2][:at]
+    assert prompts[3][at + 1 :] == prompts[2][at + 1 :]
+    assert found["outcome"] == "answered"
+    assert [each.get("token_segment") for each in found["model_calls"]] == [0, 0, None, 1, 1]
 
 
 async def test_refused_token_id_parameters_are_not_sent_to_the_backend_again(

@@ -27,6 +27,10 @@ CALLS = st.one_of(
     st.builds(lambda command: call("execute_bash", command=command), COMMANDS),
     st.just(call("str_replace_editor", command="view", path="/nowhere")),
     st.just(call("unknown_tool", x=1)),
+    # The arguments as text. Other runs repair these calls in the history.
+    st.sampled_from(["", "[1]", "5", "null", '{"command": "ec', "echo 42"]).map(
+        lambda written: {"name": "execute_bash", "arguments": written}
+    ),
 )
 
 

@@ -172,6 +172,12 @@ def test_numeric_code_of_an_error_in_a_stream_becomes_its_status(code: Any, stat
     assert backend_error({"error": {"message": "no", "code": code}}, status=None).status == status
 
 
+def test_refusal_of_malformed_arguments_by_llama_cpp_is_not_a_server_error() -> None:
+    message = "Failed to parse tool call arguments as JSON: [json.exception.parse_error.101]"
+    error = {"code": 500, "message": message, "type": "server_error"}
+    assert backend_error({"error": error}, status=500).status == 400
+
+
 def test_secret_is_removed_from_the_message_of_an_error() -> None:
     payload = {"error": {"message": "wrong key sk-12345678."}}
     error = backend_error(payload, status=401, secret="sk-12345678")
