@@ -14,7 +14,13 @@ from proxy.agent.history import completion_deltas
 from proxy.agent.metered_model import MeteredModel
 from proxy.agent.model import Completion, CompletionStopped, Message, Model
 from proxy.agent.task import AgentTask
-from proxy.agent.tokens import TOKEN_PARAMS, read_tokens, refuses_token_params, without_tokens
+from proxy.agent.tokens import (
+    read_tokens,
+    refuses_token_params,
+    rendered_prompt,
+    with_token_params,
+    without_tokens,
+)
 from proxy.errors import BackendError
 
 log = logging.getLogger(__name__)
@@ -106,9 +112,7 @@ class TokenCapturedModel(CapturedModel):
 
     async def _call(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         reply = await self._complete(body)
-        self._call_tokens = (
-            CallTokens(missing=self._refusal) if self._refusal else read_tokens(reply)
-        )
+        self._call_tokens = await self._tokens_of(reply, body["model"])
         reply = without_tokens(reply, body)
         if on_delta is not None:
             try:
@@ -119,10 +123,17 @@ class TokenCapturedModel(CapturedModel):
                 return replace(reply, stop_cause=stopped.cause)
         return reply
 
+    async def _tokens_of(self, reply: Completion, model: str) -> CallTokens:
+        if self._refusal:
+            return CallTokens(missing=self._refusal)
+        prompt = rendered_prompt(reply)
+        rendered_ids = None if prompt is None else await self.tokenize_prompt(model, prompt)
+        return read_tokens(reply, rendered_ids)
+
     async def _complete(self, body: Mapping[str, Any]) -> Completion:
         if self._refusal is None:
             try:
-                return await MeteredModel.complete(self, {**body, **TOKEN_PARAMS}, None)
+                return await MeteredModel.complete(self, with_token_params(body), None)
             except BackendError as error:
                 if not refuses_token_params(error):
                     raise

@@ -41,6 +41,10 @@ class MeteredModel:
         call out."""
         return await self._budget.reserve_out_of_band_call(messages) is None
 
+    async def tokenize_prompt(self, model: str, prompt: str) -> list[int] | None:
+        """See `Model`."""
+        return await self._model.tokenize_prompt(model, prompt)
+
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         """Make a model call, even over budget; see `ChatModel`. If `on_delta` raises
         CompletionStopped, return the reply as far as it arrived. A reply that an error or a

@@ -136,6 +136,10 @@ class Model(ChatModel, Protocol):
     async def count_tokens(self, model: str, text: str) -> int | None:
         """Return the number of tokens of a text for a model, or None if unknown."""
 
+    async def tokenize_prompt(self, model: str, prompt: str) -> list[int] | None:
+        """Return the token ids of a prompt that the backend's chat template has rendered, or None
+        if they are unknown."""
+
     @property
     def upstream(self) -> Upstream | None:
         """Sends requests to the backend's other paths; None if the backend has no other paths."""
@@ -172,6 +176,9 @@ class ModelWrapper:
 
     async def count_tokens(self, model: str, text: str) -> int | None:
         return await self._model.count_tokens(model, text)
+
+    async def tokenize_prompt(self, model: str, prompt: str) -> list[int] | None:
+        return await self._model.tokenize_prompt(model, prompt)
 
     @property
     def upstream(self) -> Upstream | None:

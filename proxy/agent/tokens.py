@@ -1,5 +1,5 @@
-"""The token ids and log probabilities in a backend's reply, in the formats of vLLM, SGLang and
-litellm."""
+"""The token ids and log probabilities in a backend's reply, in the formats of vLLM, SGLang,
+llama.cpp and litellm."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,13 +10,29 @@ from proxy.agent.events import CallTokens
 from proxy.agent.model import Completion
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 
-TOKEN_PARAMS = {"return_token_ids": True, "logprobs": True}
-"""The parameters of vLLM and SGLang that request token ids and log probabilities."""
+TOKEN_PARAMS = {
+    "return_token_ids": True,
+    "return_tokens": True,
+    "verbose": True,
+    "logprobs": True,
+}
+"""The parameters that request token ids and log probabilities. `return_tokens` and `verbose` are
+llama.cpp's; vLLM and SGLang ignore them."""
+_FEWEST_LOGPROBS = {"top_logprobs": 1}
+"""llama.cpp's default of 20 makes a reply ten times as large, and 0 gives no log probabilities."""
+_VERBOSE = "__verbose"
+"""The field in which llama.cpp puts the ids of the sampled tokens and the rendered prompt."""
 _ID_FIELDS = ("prompt_token_ids", "token_ids")
 _PROVIDER_FIELDS = "provider_specific_fields"
 """The field of a choice in which litellm puts the fields of a provider."""
 MAX_VERSION_CHARS = 200
 """Maximum length of a weight version."""
+
+
+def with_token_params(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of a call with the parameters that request its tokens."""
+    fewest = {} if body.get("logprobs") else _FEWEST_LOGPROBS
+    return {**body, **TOKEN_PARAMS, **fewest}
 
 
 def refuses_token_params(error: BackendError) -> bool:
@@ -27,12 +43,25 @@ def refuses_token_params(error: BackendError) -> bool:
     return error.status in (400, 422) and any(name in words for name in TOKEN_PARAMS)
 
 
-def read_tokens(reply: Completion) -> CallTokens:
-    """Return the tokens of a reply. If the id or the log probability of a sampled token is unknown,
-    return no tokens, and the reason in `missing`."""
+def rendered_prompt(reply: Completion) -> str | None:
+    """Return the prompt as llama.cpp's chat template has rendered it, or None for other servers."""
+    prompt = _verbose_fields(reply).get("prompt")
+    return prompt if isinstance(prompt, str) else None
+
+
+def read_tokens(reply: Completion, rendered_ids: list[int] | None = None) -> CallTokens:
+    """Return the tokens of a reply. `rendered_ids` are the tokens of `rendered_prompt`, if known.
+    If the id or the log probability of a token is unknown, return no tokens, and the reason in
+    `missing`."""
     version = _weight_version(reply)
     fields = {**_provider_fields(reply.choice), **reply.response, **reply.choice}
     prompt_ids, reply_ids = (_token_ids(fields.get(name)) for name in _ID_FIELDS)
+    if rendered_ids is not None:
+        prompt_ids, reply_ids = rendered_ids, _token_ids(_verbose_fields(reply).get("tokens"))
+        counted = reply.usage.get("prompt_tokens")
+        if len(prompt_ids) != counted:
+            missing = f"The rendered prompt has {len(prompt_ids)} tokens instead of {counted}."
+            return CallTokens(missing=missing, weight_version=version)
     if prompt_ids is None or reply_ids is None:
         return CallTokens(missing="The backend sent no token ids.", weight_version=version)
     logprobs = _logprobs(reply.choice)
@@ -50,6 +79,8 @@ def without_tokens(reply: Completion, body: Mapping[str, Any]) -> Completion:
     hidden = set() if body.get("return_token_ids") else set(_ID_FIELDS)
     if not body.get("logprobs"):
         hidden.add("logprobs")
+    if not body.get("verbose"):
+        hidden.add(_VERBOSE)
     choice = {name: value for name, value in reply.choice.items() if name not in hidden}
     if nested := _provider_fields(choice):
         choice[_PROVIDER_FIELDS] = {
@@ -62,6 +93,11 @@ def without_tokens(reply: Completion, body: Mapping[str, Any]) -> Completion:
 def _provider_fields(choice: Mapping[str, Any]) -> Mapping[str, Any]:
     nested = choice.get(_PROVIDER_FIELDS)
     return nested if isinstance(nested, dict) else {}
+
+
+def _verbose_fields(reply: Completion) -> Mapping[str, Any]:
+    verbose = reply.response.get(_VERBOSE)
+    return verbose if isinstance(verbose, dict) else {}
 
 
 def _token_ids(value: Any) -> list[int] | None:

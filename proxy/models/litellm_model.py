@@ -149,6 +149,10 @@ class LiteLLMModel:
         count: int = await asyncio.to_thread(self._library.litellm.token_counter, name, text=text)
         return count
 
+    async def tokenize_prompt(self, model: str, prompt: str) -> list[int] | None:
+        """See Model. litellm has no access to the provider's tokenizer."""
+        return None
+
     def keep_warm(self) -> AbstractAsyncContextManager[None]:
         """See Model. litellm keeps unused connections open for two minutes."""
         return nullcontext()

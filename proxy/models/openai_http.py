@@ -179,6 +179,17 @@ class OpenAIHTTPModel:
             return None
         return parse_token_count(answer) if field == "prompt" else _count_listed_tokens(answer)
 
+    async def tokenize_prompt(self, model: str, prompt: str) -> list[int] | None:
+        """See Model. Only llama.cpp's /tokenize reads the text from `content`; the server tokenizes
+        the prompts of its completions with the same options."""
+        if not self._tokenizer.is_available:
+            return None
+        body = {"model": model, "content": prompt, "add_special": True, "parse_special": True}
+        answer = await self._tokenize(body)
+        tokens = None if answer is None else _json_object(answer).get("tokens")
+        is_list = isinstance(tokens, list) and set(map(type, tokens)) <= {int}
+        return tokens if is_list else None
+
     async def _tokenize(self, body: Mapping[str, Any]) -> bytes | None:
         headers = {"content-type": "application/json"}
         request = UpstreamRequest("POST", TOKENIZE_PATH, headers, json.dumps(body).encode())

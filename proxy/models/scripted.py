@@ -173,6 +173,10 @@ class ScriptedModel:
         """See Model. A script has no tokenizer."""
         return None
 
+    async def tokenize_prompt(self, model: str, prompt: str) -> list[int] | None:
+        """See Model. A script has no tokenizer."""
+        return None
+
     def keep_warm(self) -> AbstractAsyncContextManager[None]:
         """See Model. A script has no connection."""
         return nullcontext()

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from aiohttp import web
 
 from policies.limits import Limits
 from policies.profile import AgentSettings, Profile
@@ -24,6 +25,7 @@ from tests.fakes.tokens import (
     prompt_text,
     reply_text,
     text_of_tokens,
+    tokenize,
     tokens_of,
 )
 
@@ -53,13 +55,15 @@ def sampled(segment: dict[str, Any]) -> list[str]:
     return [text_of_tokens(text) for text in texts]
 
 
-@pytest.mark.parametrize("style", ["vllm", "sglang"])
+@pytest.mark.parametrize("style", ["vllm", "sglang", "llama.cpp"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_model_calls_of_a_run_become_one_token_segment(
     tmp_path: Path, stream: bool, style: Any
 ) -> None:
     async with (
-        scripted_backend([STEP, ANSWER], style=style, has_tokens=True) as backend,
+        scripted_backend(
+            [STEP, ANSWER], style=style, has_tokens=True, elsewhere=tokenize
+        ) as backend,
         running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(ALLOWED)) as url,
         http_client(url) as http,
     ):
@@ -91,6 +95,55 @@ async def test_model_calls_of_a_run_become_one_token_segment(
     assert answer_text(answered).endswith("It is 42.")
     assert "token_ids" not in answered.text
     assert '"logprob"' not in answered.text
+    assert "__verbose" not in answered.text
+
+
+async def test_client_that_asks_for_verbose_replies_of_llama_cpp_gets_them(tmp_path: Path) -> None:
+    async with (
+        scripted_backend(
+            [ANSWER] * 2, style="llama.cpp", has_tokens=True, elsewhere=tokenize
+        ) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(ALLOWED)) as url,
+        http_client(url) as http,
+    ):
+        answered = await post_chat(http, verbose=True, **CAPTURE)
+        streamed = await post_chat(http, stream=True, **CAPTURE)
+    assert answered.json()["__verbose"]["prompt"] == prompt_text(backend.requests[0].body)
+    assert "__verbose" not in streamed.text
+
+
+async def cuts_off_tokens(request: web.Request) -> web.Response:
+    """Serve a /tokenize whose tokens are not those of the completions."""
+    body = await request.json()
+    return web.json_response({"tokens": tokens_of(body["content"])[1:]})
+
+
+async def has_no_tokenizer(request: web.Request) -> web.Response:
+    return web.Response(status=404)
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "missing"),
+    [
+        (cuts_off_tokens, "The rendered prompt has {fewer} tokens instead of {counted}."),
+        (has_no_tokenizer, "The backend sent no token ids."),
+    ],
+)
+async def test_prompt_that_cannot_be_tokenized_again_has_no_tokens(
+    tmp_path: Path, elsewhere: Any, missing: str
+) -> None:
+    async with (
+        scripted_backend(
+            [ANSWER], style="llama.cpp", has_tokens=True, elsewhere=elsewhere
+        ) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(ALLOWED)) as url,
+        http_client(url) as http,
+    ):
+        found = await trajectory(http, await post_chat(http, **CAPTURE))
+        counted = len(tokens_of(prompt_text(backend.requests[0].body)))
+    reason = found["model_calls"][0]["tokens_missing"]
+    assert reason == missing.format(fewer=counted - 1, counted=counted)
+    assert found["token_segments"] == []
 
 
 async def test_steps_are_streamed_while_the_run_continues(tmp_path: Path) -> None:

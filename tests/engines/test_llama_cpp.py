@@ -1,13 +1,18 @@
-"""Features of the llama.cpp server: its own request fields, and the time of loading its model."""
+"""Features of the llama.cpp server: its own request fields, its token ids, and the time of loading
+its model."""
 
 import json
+import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 
 from bench.servers import free_port
 from tests.engines.conftest import Served
+from tests.engines.engine import REQUEST_TIMEOUT_S
 from tests.engines.measured_requests import (
     ANSWERED,
     PATIENCE_S,
@@ -19,11 +24,15 @@ from tests.engines.measured_requests import (
     request,
 )
 from tests.engines.prompts import CITY, book
-from tests.engines.servers import model_server, proxy
+from tests.engines.servers import model_server, proxy, tools_always
 
 pytestmark = pytest.mark.engine
 WINDOW = 2048
 LOADING = (503, "503")
+SLOT = 0
+MEDIAN_DIFFERENCE, MAX_DIFFERENCE = 0.01, 0.5
+"""Bounds of the difference of two log probabilities of one token: the server computes a prompt in
+another order than a reply."""
 
 
 async def test_json_schema_field_is_enforced(served: Served) -> None:
@@ -39,6 +48,59 @@ async def test_context_error_contains_the_token_counts(served: Served) -> None:
     response = await post(served.url, body)
     error = response.json()["error"]
     assert error["n_ctx"] == WINDOW < error["n_prompt_tokens"]
+
+
+async def test_captured_tokens_are_those_of_the_server(served: Served) -> None:
+    # The reference style goes on after a turn without a call, which a small model seldom makes.
+    agent = {"capture_tokens": True, "style": "reference"}
+    profiles = {"default": {"agent": agent, "limits": {"max_turns": 3, "final_question": False}}}
+    body = request("Count the files.", max_tokens=40, temperature=1, seed=7)
+    async with (
+        proxy(served.server.url, profiles=profiles, **tools_always()) as ours,
+        httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S) as http,
+    ):
+        url = f"http://127.0.0.1:{ours.port}"
+        answered = await post(url, {**body, "sandbox": {"capture": "tokens"}})
+        run = answered.headers["x-sandbox-run"]
+        found = (await http.get(f"{url}/v1/runs/{run}/trajectory")).json()
+        assert len(found["model_calls"]) == 3
+        differences = []
+        for call in found["model_calls"]:
+            assert call["tokens_missing"] is None
+            segment = found["token_segments"][call["token_segment"]]
+            prompt, reply = call["prompt_tokens"], call["reply_tokens"]
+            assert prompt == call["usage"]["prompt_tokens"]
+            assert reply == call["usage"]["completion_tokens"]
+            ids = [*segment["prompt_ids"], *segment["response_ids"]][: prompt + reply]
+            captured = [0.0] * len(segment["prompt_ids"]) + segment["logprobs"]
+            recomputed = await log_probabilities(http, served.server.url, ids, prompt)
+            differences += [
+                abs(captured[index] - recomputed[index - prompt])
+                for index in range(prompt, prompt + reply)
+            ]
+    assert statistics.median(differences) < MEDIAN_DIFFERENCE
+    assert max(differences) < MAX_DIFFERENCE
+
+
+async def log_probabilities(
+    http: httpx.AsyncClient, url: str, ids: Sequence[int], start: int
+) -> list[float]:
+    """Return the log probability of each token from index `start`, after the tokens before it. The
+    server computes the first `start` tokens again."""
+    found = []
+    for index in range(start, len(ids)):
+        body = {
+            "prompt": ids[:index],
+            "n_predict": 1,
+            "n_probs": 100,  # more than top_k, from which the token was sampled
+            "id_slot": SLOT,
+            "cache_prompt": index > start,
+        }
+        answer = (await http.post(f"{url}/completion", json=body)).raise_for_status().json()
+        (position,) = answer["completion_probabilities"]
+        likely = {each["id"]: each["logprob"] for each in position["top_logprobs"]}
+        found.append(likely[ids[index]])
+    return found
 
 
 async def test_proxy_waits_for_a_loading_server_or_reports_it() -> None:

@@ -343,6 +343,13 @@ async def test_count_tokens_makes_no_call_of_the_model(open_model: OpenModel) ->
     assert opened.received() == []
 
 
+async def test_prompt_without_a_tokenizer_has_no_token_ids(open_model: OpenModel) -> None:
+    async with open_model([]) as opened:
+        tokens = await opened.model.tokenize_prompt(opened.name, "<|im_start|>user")
+    assert tokens is None
+    assert opened.received() == []
+
+
 async def test_model_can_be_closed_twice(open_model: OpenModel) -> None:
     async with open_model([text_reply("42")]) as opened:
         await opened.model.complete({"model": opened.name, "messages": MESSAGES}, None)
