@@ -33,6 +33,12 @@ class AuditSettings:
     """True if a run fails when its audit log cannot be written."""
 
 
+Capture = Literal["none", "messages", "tokens"]
+"""The part of a run that is kept as its trajectory. messages: the model calls with their messages,
+the tool calls with their observations, and the result. tokens: also the token ids and the log
+probabilities of each model call."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
     """The style of the loop: prompts, tool descriptions and observations."""
@@ -47,6 +53,14 @@ class AgentSettings:
     capture_tokens: bool = False
     """True if requests may have `sandbox.capture: tokens`, which records token ids for training.
     The runs of these requests are not protected against models that cannot use tools."""
+    capture: Capture = "none"
+    """The `sandbox.capture` of requests that set none. tokens: requests may also set it, as with
+    `capture_tokens`; a request without a sandbox, or whose secrets are redacted, gets messages."""
+
+    @property
+    def allows_token_capture(self) -> bool:
+        """True if requests may have `sandbox.capture: tokens`."""
+        return self.capture_tokens or self.capture == "tokens"
 
 
 Enabled = Literal["always", "auto", "never"]

@@ -4,13 +4,13 @@ which the run reaches the server. `proxy.api.prepare` builds tasks."""
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from policies.answer_form import AnswerForm
 from policies.artifacts import ProducedFile
 from policies.budgets import DailyBudget, Expense, Reservation
 from policies.prices import Tariff
-from policies.profile import Profile
+from policies.profile import Capture, Profile
 from policies.routing import RouteReason
 from policies.sessions import ResumePoint, Session, SessionState, TrajectoryLabels
 from policies.steps import NarrationSetting, UsageScope
@@ -23,11 +23,6 @@ from proxy.agent.suspension import SuspendedRun
 from proxy.body_memory import BodyReservation
 from proxy.errors import OutOfTimeError, RunCancelledError
 from sandbox_runtime.sandbox import Sandbox
-
-Capture = Literal["none", "messages", "tokens"]
-"""The part of a run that is kept as its trajectory. messages: the model calls with their messages,
-the tool calls with their observations, and the result. tokens: also the token ids and the log
-probabilities of each model call."""
 
 
 @dataclass(frozen=True, slots=True)

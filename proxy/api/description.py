@@ -20,8 +20,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from policies.headers import ResponseHeader
+from policies.profile import Capture
 from policies.steps import STEPS_MODES, USAGE_SCOPES
-from proxy.agent.task import Capture
 from proxy.api.parameters import EVENT_SCHEMA, errors
 from proxy.errors import NotFoundError
 from proxy.schemas.resources import (

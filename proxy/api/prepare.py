@@ -278,7 +278,7 @@ async def prepare_request(
         credentials=model_request.credentials,
         upstream=decision.upstream,
         body_memory=body_reservation(model_request.http),
-        capture=options.capture,
+        capture=decision.capture,
         labels=trajectory_labels(model_request.headers, model_request.body),
         observer=observer,
         created=created,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from policies.headers import ResponseHeader
-from policies.profile import Profile
+from policies.profile import Capture, Profile
 from policies.redaction import SecretFinder
 from policies.routing import Route, backend_model_name, choose_route, is_upstream
 from policies.tool_support import SUPPORTED, ToolVerdict
@@ -26,6 +26,8 @@ class RoutingDecision:
     message explains why the route is plain."""
     upstream: str | None = None
     """The base URL to which the model calls of a run are sent; None: the backend's."""
+    capture: Capture = "none"
+    """The part of a run that is kept as its trajectory."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -52,9 +54,10 @@ def resolve_route(request: ModelRequest, body: Mapping[str, Any]) -> RoutingDeci
         request.key, backend_model_name(body["model"]), requested.profile, requested.settings
     )
     decided = choose_route(body, request.headers, profile)
+    capture = requested.capture or _default_capture(decided, profile)
     verdict = SUPPORTED
     # A run that captures tokens is for a model that still learns to use the tools.
-    if decided.kind == "sandbox" and not requested.captures_tokens:
+    if decided.kind == "sandbox" and capture != "tokens":
         verdict = services.tool_verdicts.verdict_for(request.owner, decided.model)
         if verdict.reason:
             decided = choose_route(body, request.headers, profile, verdict.reason)
@@ -66,11 +69,11 @@ def resolve_route(request: ModelRequest, body: Mapping[str, Any]) -> RoutingDeci
             f" answered without a sandbox: {decided.explanation}.",
             param="sandbox.enabled",
         )
-    if requested.captures_tokens:
+    if requested.capture == "tokens":
         _check_token_capture(decided, profile)
     if requested.upstream is not None:
         _check_upstream(requested.upstream, decided, services.upstreams)
-    return RoutingDecision(decided, profile, verdict, requested.upstream)
+    return RoutingDecision(decided, profile, verdict, requested.upstream, capture)
 
 
 def _requested_policy(request: ModelRequest, body: Mapping[str, Any]) -> RequestedPolicy:
@@ -82,10 +85,18 @@ def _requested_policy(request: ModelRequest, body: Mapping[str, Any]) -> Request
     return read_requested_policy(body, request.headers)
 
 
+def _default_capture(route: Route, profile: Profile) -> Capture:
+    """Return the capture of a request that sets none."""
+    default = profile.agent.capture
+    if default != "tokens" or (route.kind == "sandbox" and not SecretFinder(profile.redaction)):
+        return default
+    return "messages"
+
+
 def _check_token_capture(route: Route, profile: Profile) -> None:
     """Raise an error if a request with `sandbox.capture: tokens` is not allowed."""
     param = "sandbox.capture"
-    if not profile.agent.capture_tokens:
+    if not profile.agent.allows_token_capture:
         raise ForbiddenError(
             f"The profile {profile.name!r} does not allow sandbox.capture: tokens"
             " (agent.capture_tokens).",

@@ -1,9 +1,9 @@
 """The options of a request that all APIs share, from the body's `sandbox` object and from headers.
 
 `read_requested_policy` reads what decides on the route: the profile, stricter settings, the capture
-of tokens and the upstream. `read_request_options` reads the rest: the deadlines, the idempotency
-key, the behaviour after a disconnect, the form of the steps, the scope of the usage, the offloading
-of documents to files, and the capture of a trajectory.
+of a trajectory and the upstream. `read_request_options` reads the rest: the deadlines, the
+idempotency key, the behaviour after a disconnect, the form of the steps, the scope of the usage,
+and the offloading of documents to files.
 """
 
 import math
@@ -19,10 +19,9 @@ from policies.headers import RequestHeader
 from policies.isolation import Isolation
 from policies.limits import Limits
 from policies.observation import ObservationLimits
-from policies.profile import Enabled, PromptStyle
+from policies.profile import Capture, Enabled, PromptStyle
 from policies.steps import STEPS_MODES, USAGE_SCOPES, StepsMode, UsageScope, default_usage_scope
 from policies.workspace import InputLimits
-from proxy.agent.task import Capture
 from proxy.deprecated_settings import REQUEST_RULES, SpelledTwiceError, find_header, upgrade
 from proxy.errors import BadRequestError
 from proxy.schemas.validation import boolean, mapping, text
@@ -73,7 +72,7 @@ class SandboxOptions(PolicyOptions, total=False):
     """The part of the run that is kept as its trajectory, for GET /v1/runs/{id}/trajectory.
     `messages`: the model calls with their messages, the tool calls and the result. `tokens`: also
     the token ids and log probabilities of the model calls, for training; only if the profile has
-    `agent.capture_tokens`. Default: `none`."""
+    `agent.capture_tokens`. Default: the profile's `agent.capture`, which is `none` by default."""
     upstream: str
     """The base URL, up to /v1, to which the run's model calls are sent, such as the URL of a
     gateway that records the calls of a rollout. The server's `backend.upstreams` must allow it.
@@ -111,8 +110,6 @@ class RequestOptions:
     """The model calls that the reported usage includes."""
     offload_documents: bool = True
     """True if documents in long texts may become files."""
-    capture: Capture = "none"
-    """The part of the run that is kept as its trajectory."""
 
     @property
     def client_timeout_s(self) -> float | None:
@@ -130,7 +127,8 @@ class RequestedPolicy:
     """The name of the profile, or None if the request names none."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the profile that the request makes stricter."""
-    captures_tokens: bool = False
+    capture: Capture | None = None
+    """The part of the run that is kept as its trajectory, or None for the profile's default."""
     upstream: str | None = None
     """The base URL for the run's model calls, or None for the backend's."""
 
@@ -166,7 +164,8 @@ def read_requested_policy(body: Mapping[str, Any], headers: Mapping[str, str]) -
     upstream = sandbox.get("upstream")
     if upstream is not None:
         text(upstream, "sandbox.upstream")
-    return RequestedPolicy(name, settings, sandbox.get("capture") == "tokens", upstream)
+    capture = _one_of(_CAPTURES, sandbox.get("capture"), "sandbox.capture")
+    return RequestedPolicy(name, settings, capture, upstream)
 
 
 def read_request_options(body: Mapping[str, Any], headers: Mapping[str, str]) -> RequestOptions:
@@ -192,7 +191,6 @@ def read_request_options(body: Mapping[str, Any], headers: Mapping[str, str]) ->
         usage=_read_option(body, headers, "usage", RequestHeader.USAGE, USAGE_SCOPES)
         or default_usage_scope(headers),
         offload_documents=_may_offload_documents(sandbox, headers),
-        capture=_one_of(_CAPTURES, sandbox.get("capture"), "sandbox.capture") or "none",
     )
 
 

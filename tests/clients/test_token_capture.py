@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from policies.limits import Limits
 from policies.profile import AgentSettings, Profile
 from policies.prompts import NUDGE
 from policies.redaction import Redaction
+from proxy.keys import Key, Keyring
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.models.tool_support import ToolSettings, ToolVerdicts
 from proxy.profiles import Profiles
@@ -367,3 +369,71 @@ async def test_long_history_ends_the_run_instead_of_a_compaction(tmp_path: Path)
     assert found["result"]["stop_reason"] == "context_window"
     assert found["result"]["compactions"] == []
     assert len(found["token_segments"]) == 1
+
+
+TRAINING = Profile(name="training", agent=AgentSettings(capture="tokens"))
+
+
+@pytest.mark.parametrize("prefix", ["/sessions/rollout-7", ""])
+async def test_key_with_a_profile_that_captures_tokens_needs_no_field_in_the_request(
+    tmp_path: Path, prefix: str
+) -> None:
+    keyring = Keyring([("sk-agent", Key("agent", ("training",))), ("sk-user", Key("user"))])
+    profiles = Profiles({"default": Profile(), "training": TRAINING})
+    async with (
+        scripted_backend([STEP, ANSWER, ANSWER], has_tokens=True) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=profiles, keyring=keyring) as url,
+        http_client(f"{url}{prefix}") as agent,
+        http_client(url) as user,
+    ):
+        agent.headers["authorization"] = "Bearer sk-agent"
+        user.headers["authorization"] = "Bearer sk-user"
+        found = await trajectory(agent, await post_chat(agent))
+        await post_chat(user)
+        listed = [(await each.get("/v1/trajectories")).json()["data"] for each in (agent, user)]
+    assert [each["tokens_missing"] for each in found["model_calls"]] == [None, None]
+    assert (len(found["token_segments"]), found["session_id"]) == (1, prefix[10:] or None)
+    assert [len(each) for each in listed] == [1, 0]
+
+
+@pytest.mark.parametrize("capture", ["none", "messages", "tokens", None])
+async def test_capture_of_a_request_takes_precedence_over_that_of_the_profile(
+    tmp_path: Path, capture: str | None
+) -> None:
+    async with (
+        scripted_backend([ANSWER], has_tokens=True) as backend,
+        running_proxy(
+            backend, "memory", tmp_path, profiles=Profiles({"training": TRAINING}, "training")
+        ) as url,
+        http_client(url) as http,
+    ):
+        answered = await post_chat(http, sandbox={"capture": capture})
+        run_id = answered.headers["x-sandbox-run"]
+        found = (await http.get(f"/v1/runs/{run_id}/trajectory")).json()
+    if capture == "none":
+        assert found["error"]["code"] == "trajectory_not_captured"
+    else:
+        assert len(found["token_segments"]) == (0 if capture == "messages" else 1)
+
+
+NOT_CAPTURED: dict[str, Profile] = {
+    "redaction": replace(TRAINING, redaction=Redaction(detectors=("github",))),
+    "never": replace(TRAINING, enabled="never"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_CAPTURED)
+async def test_profile_that_captures_tokens_keeps_messages_of_runs_that_cannot_have_tokens(
+    tmp_path: Path, case: str
+) -> None:
+    profiles = Profiles({"training": NOT_CAPTURED[case]}, "training")
+    async with (
+        scripted_backend([ANSWER], has_tokens=True) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=profiles) as url,
+        http_client(url) as http,
+    ):
+        request = {"model": BODY["model"], "input": "How many?"}
+        answered = await http.post("/v1/responses", json=request)
+        found = await trajectory(http, answered)
+    assert (len(found["model_calls"]), found["token_segments"]) == (1, [])
+    assert "return_token_ids" not in backend.requests[0].body
