@@ -100,6 +100,11 @@ async def _stream_export(
 
 
 @router.get(
+    "/v1/trajectories/{run_id}",
+    response_model=TrajectoryObject | OpenAITrajectory | ReferenceTrajectory,
+    responses=errors(400, 404),
+)
+@router.get(
     "/v1/runs/{run_id}/trajectory",
     response_model=TrajectoryObject | OpenAITrajectory | ReferenceTrajectory,
     responses=errors(400, 404),
@@ -107,8 +112,8 @@ async def _stream_export(
 async def retrieve_trajectory(
     services: ServicesDep, owner: Owner, run_id: str, query: Annotated[TrajectoryQuery, Query()]
 ) -> Response:
-    """Return the trajectory of a run whose request has `sandbox.capture`. The trajectory of a run
-    in progress contains the run so far."""
+    """Return the trajectory of a captured run. The trajectory of a run in progress contains the run
+    so far. Both paths are the same: the id of a trajectory is that of its run."""
     stored_trajectory = await services.runs.trajectory(owner, run_id)
     if stored_trajectory is None:
         await find_run(services, owner, run_id)
@@ -125,10 +130,12 @@ async def retrieve_trajectory(
     return Response(body, media_type="application/json")
 
 
+@router.delete("/v1/trajectories/{run_id}", responses=errors(404))
 @router.delete("/v1/runs/{run_id}/trajectory", responses=errors(404))
 async def delete_trajectory(services: ServicesDep, owner: Owner, run_id: str) -> Deleted:
     """Delete the trajectory of a run. If the run is the first choice of a request with `n`, delete
-    the trajectories of the other choices too. Later turns of a run in progress are not stored."""
+    the trajectories of the other choices too. Later turns of a run in progress are not stored. Both
+    paths are the same."""
     if not await services.runs.delete_trajectory(owner, run_id):
         raise NotFoundError(f"No trajectory of a run {run_id!r}.")
     return Deleted(id=run_id, object="run.trajectory.deleted")

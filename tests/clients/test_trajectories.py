@@ -1,4 +1,4 @@
-"""`sandbox.capture`, GET and DELETE /v1/runs/{id}/trajectory."""
+"""`sandbox.capture`, GET and DELETE /v1/runs/{id}/trajectory and /v1/trajectories/{id}."""
 
 import asyncio
 import random
@@ -362,7 +362,24 @@ async def test_only_the_owner_reads_and_deletes_a_trajectory(tmp_path: Path) -> 
     assert (deleted.status_code, mine.status_code) == (404, 200)
 
 
-@pytest.mark.parametrize("path", ["/v1/runs/{}/trajectory", "/v1/responses/resp_{}"])
+async def test_trajectory_has_a_path_of_its_own(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([ANSWER]) as backend,
+        running_proxy(backend, "memory", tmp_path) as url,
+        http_client(url) as http,
+    ):
+        run_id = (await post_chat(http, **CAPTURE)).headers["x-sandbox-run"]
+        for format in ("native", "openai", "reference"):
+            found = await http.get(f"/v1/trajectories/{run_id}", params={"format": format})
+            assert found.status_code == 200
+            assert found.json() == (await get_trajectory(http, run_id, format)).json()
+        other = await http.get("/v1/trajectories/other")
+    assert error_code(other) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/runs/{}/trajectory", "/v1/trajectories/{}", "/v1/responses/resp_{}"]
+)
 async def test_deleted_trajectory_is_a_404_with_the_code_trajectory_deleted(
     path: str, tmp_path: Path
 ) -> None:
