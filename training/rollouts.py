@@ -30,6 +30,8 @@ REQUEST_TIMEOUT_S = 60.0
 MAX_PAUSE_DELAY_S = 10.0
 PAUSE_TIMEOUT_S = 600.0
 """Time after which a pause ends by itself, so that a dead trainer does not stop the proxy."""
+DRAIN_INTERVAL_S = 0.2
+"""Time between two requests for the number of runs in progress."""
 PAUSED_CODE = "runs_paused"
 """The code of the proxy's refusals during a pause."""
 PERMANENT_STATUSES = frozenset({401, 403, 404, 405})
@@ -110,25 +112,38 @@ class RolloutClient:
         self._retry_delays_s = retry_delays_s
         self._timeout_s = timeout_s
 
-    async def pause(self, timeout_s: float = PAUSE_TIMEOUT_S) -> int:
+    async def pause(self, timeout_s: float = PAUSE_TIMEOUT_S, *, drain: bool = False) -> int:
         """Let the proxy start no new runs until `resume`, for at most `timeout_s` seconds. Return
-        the number of runs in progress, which continue. Needs the operator's key if the proxy has
-        several keys. Raises RolloutError, HTTPError."""
-        return await self._set_pause("/pause", {"timeout_s": timeout_s})
+        the number of runs in progress, which continue. With `drain`, wait until there are none.
+        Needs the operator's key if the proxy has several keys. Raises HTTPError. Raises
+        RolloutError, also if the pause ends while runs are in progress."""
+        state = await self._pause_request("POST", "/pause", {"timeout_s": timeout_s})
+        while drain and state["runs_at_work"]:
+            await asyncio.sleep(DRAIN_INTERVAL_S)
+            state = await self._pause_request("GET", "/pause", {})
+            if not state["paused"]:
+                raise RolloutError(f"The pause ended with {state['runs_at_work']} runs at work.")
+        runs_at_work: int = state["runs_at_work"]
+        return runs_at_work
 
-    async def resume(self) -> None:
-        """Let the proxy start runs again. Needs the same key as `pause`. Raises RolloutError,
-        HTTPError."""
-        await self._set_pause("/resume", {})
+    async def resume(self, weight_version: str | None = None) -> None:
+        """Let the proxy start runs again. `weight_version` is the version of the weights for the
+        trajectories of later model calls; None keeps the version. Needs the same key as `pause`.
+        Raises RolloutError, HTTPError."""
+        params = {} if weight_version is None else {"weight_version": weight_version}
+        await self._pause_request("POST", "/resume", params)
 
-    async def _set_pause(self, path: str, params: Mapping[str, float]) -> int:
+    async def _pause_request(
+        self, method: str, path: str, params: Mapping[str, float | str]
+    ) -> dict[str, Any]:
+        """Return the state of the pause."""
         async with httpx.AsyncClient(
             base_url=self._base_url, headers=self._headers, timeout=REQUEST_TIMEOUT_S
         ) as http:
-            answered = await http.post(path, params=params)
+            answered = await http.request(method, path, params=params)
         _raise_for_status(answered)
-        runs_at_work: int = answered.json()["runs_at_work"]
-        return runs_at_work
+        state: dict[str, Any] = answered.json()
+        return state
 
     async def run(self, rows: Sequence[TaskRow]) -> list[Rollout]:
         """Return a rollout of each row, in their order. Rollouts of the same row are a group. The

@@ -13,7 +13,7 @@ from proxy.agent.events import CallTokens, Emit, ModelCallAccepted, ModelCallFin
 from proxy.agent.history import completion_deltas
 from proxy.agent.metered_model import MeteredModel
 from proxy.agent.model import Completion, CompletionStopped, Message, Model
-from proxy.agent.task import AgentTask
+from proxy.agent.task import AgentTask, WeightVersion
 from proxy.agent.tokens import (
     read_tokens,
     refuses_token_params,
@@ -36,8 +36,9 @@ def model_of_run(
     `timeout_s` is the read timeout of the backend; None keeps the model's own."""
     if task.capture == "none":
         return MeteredModel(model, budget, timeout_s)
-    captured = TokenCapturedModel if task.captures_tokens else CapturedModel
-    return captured(model, budget, timeout_s, emit)
+    if task.captures_tokens:
+        return TokenCapturedModel(model, budget, timeout_s, emit, task.weight_version)
+    return CapturedModel(model, budget, timeout_s, emit)
 
 
 class CapturedModel(MeteredModel):
@@ -110,9 +111,22 @@ class TokenCapturedModel(CapturedModel):
     _refusal: str | None = None
     """The reason for which the backend refused the parameters; None if it has not refused them."""
 
+    def __init__(
+        self,
+        model: Model,
+        budget: RunBudget,
+        timeout_s: float | None,
+        emit: Emit,
+        weight_version: WeightVersion,
+    ) -> None:
+        super().__init__(model, budget, timeout_s, emit)
+        self._weight_version = weight_version
+
     async def _call(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
+        version = self._weight_version.value  # a resume may name another one during the call
         reply = await self._complete(body)
-        self._call_tokens = await self._tokens_of(reply, body["model"])
+        tokens = await self._tokens_of(reply, body["model"])
+        self._call_tokens = replace(tokens, weight_version=tokens.weight_version or version)
         reply = without_tokens(reply, body)
         if on_delta is not None:
             try:

@@ -25,6 +25,15 @@ from proxy.errors import OutOfTimeError, RunCancelledError
 from sandbox_runtime.sandbox import Sandbox
 
 
+@dataclass(slots=True)
+class WeightVersion:
+    """The version of the model's weights, as the trainer has named it. All runs of a server share
+    one instance."""
+
+    value: str | None = None
+    """The version, or None if it is unknown."""
+
+
 @dataclass(frozen=True, slots=True)
 class InputFile:
     """An input file of the client, which is uploaded into the sandbox before the first command."""
@@ -274,6 +283,8 @@ class AgentTask:
     response is sent and the run has ended."""
     capture: Capture = "none"
     """The part of the run that its trajectory keeps."""
+    weight_version: WeightVersion = field(default_factory=WeightVersion)
+    """The version of the weights of model calls whose backend reports none."""
     labels: TrajectoryLabels = TrajectoryLabels()
     observer: RunObserver | None = None
     created: int = field(default_factory=lambda: int(time.time()))

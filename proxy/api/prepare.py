@@ -279,6 +279,7 @@ async def prepare_request(
         upstream=decision.upstream,
         body_memory=body_reservation(model_request.http),
         capture=decision.capture,
+        weight_version=services.runs.weight_version,
         labels=trajectory_labels(model_request.headers, model_request.body),
         observer=observer,
         created=created,

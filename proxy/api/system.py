@@ -43,6 +43,7 @@ from proxy.schemas.resources import (
     ModelObject,
     PauseObject,
     PauseQuery,
+    ResumeQuery,
 )
 
 router = APIRouter(tags=["Server"], default_response_class=JSONResponse)
@@ -319,15 +320,19 @@ async def pause(services: ServicesDep, query: Annotated[PauseQuery, Query()]) ->
     return _pause_object(services)
 
 
-@router.post("/v1/resume", responses=errors(403), dependencies=[REQUIRES_OPERATOR])
-async def resume(services: ServicesDep) -> PauseObject:
+@router.post("/v1/resume", responses=errors(400, 403), dependencies=[REQUIRES_OPERATOR])
+async def resume(services: ServicesDep, query: Annotated[ResumeQuery, Query()]) -> PauseObject:
     """Start runs again."""
-    services.runs.resume()
+    services.runs.resume(query.weight_version)
     return _pause_object(services)
 
 
 def _pause_object(services: Services) -> PauseObject:
-    ends_in_s = services.runs.pause_ends_in_s
+    runs = services.runs
+    ends_in_s = runs.pause_ends_in_s
     return PauseObject(
-        paused=ends_in_s > 0, ends_in_s=ends_in_s, runs_at_work=services.runs.runs_at_work
+        paused=ends_in_s > 0,
+        ends_in_s=ends_in_s,
+        runs_at_work=runs.runs_at_work,
+        weight_version=runs.weight_version.value,
     )

@@ -20,7 +20,7 @@ from proxy.agent.events import ALL_EVENTS, ChoiceEvent, Emit, Event, ModelCallFi
 from proxy.agent.redactor import Redactor
 from proxy.agent.result import Result, RunWarning
 from proxy.agent.suspension import SuspendedRunStore
-from proxy.agent.task import AgentTask, RunObserver
+from proxy.agent.task import AgentTask, RunObserver, WeightVersion
 from proxy.audit.audit import AuditLogs, RunAuditLog
 from proxy.errors import (
     BUSY_RETRY_AFTER_S,
@@ -94,6 +94,7 @@ class RunManager:
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._paused_until = 0.0
         """End of the pause, by time.monotonic."""
+        self.weight_version = WeightVersion()
         self._failed_requests: deque[tuple[str, str]] = deque(maxlen=MAX_REMEMBERED_FAILURES)
         """Owner and fingerprint of requests whose run failed. A retry of such a request starts a
         new run and does not join the run of an equal request."""
@@ -116,9 +117,12 @@ class RunManager:
         first one."""
         self._paused_until = time.monotonic() + timeout_s
 
-    def resume(self) -> None:
-        """End the pause."""
+    def resume(self, weight_version: str | None = None) -> None:
+        """End the pause. `weight_version` is the version of the weights from now on; None keeps the
+        version."""
         self._paused_until = 0.0
+        if weight_version is not None:
+            self.weight_version.value = weight_version
 
     @property
     def pause_ends_in_s(self) -> float:

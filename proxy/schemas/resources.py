@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from policies.sessions import TrajectoryExportFormat, TrajectoryFormat, TrajectoryLabels
+from proxy.agent.tokens import MAX_VERSION_CHARS
 from proxy.errors import BadRequestError
 from proxy.schemas.responses_parameters import input_item
 from proxy.schemas.validation import (
@@ -759,6 +760,18 @@ class PauseQuery(BaseModel):
     )
 
 
+class ResumeQuery(BaseModel):
+    """The query of POST /v1/resume."""
+
+    weight_version: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_VERSION_CHARS,
+        description="The version of the model's weights, for the trajectories of later model calls"
+        " whose backend reports none. Without it, the version stays.",
+    )
+
+
 class PauseObject(_ResponseModel):
     """The state of the pause, during which no run starts, and the number of runs at work."""
 
@@ -766,6 +779,9 @@ class PauseObject(_ResponseModel):
     paused: bool
     ends_in_s: float = Field(description="Seconds until the pause ends by itself; else 0.")
     runs_at_work: int = Field(description="Number of runs of this process that have not ended.")
+    weight_version: str | None = Field(
+        description="The version of the model's weights that the last POST /v1/resume has named."
+    )
 
 
 class Health(_ResponseModel):

@@ -2,16 +2,21 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx
 import pytest
 
+from policies.profile import AgentSettings, Profile
 from proxy.keys import Key, Keyring
-from proxy.models.scripted import text_reply
+from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.profiles import Profiles
 from tests.clients.chat_http import answer_text, http_client, post_chat
+from tests.clients.test_token_capture import trajectory
 from tests.fakes.backend import Held, scripted_backend
 from tests.fakes.server import running_proxy, single_key
+from tests.fakes.tokens import WEIGHT_VERSION
 from tests.stores import writes_blocked
 
 TIMEOUT_S = 20
@@ -105,6 +110,60 @@ async def test_pause_with_an_invalid_timeout_is_refused(timeout_s: str, tmp_path
         after = state(await http.get("/v1/pause"))
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "timeout_s")
     assert after == (False, 0)
+
+
+ALLOWED = Profiles.only(Profile(agent=AgentSettings(capture_tokens=True)))
+STEP = tool_reply(call("execute_bash", command="echo 42"))
+EXPECTED_VERSIONS = {
+    "vllm": [[None, "step-2"], ["step-2"]],
+    "sglang": [[WEIGHT_VERSION, WEIGHT_VERSION], [WEIGHT_VERSION]],  # it reports its own
+}
+
+
+@pytest.mark.parametrize("style", EXPECTED_VERSIONS)
+async def test_weight_version_is_that_of_model_calls_after_the_resume(
+    tmp_path: Path, style: Any
+) -> None:
+    release, sandbox = asyncio.Event(), {"capture": "tokens"}
+    async with (
+        scripted_backend(
+            [Held(STEP, release), ANSWER, ANSWER], style=style, has_tokens=True
+        ) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=ALLOWED) as url,
+        http_client(url) as http,
+    ):
+        with anyio.fail_after(TIMEOUT_S):
+            at_work = asyncio.create_task(post_chat(http, sandbox=sandbox))
+            await backend.arrived(1)
+            await http.post("/v1/pause")
+            resumed = await http.post("/v1/resume", params={"weight_version": "step-2"})
+            release.set()
+            first = await at_work
+            await http.post("/v1/pause")
+            later = await http.post("/v1/resume")
+            answers = [first, await post_chat(http, sandbox=sandbox)]
+        versions = [
+            [each["weight_version"] for each in (await trajectory(http, answered))["model_calls"]]
+            for answered in answers
+        ]
+    assert [each.json()["weight_version"] for each in (resumed, later)] == ["step-2"] * 2
+    assert versions == EXPECTED_VERSIONS[style]
+
+
+@pytest.mark.parametrize("version", ["", "v" * 201])
+async def test_resume_with_an_invalid_weight_version_is_refused(
+    version: str, tmp_path: Path
+) -> None:
+    async with (
+        scripted_backend([]) as backend,
+        running_proxy(backend, "memory", tmp_path) as url,
+        http_client(url) as http,
+    ):
+        await http.post("/v1/pause")
+        refused = await http.post("/v1/resume", params={"weight_version": version})
+        after = state(await http.get("/v1/pause"))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "weight_version")
+    assert after == (True, 0)
 
 
 KEYS = [("sk-a", Key("a")), ("sk-b", Key("b"))]

@@ -1,17 +1,19 @@
 """Rollouts of tasks through a proxy, and the rows that TRL gets from them."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from policies.profile import AgentSettings, Profile
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
 from tests.clients.chat_http import http_client
-from tests.fakes.backend import Item, Refusal, ScriptedBackend, scripted_backend
+from tests.fakes.backend import Held, Item, Refusal, ScriptedBackend, scripted_backend
 from tests.fakes.server import running_proxy
 from tests.training.made_rows import made_row
 from training.rewards import Attempt, Reward, reward
@@ -19,6 +21,7 @@ from training.rollouts import INFRA_ERROR, Rollout, RolloutClient, RolloutError,
 from training.rows import TaskRow
 from training.trl import prompts_of, reward_of_rollout, trainer_rows
 
+TIMEOUT_S = 30
 ALLOWED = Profiles.only(Profile(agent=AgentSettings(capture_tokens=True)))
 READ = tool_reply(call("execute_bash", command="cat documents/port.txt"))
 RIGHT, WRONG = text_reply("1874"), text_reply("1900")
@@ -117,6 +120,43 @@ async def test_rollout_waits_for_the_end_of_a_pause(tmp_path: Path) -> None:
     assert runs_at_work == 0
     assert [each.outcome for each in rollouts] == ["answered"] * 2
     assert (paused["paused"], 1 < paused["ends_in_s"] <= 600) == (True, True)
+
+
+async def test_pause_with_drain_waits_for_runs_in_progress(tmp_path: Path) -> None:
+    release = asyncio.Event()
+    async with (
+        proxied([Held(RIGHT, release), RIGHT], tmp_path, attempts=1) as (backend, url, client),
+        http_client(url) as http,
+    ):
+        with anyio.fail_after(TIMEOUT_S):
+            running = asyncio.create_task(client.run([task("port-1")]))
+            await backend.arrived(1)
+            pausing = asyncio.create_task(client.pause(drain=True))
+            while not (await http.get("/v1/pause")).json()["paused"]:
+                pass
+            is_waiting = not pausing.done()
+            release.set()
+            runs_at_work = await pausing
+            await client.resume("step-2")
+            rollouts = [*await running, *await client.run([task("port-2")])]
+        found = [
+            (await http.get(f"/v1/trajectories/{each.trajectory_id}")).json() for each in rollouts
+        ]
+    assert (is_waiting, runs_at_work) == (True, 0)
+    versions = [each["model_calls"][0]["weight_version"] for each in found]
+    assert versions == [None, "step-2"]
+
+
+async def test_drain_that_outlasts_the_pause_raises_rollout_error(tmp_path: Path) -> None:
+    release = asyncio.Event()
+    async with proxied([Held(RIGHT, release)], tmp_path, attempts=1) as (backend, _, client):
+        with anyio.fail_after(TIMEOUT_S):
+            running = asyncio.create_task(client.run([task("port-1")]))
+            await backend.arrived(1)
+            with pytest.raises(RolloutError, match=r"^The pause ended with 1 runs at work\.$"):
+                await client.pause(timeout_s=0.01, drain=True)
+            release.set()
+            await running
 
 
 async def test_profile_that_does_not_allow_tokens_raises_rollout_error(tmp_path: Path) -> None:
