@@ -246,6 +246,25 @@ async def test_invalid_arguments_that_the_backend_refuses_are_repaired(tmp_path:
     assert [each.get("token_segment") for each in found["model_calls"]] == [0, 0, None, 1, 1]
 
 
+async def test_suspended_run_has_its_calls_repaired(tmp_path: Path) -> None:
+    weather = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+    both = tool_reply({"name": "execute_bash", "arguments": "echo"}, call("weather"))
+    async with (
+        scripted_backend([both, ANSWER], has_tokens=True) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(ALLOWED)) as url,
+        http_client(url) as http,
+    ):
+        first = await post_chat(http, tools=[weather], **CAPTURE)
+        message = first.json()["choices"][0]["message"]
+        (client_call,) = message["tool_calls"]
+        result = {"role": "tool", "tool_call_id": client_call["id"], "content": "Sunny."}
+        messages = [*BODY["messages"], message, result]
+        await post_chat(http, tools=[weather], messages=messages)
+        sent = backend.requests[1].body["messages"][-3]["tool_calls"]
+    written = [each["function"]["arguments"] for each in sent]
+    assert written == [json.dumps({"invalid_arguments": "echo"}), "{}"]
+
+
 async def test_refused_token_id_parameters_are_not_sent_to_the_backend_again(
     tmp_path: Path,
 ) -> None:
