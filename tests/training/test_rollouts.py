@@ -125,7 +125,7 @@ async def test_rollout_waits_for_the_end_of_a_pause(tmp_path: Path) -> None:
 async def test_pause_with_drain_waits_for_runs_in_progress(tmp_path: Path) -> None:
     release = asyncio.Event()
     async with (
-        proxied([Held(RIGHT, release), RIGHT], tmp_path, attempts=1) as (backend, url, client),
+        proxied([Held(RIGHT, release), RIGHT], tmp_path, retry_delays_s=[]) as (backend, url, client),
         http_client(url) as http,
     ):
         with anyio.fail_after(TIMEOUT_S):
@@ -149,7 +149,7 @@ async def test_pause_with_drain_waits_for_runs_in_progress(tmp_path: Path) -> No
 
 async def test_drain_that_outlasts_the_pause_raises_rollout_error(tmp_path: Path) -> None:
     release = asyncio.Event()
-    async with proxied([Held(RIGHT, release)], tmp_path, attempts=1) as (backend, _, client):
+    async with proxied([Held(RIGHT, release)], tmp_path, retry_delays_s=[]) as (backend, _, client):
         with anyio.fail_after(TIMEOUT_S):
             running = asyncio.create_task(client.run([task("port-1")]))
             await backend.arrived(1)
