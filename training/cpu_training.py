@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ from datasets import Dataset, load_dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
-from training.curves import line_chart
 from training.policy_server import PolicyServer, completion_of
+from training.results import Measures
 from training.rollouts import Rollout, RolloutClient, Score, Segment
 from training.rows import TaskRow
 from training.trl import PAPER_SETTINGS, prompts_of, reward_of_rollout, rollout_func
@@ -183,27 +183,6 @@ class Plan:
     """The `time.monotonic()` time after which no step begins. None: the steps use all tasks."""
 
 
-@dataclass(slots=True)
-class Measures:
-    """The measured values of one training; those that are lists have a value for each step."""
-
-    name: str
-    reward: list[float] = field(default_factory=list)
-    """The mean reward of the answers in each step, even if the training uses another reward."""
-    tool_call_share: list[float] = field(default_factory=list)
-    """The share of rollouts with a tool call in each step."""
-    loss: list[float] = field(default_factory=list)
-    splits: int = 0
-    """Number of rollouts with more than one segment."""
-    rollouts: int = 0
-    unscorable: int = 0
-    compared_tokens: int = 0
-    max_logprob_difference: float = 0.0
-    """The largest difference between a captured log probability and the model's own."""
-    weights_changed: bool = False
-    seconds: float = 0.0
-
-
 class _Deadline(TrainerCallback):
     """Ends a training after the first step that ends later than `deadline_s`."""
 
@@ -299,9 +278,6 @@ def _losses(trainer: Any) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-# The results
-
-
 def measurement_conditions(model: Any, seed: int, sandbox: str) -> dict[str, Any]:
     """Return the conditions of a measurement: seed, sandbox, machine and size of the model."""
     return {
@@ -310,20 +286,3 @@ def measurement_conditions(model: Any, seed: int, sandbox: str) -> dict[str, Any
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
         "parameters": sum(each.numel() for each in model.parameters()),
     }
-
-
-def write_results(results: Mapping[str, Any], out: Path) -> None:
-    """Write results.json and reward.svg, the reward curves, to a folder, and print a summary."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    lines = {each["name"]: each["reward"] for each in results["trainings"]}
-    picture = line_chart(lines, "Mean reward of a step", "step")
-    (out / "reward.svg").write_text(picture, encoding="utf-8")
-    for each in results["trainings"]:
-        print(
-            f"{each['name']}: {each['reward'][0]:.2f} -> {each['reward'][-1]:.2f} in"
-            f" {len(each['reward'])} steps, {each['seconds']:.0f} s; {each['splits']} of"
-            f" {each['rollouts']} rollouts split; log probabilities differ by at most"
-            f" {each['max_logprob_difference']:.1e} on {each['compared_tokens']} tokens"
-        )
-    print(f"{results['seconds']:.0f} s in all; see {out}")

@@ -5,6 +5,8 @@ read its files. `make train-demo` runs it.
    runs. Afterwards the model can search its files, but mostly guesses.
 2. TRL's GRPOTrainer trains it on the rewards of its answers alone.
 3. The same training with random rewards is the control.
+
+The command fails if the first training does not learn, or the control does.
 """
 
 import argparse
@@ -19,15 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from training.cpu_training import (
-    Measures,
     Plan,
     measurement_conditions,
     prepare_process,
     scripted_traces,
     train_supervised,
     train_with_grpo,
-    write_results,
 )
+from training.results import Measures, learning_faults, training_faults, write_results
 from training.tiny_policy import make_model, make_tasks, make_tokenizer, score, scripted_reply
 from training.trl import reward_of_rollout
 
@@ -53,7 +54,7 @@ class DemoSize:
     control_steps: int
 
 
-FULL_SIZE = DemoSize(800, 600, 240, 80, 8, 20, 10)
+FULL_SIZE = DemoSize(800, 600, 240, 80, 8, 20, 20)
 QUICK_SIZE = DemoSize(128, 64, 100, 10, 2, 2, 1)
 """A size with which the model learns nothing, but the demonstration passes through all its
 parts."""
@@ -112,7 +113,8 @@ def run(size: DemoSize, seed: int, sandbox: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run the command `python -m training.demo`. Return the exit code."""
+    """Run the command `python -m training.demo`. Return the exit code: 1 if the results do not show
+    what the demonstration claims."""
     parser = argparse.ArgumentParser(description="Train a tiny model through the proxy, on a CPU.")
     parser.add_argument("--out", type=Path, default=Path("build/train-demo"))
     parser.add_argument("--seed", type=int, default=1)
@@ -122,7 +124,10 @@ def main() -> int:
     prepare_process()
     found = run(QUICK_SIZE if arguments.quick else FULL_SIZE, arguments.seed, arguments.sandbox)
     write_results(found, arguments.out)
-    return 0
+    faults = [*training_faults(found), *([] if arguments.quick else learning_faults(found))]
+    for fault in faults:
+        print(f"error: {fault}", file=sys.stderr)
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

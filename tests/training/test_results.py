@@ -1,0 +1,55 @@
+"""The judgement on the results of the demonstration on a CPU."""
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from training.results import Measures, learning_faults, training_faults
+
+LEARNS = [0.2, 0.5, *[0.7] * 5]
+STAYS = [0.2, 0.3, *[0.1] * 5]
+
+
+def results(trained: list[float], control: list[float], **changes: Any) -> dict[str, Any]:
+    """Return results with these rewards of the steps. The changes are those of the control."""
+    values: dict[str, Any] = {"loss": [0.5], "compared_tokens": 9, "max_logprob_difference": 1e-5}
+    first = Measures("reward of the answer", reward=trained, **values)
+    second = Measures("random reward", reward=control, **{**values, **changes})
+    return {"trainings": [asdict(first), asdict(second)]}
+
+
+def test_reward_that_rises_beside_a_control_that_does_not_has_no_fault() -> None:
+    found = results(LEARNS, STAYS)
+    assert [*learning_faults(found), *training_faults(found)] == []
+
+
+def test_training_that_ends_as_it_began_is_a_fault() -> None:
+    # A high reward in the middle does not count.
+    (fault,) = learning_faults(results([0.2, 0.9, 0.9, *[0.5] * 5], STAYS))
+    assert fault == (
+        "reward of the answer: the mean reward of the last 5 steps minus that of the first step is"
+        " +0.30; at least 0.4 is expected"
+    )
+
+
+def test_control_that_learns_is_a_fault() -> None:
+    (fault,) = learning_faults(results(LEARNS, LEARNS))
+    assert fault.startswith("random reward: ")
+    assert fault.endswith("+0.50; less than 0.4 is expected")
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"max_logprob_difference": 2e-4}, "differs by 2.0e-04"),
+        ({"max_logprob_difference": float("nan")}, "differs by nan"),
+        ({"compared_tokens": 0}, "no log probability was compared"),
+        ({"loss": [0.5, float("inf")]}, "are not finite: [0.5, inf]"),
+        ({"loss": []}, "are not finite: []"),
+    ],
+)
+def test_wrong_log_probabilities_and_losses_are_faults(changes: dict[str, Any], fault: str) -> None:
+    (found,) = training_faults(results(LEARNS, STAYS, **changes))
+    assert found.startswith("random reward: ")
+    assert fault in found

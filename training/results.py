@@ -1,0 +1,93 @@
+"""The results of a training on a CPU: the measured values, what they must show, and their summary
+on disk and on the terminal.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from training.curves import line_chart
+
+MIN_GAIN = 0.4
+"""The gain of the mean reward that counts as learning."""
+LAST_STEPS = 5
+"""Number of steps at the end of a training whose mean reward is compared with the first step's."""
+MAX_LOGPROB_DIFFERENCE = 1e-4
+"""The largest accepted difference between a captured log probability and the trainer's own."""
+
+
+@dataclass(slots=True)
+class Measures:
+    """The measured values of one training; those that are lists have a value for each step."""
+
+    name: str
+    reward: list[float] = field(default_factory=list)
+    """The mean reward of the answers in each step, even if the training uses another reward."""
+    tool_call_share: list[float] = field(default_factory=list)
+    """The share of rollouts with a tool call in each step."""
+    loss: list[float] = field(default_factory=list)
+    splits: int = 0
+    """Number of rollouts with more than one segment."""
+    rollouts: int = 0
+    unscorable: int = 0
+    compared_tokens: int = 0
+    max_logprob_difference: float = 0.0
+    """The largest difference between a captured log probability and the model's own."""
+    weights_changed: bool = False
+    seconds: float = 0.0
+
+
+def gain(rewards: Sequence[float]) -> float:
+    """Return the mean reward of the last steps minus that of the first step."""
+    return fmean(rewards[-LAST_STEPS:]) - rewards[0]
+
+
+def training_faults(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each training whose losses are not finite, or whose captured log
+    probabilities are not the trainer's own."""
+    for each in results["trainings"]:
+        if not each["loss"] or not all(map(math.isfinite, each["loss"])):
+            yield f"{each['name']}: the losses of the steps are not finite: {each['loss']}"
+        difference = each["max_logprob_difference"]
+        if not each["compared_tokens"]:
+            yield f"{each['name']}: no log probability was compared"
+        elif not difference <= MAX_LOGPROB_DIFFERENCE:
+            yield (
+                f"{each['name']}: a captured log probability differs by {difference:.1e} from the"
+                f" trainer's own; at most {MAX_LOGPROB_DIFFERENCE:.0e} is accepted"
+            )
+
+
+def learning_faults(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence if the first training did not learn, and one if the second, the control with
+    random rewards, did."""
+    trained, control = results["trainings"]
+    for each, must_learn in ((trained, True), (control, False)):
+        found = gain(each["reward"])
+        if (found >= MIN_GAIN) != must_learn:
+            expected = "at least" if must_learn else "less than"
+            yield (
+                f"{each['name']}: the mean reward of the last {LAST_STEPS} steps minus that of the"
+                f" first step is {found:+.2f}; {expected} {MIN_GAIN} is expected"
+            )
+
+
+def write_results(results: Mapping[str, Any], out: Path) -> None:
+    """Write results.json and reward.svg, the reward curves, to a folder, and print a summary."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    lines = {each["name"]: each["reward"] for each in results["trainings"]}
+    picture = line_chart(lines, "Mean reward of a step", "step")
+    (out / "reward.svg").write_text(picture, encoding="utf-8")
+    for each in results["trainings"]:
+        print(
+            f"{each['name']}: {each['reward'][0]:.2f} -> {each['reward'][-1]:.2f} in"
+            f" {len(each['reward'])} steps, {each['seconds']:.0f} s; {each['splits']} of"
+            f" {each['rollouts']} rollouts split; log probabilities differ by at most"
+            f" {each['max_logprob_difference']:.1e} on {each['compared_tokens']} tokens"
+        )
+    print(f"{results['seconds']:.0f} s in all; see {out}")
