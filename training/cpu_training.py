@@ -198,6 +198,7 @@ def train_with_grpo(model: Any, tokenizer: Any, measures: Measures, plan: Plan) 
     began, before = time.monotonic(), _weight_fingerprint(model)
     torch.manual_seed(plan.seed)
     batch = GENERATIONS * plan.prompts_per_step
+    differences = list[float]()
     with (
         PolicyServer(model, tokenizer, batch_wait_s=plan.batch_wait_s) as server,
         proxy(server.base_url, plan.sandbox) as url,
@@ -211,7 +212,8 @@ def train_with_grpo(model: Any, tokenizer: Any, measures: Measures, plan: Plan) 
         def observe(rollouts: Sequence[Rollout]) -> None:
             _add_measures(measures, rollouts)
             for rollout in rollouts[: plan.compared_rollouts]:
-                _compare_logprobs(measures, rollout, model)
+                for segment in rollout.segments:
+                    differences.extend(logprob_differences(model, segment))
 
         trainer = GRPOTrainer(
             model,
@@ -231,6 +233,7 @@ def train_with_grpo(model: Any, tokenizer: Any, measures: Measures, plan: Plan) 
             callbacks=[] if plan.deadline_s is None else [_Deadline(plan.deadline_s)],
         )
         trainer.train()
+    measures.set_logprob_differences(differences)
     measures.loss = _losses(trainer)
     measures.weights_changed = _weight_fingerprint(model) != before
     measures.seconds = round(time.monotonic() - began, 1)
@@ -252,22 +255,15 @@ def _add_measures(measures: Measures, rollouts: Sequence[Rollout]) -> None:
     )
 
 
-def _compare_logprobs(measures: Measures, rollout: Rollout, model: Any) -> None:
-    for segment in rollout.segments:
-        difference = logprob_difference(model, segment)
-        measures.compared_tokens += segment.sampled
-        measures.max_logprob_difference = max(measures.max_logprob_difference, difference)
-
-
 @torch.inference_mode()
-def logprob_difference(model: Any, segment: Segment) -> float:
-    """Return the largest difference, over the sampled tokens, between the captured log probability
-    and the log probability that the model computes now."""
+def logprob_differences(model: Any, segment: Segment) -> list[float]:
+    """Return the difference, for each sampled token, between the captured log probability and the
+    log probability that the model computes now."""
     ids = torch.tensor([[*segment.prompt_ids, *segment.response_ids]])
     logprobs = model(ids).logits[0, :-1].float().log_softmax(-1)
     own = logprobs.gather(-1, ids[0, 1:, None]).squeeze(-1)[len(segment.prompt_ids) - 1 :]
     pairs = zip(own.tolist(), segment.logprobs, segment.response_mask, strict=True)
-    return max((abs(one - other) for one, other, is_sampled in pairs if is_sampled), default=0.0)
+    return [abs(one - other) for one, other, is_sampled in pairs if is_sampled]
 
 
 def _weight_fingerprint(model: Any) -> float:

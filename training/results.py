@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from evaluation.statistics import percentile
 from training.curves import line_chart
 
 MIN_GAIN = 0.4
@@ -35,10 +36,22 @@ class Measures:
     rollouts: int = 0
     unscorable: int = 0
     compared_tokens: int = 0
+    p50_logprob_difference: float = 0.0
+    """The median difference between a captured log probability and the model's own."""
+    p99_logprob_difference: float = 0.0
+    """The 99th percentile of these differences."""
     max_logprob_difference: float = 0.0
-    """The largest difference between a captured log probability and the model's own."""
+    """The largest of these differences."""
     weights_changed: bool = False
     seconds: float = 0.0
+
+    def set_logprob_differences(self, differences: Sequence[float]) -> None:
+        """Set the number of compared tokens and the percentiles of their differences."""
+        self.compared_tokens = len(differences)
+        if differences:
+            self.p50_logprob_difference = percentile(differences, 0.5)
+            self.p99_logprob_difference = percentile(differences, 0.99)
+            self.max_logprob_difference = max(differences)
 
 
 def gain(rewards: Sequence[float]) -> float:
@@ -87,7 +100,9 @@ def write_results(results: Mapping[str, Any], out: Path) -> None:
         print(
             f"{each['name']}: {each['reward'][0]:.2f} -> {each['reward'][-1]:.2f} in"
             f" {len(each['reward'])} steps, {each['seconds']:.0f} s; {each['splits']} of"
-            f" {each['rollouts']} rollouts split; log probabilities differ by at most"
-            f" {each['max_logprob_difference']:.1e} on {each['compared_tokens']} tokens"
+            f" {each['rollouts']} rollouts split; differences of the log probabilities of"
+            f" {each['compared_tokens']} tokens: p50 {each['p50_logprob_difference']:.1e},"
+            f" p99 {each['p99_logprob_difference']:.1e},"
+            f" max {each['max_logprob_difference']:.1e}"
         )
     print(f"{results['seconds']:.0f} s in all; see {out}")

@@ -1,11 +1,13 @@
 """The judgement on the results of the demonstration on a CPU."""
 
+import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from training.results import Measures, learning_faults, training_faults
+from training.results import Measures, learning_faults, training_faults, write_results
 
 LEARNS = [0.2, 0.5, *[0.7] * 5]
 STAYS = [0.2, 0.3, *[0.1] * 5]
@@ -53,3 +55,20 @@ def test_wrong_log_probabilities_and_losses_are_faults(changes: dict[str, Any], 
     (found,) = training_faults(results(LEARNS, STAYS, **changes))
     assert found.startswith("random reward: ")
     assert fault in found
+
+
+def test_summary_has_the_percentiles_of_the_differences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measures = Measures("reward of the answer", reward=[0.25, 0.75], splits=1, rollouts=8)
+    measures.set_logprob_differences([number * 1e-7 for number in range(1, 201)])
+    write_results({"trainings": [asdict(measures)], "seconds": 3.0}, tmp_path)
+    printed = capsys.readouterr().out
+    assert "0.25 -> 0.75 in 2 steps, 0 s; 1 of 8 rollouts split;" in printed
+    assert "of 200 tokens: p50 1.0e-05, p99 2.0e-05, max 2.0e-05\n" in printed
+    (stored,) = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["trainings"]
+    assert stored == asdict(measures)
+    assert [stored[f"{name}_logprob_difference"] for name in ("p50", "p99", "max")] == [
+        pytest.approx(number * 1e-7) for number in (100, 198, 200)
+    ]
+    assert (tmp_path / "reward.svg").read_text(encoding="utf-8").startswith("<svg")

@@ -46,7 +46,12 @@ def test_losses_are_finite_and_weights_change(results: Mapping[str, Any]) -> Non
 def test_captured_log_probabilities_are_those_of_the_trainer(results: Mapping[str, Any]) -> None:
     for training in results["trainings"]:
         assert training["compared_tokens"] >= training["rollouts"]
-        assert training["max_logprob_difference"] <= 1e-4
+        assert (
+            training["p50_logprob_difference"]
+            <= training["p99_logprob_difference"]
+            <= training["max_logprob_difference"]
+            <= 1e-4
+        )
 
 
 def test_at_most_half_of_the_rollouts_are_split(results: Mapping[str, Any]) -> None:
