@@ -73,6 +73,8 @@ class Rollout:
     segments: tuple[Segment, ...] = ()
     turns: int = 0
     tool_calls: int = 0
+    is_hardcoded: bool = False
+    """True if the run wrote its answer without reading a file or computing."""
 
 
 class RolloutClient:
@@ -184,7 +186,8 @@ class RolloutClient:
             commands=_commands(trajectory),
         )
         scored = await asyncio.to_thread(self._score, row, attempt)
-        given = {"value": scored.value, "source": "sandbox-train", "reason": scored.reason}
+        reason = f"{scored.reason}; hardcoded" if scored.is_hardcoded else scored.reason
+        given = {"value": scored.value, "source": "sandbox-train", "reason": reason}
         _raise_for_status(await http.post(f"/trajectories/{run_id}/reward", json=given))
         return Rollout(
             task_id=row.id,
@@ -196,6 +199,7 @@ class RolloutClient:
             segments=tuple(Segment(**each) for each in trajectory["token_segments"]),
             turns=len(trajectory["model_calls"]),
             tool_calls=len(trajectory["tool_calls"]),
+            is_hardcoded=scored.is_hardcoded,
         )
 
     async def _send_request(
