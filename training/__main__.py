@@ -99,13 +99,13 @@ def _reward(arguments: argparse.Namespace) -> None:
 
 def _report(arguments: argparse.Namespace) -> None:
     from training.curves import bar_chart
-    from training.report import chart_values, measure, report
+    from training.report import chart_panels, measure, report
     from training.rows import TaskError
 
     before, after = measure(arguments.before), measure(arguments.after)
     if arguments.chart:
         picture = bar_chart(
-            chart_values(before, after), ("before", "after"), "Before and after training"
+            chart_panels(before, after), ("before", "after"), "Before and after training"
         )
         try:
             arguments.chart.write_text(picture, encoding="utf-8")

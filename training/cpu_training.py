@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ from datasets import Dataset, load_dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
-from training.curves import line_chart
 from training.policy_server import PolicyServer
+from training.results import Measures
 from training.rollouts import Rollout, RolloutClient, Score, Segment
 from training.rows import TaskRow
 from training.trl import (
@@ -193,27 +193,6 @@ class Plan:
     """The `time.monotonic()` time after which no step begins. None: the steps use all tasks."""
 
 
-@dataclass(slots=True)
-class Measures:
-    """The measured values of one training; those that are lists have a value for each step."""
-
-    name: str
-    reward: list[float] = field(default_factory=list)
-    """The mean reward of the answers in each step, even if the training uses another reward."""
-    tool_call_share: list[float] = field(default_factory=list)
-    """The share of rollouts with a tool call in each step."""
-    loss: list[float] = field(default_factory=list)
-    splits: int = 0
-    """Number of rollouts with more than one segment."""
-    rollouts: int = 0
-    unscorable: int = 0
-    compared_tokens: int = 0
-    max_logprob_difference: float = 0.0
-    """The largest difference between a captured log probability and the model's own."""
-    weights_changed: bool = False
-    seconds: float = 0.0
-
-
 class _Deadline(TrainerCallback):
     """Ends a training after the first step that ends later than `deadline_s`."""
 
@@ -229,6 +208,7 @@ def train_with_grpo(model: Any, tokenizer: Any, measures: Measures, plan: Plan) 
     began, before = time.monotonic(), _weight_fingerprint(model)
     torch.manual_seed(plan.seed)
     batch = GENERATIONS * plan.prompts_per_step
+    differences = list[float]()
     with (
         PolicyServer(model, tokenizer, batch_wait_s=plan.batch_wait_s) as server,
         proxy(server.base_url, plan.sandbox) as url,
@@ -242,7 +222,8 @@ def train_with_grpo(model: Any, tokenizer: Any, measures: Measures, plan: Plan) 
         def observe(rollouts: Sequence[Rollout]) -> None:
             _add_measures(measures, rollouts)
             for rollout in rollouts[: plan.compared_rollouts]:
-                _compare_logprobs(measures, rollout, model)
+                for segment in rollout.segments:
+                    differences.extend(logprob_differences(model, segment))
 
         trainer = GRPOTrainer(
             model,
@@ -254,6 +235,7 @@ def train_with_grpo(model: Any, tokenizer: Any, measures: Measures, plan: Plan) 
             callbacks=[] if plan.deadline_s is None else [_Deadline(plan.deadline_s)],
         )
         trainer.train()
+    measures.set_logprob_differences(differences)
     measures.loss = _losses(trainer)
     measures.weights_changed = _weight_fingerprint(model) != before
     measures.seconds = round(time.monotonic() - began, 1)
@@ -322,22 +304,15 @@ def _add_measures(measures: Measures, rollouts: Sequence[Rollout]) -> None:
     )
 
 
-def _compare_logprobs(measures: Measures, rollout: Rollout, model: Any) -> None:
-    for segment in rollout.segments:
-        difference = logprob_difference(model, segment)
-        measures.compared_tokens += segment.sampled
-        measures.max_logprob_difference = max(measures.max_logprob_difference, difference)
-
-
 @torch.inference_mode()
-def logprob_difference(model: Any, segment: Segment) -> float:
-    """Return the largest difference, over the sampled tokens, between the captured log probability
-    and the log probability that the model computes now."""
+def logprob_differences(model: Any, segment: Segment) -> list[float]:
+    """Return the difference, for each sampled token, between the captured log probability and the
+    log probability that the model computes now."""
     ids = torch.tensor([[*segment.prompt_ids, *segment.response_ids]])
     logprobs = model(ids).logits[0, :-1].float().log_softmax(-1)
     own = logprobs.gather(-1, ids[0, 1:, None]).squeeze(-1)[len(segment.prompt_ids) - 1 :]
     pairs = zip(own.tolist(), segment.logprobs, segment.response_mask, strict=True)
-    return max((abs(one - other) for one, other, is_sampled in pairs if is_sampled), default=0.0)
+    return [abs(one - other) for one, other, is_sampled in pairs if is_sampled]
 
 
 def _weight_fingerprint(model: Any) -> float:
@@ -348,9 +323,6 @@ def _losses(trainer: Any) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-# The results
-
-
 def measurement_conditions(model: Any, seed: int, sandbox: str) -> dict[str, Any]:
     """Return the conditions of a measurement: seed, sandbox, machine and size of the model."""
     return {
@@ -359,20 +331,3 @@ def measurement_conditions(model: Any, seed: int, sandbox: str) -> dict[str, Any
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
         "parameters": sum(each.numel() for each in model.parameters()),
     }
-
-
-def write_results(results: Mapping[str, Any], out: Path) -> None:
-    """Write results.json and reward.svg, the reward curves, to a folder, and print a summary."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    lines = {each["name"]: each["reward"] for each in results["trainings"]}
-    picture = line_chart(lines, "Mean reward of a step", "step")
-    (out / "reward.svg").write_text(picture, encoding="utf-8")
-    for each in results["trainings"]:
-        print(
-            f"{each['name']}: {each['reward'][0]:.2f} -> {each['reward'][-1]:.2f} in"
-            f" {len(each['reward'])} steps, {each['seconds']:.0f} s; {each['splits']} of"
-            f" {each['rollouts']} rollouts split; log probabilities differ by at most"
-            f" {each['max_logprob_difference']:.1e} on {each['compared_tokens']} tokens"
-        )
-    print(f"{results['seconds']:.0f} s in all; see {out}")

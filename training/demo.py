@@ -6,6 +6,8 @@ read its files. `make train-demo` runs it.
 2. TRL's GRPOTrainer trains it on the rewards of its answers alone.
 3. The same training with random rewards is the control.
 4. GRPOTrainer trains it again, now with TRL's own loop of generation and tool calls.
+
+The command fails if the first or the last training does not learn, or the control does.
 """
 
 import argparse
@@ -20,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from training.cpu_training import (
-    Measures,
     Plan,
     measurement_conditions,
     prepare_process,
@@ -28,8 +29,8 @@ from training.cpu_training import (
     train_in_environments,
     train_supervised,
     train_with_grpo,
-    write_results,
 )
+from training.results import Measures, learning_faults, training_faults, write_results
 from training.tiny_policy import make_model, make_tasks, make_tokenizer, score, scripted_reply
 from training.trl import reward_of_environment, reward_of_rollout
 
@@ -57,7 +58,7 @@ class DemoSize:
     """Number of steps of the training in TRL's loop."""
 
 
-FULL_SIZE = DemoSize(800, 600, 240, 80, 8, 20, 10, 20)
+FULL_SIZE = DemoSize(800, 600, 240, 80, 8, 20, 20, 20)
 QUICK_SIZE = DemoSize(128, 64, 100, 10, 2, 2, 1, 1)
 """A size with which the model learns nothing, but the demonstration passes through all its
 parts."""
@@ -89,15 +90,25 @@ def run(size: DemoSize, seed: int, sandbox: str) -> dict[str, Any]:
     def random_reward(prompts: Sequence[Any], **_: Any) -> list[float | None]:
         return [float(coin.random() < 0.5) for _ in prompts]
 
-    for name, steps, reward, train in (
-        ("reward of the answer", size.grpo_steps, reward_of_rollout, train_with_grpo),
-        ("random reward", size.control_steps, random_reward, train_with_grpo),
-        ("TRL's loop", size.environment_steps, reward_of_environment, train_in_environments),
+    for measures, steps, reward, train in (
+        (Measures("reward of the answer"), size.grpo_steps, reward_of_rollout, train_with_grpo),
+        (
+            Measures("random reward", is_control=True),
+            size.control_steps,
+            random_reward,
+            train_with_grpo,
+        ),
+        (
+            Measures("TRL's loop", captures_tokens=False),
+            size.environment_steps,
+            reward_of_environment,
+            train_in_environments,
+        ),
     ):
         model.load_state_dict(start)
-        measures = Measures(name)
+        task_rng = random.Random(f"{seed} {measures.name}")
         plan = Plan(
-            tasks=make_tasks(steps * size.prompts_per_step, random.Random(f"{seed} {name}")),
+            tasks=make_tasks(steps * size.prompts_per_step, task_rng),
             prompts_per_step=size.prompts_per_step,
             score=score,
             reward=reward,
@@ -117,7 +128,8 @@ def run(size: DemoSize, seed: int, sandbox: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run the command `python -m training.demo`. Return the exit code."""
+    """Run the command `python -m training.demo`. Return the exit code: 1 if the results do not show
+    what the demonstration claims."""
     parser = argparse.ArgumentParser(description="Train a tiny model through the proxy, on a CPU.")
     parser.add_argument("--out", type=Path, default=Path("build/train-demo"))
     parser.add_argument("--seed", type=int, default=1)
@@ -127,7 +139,10 @@ def main() -> int:
     prepare_process()
     found = run(QUICK_SIZE if arguments.quick else FULL_SIZE, arguments.seed, arguments.sandbox)
     write_results(found, arguments.out)
-    return 0
+    faults = [*training_faults(found), *([] if arguments.quick else learning_faults(found))]
+    for fault in faults:
+        print(f"error: {fault}", file=sys.stderr)
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""A report on trajectories before and after training: rewards, turns, capabilities, tokens and
-patterns of reasoning.
+"""A report on trajectories before and after training: rewards, accuracy, turns, capabilities,
+tokens and patterns of reasoning.
 
 The input is two exports of the proxy's trajectories with `format=native`. Runs that failed or lost
 their sandbox are counted, and left out of everything else. The capability rates are those of arXiv
@@ -18,6 +18,7 @@ from typing import Any
 
 from evaluation.measures import CAPABILITIES
 from evaluation.statistics import estimate, percentile
+from training.curves import Panel
 from training.rollouts import INFRA_ERROR
 from training.rows import TaskError
 
@@ -30,6 +31,13 @@ _CHECKING_WORDS = re.compile(
 """Words that a model uses when it checks its own work."""
 _STRUCTURE_MARKS = re.compile(r"^(?:#{1,6} |[-*] |\d+[.)] )|\*\*[^*\n]+\*\*", re.MULTILINE)
 """Headings, list items and bold text."""
+
+
+_CHARTED_MEANS = {
+    "Turns of a run": ("turns", "turns, 95th percentile", "tool calls"),
+    "Tokens of a run": ("tokens written", "tokens of tool output"),
+}
+"""The means that a chart shows, by the title of their panel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +71,16 @@ def measure(path: Path) -> Measures:
     rewards = [Fraction(fmean(each)).limit_denominator(10_000) for each in by_task.values()]
     found = estimate(rewards)
     turns = sum(run.turns for run in runs)
+    scored = [run for run in runs if run.reward is not None]
+    with_tokens = [run for run in runs if run.token_segments]
     rates = {
+        "accuracy (runs with reward 1)": _share(scored, lambda run: run.reward == 1),
         "runs with a tool call": _share(runs, lambda run: run.tool_calls > 0),
         "runs that submitted": _share(runs, lambda run: run.outcome == "submitted"),
         "runs that ended at a limit": _share(
             runs, lambda run: run.outcome not in MODEL_STOP_REASONS
         ),
+        "runs with tokens that are split": _share(with_tokens, lambda run: run.token_segments > 1),
         **{
             f"turns with {name.replace('_', ' ')}": (
                 sum(run.capability_turns.get(name, 0) for run in runs) / turns if turns else None
@@ -104,6 +116,7 @@ class _Run:
     failed_commands: int
     written_tokens: int
     output_tokens: int
+    token_segments: int
     capability_turns: Mapping[str, int]
     checking_words: int
     structure_marks: int
@@ -126,6 +139,7 @@ class _Run:
             failed_commands=sum(bool(each.get("exit_code")) for each in trajectory["tool_calls"]),
             written_tokens=stats["completion_tokens"],
             output_tokens=stats["env_tokens"],
+            token_segments=len(trajectory["token_segments"]),
             capability_turns=stats["capability_turns"],
             checking_words=len(_CHECKING_WORDS.findall(said)),
             structure_marks=len(_STRUCTURE_MARKS.findall(said)),
@@ -187,15 +201,28 @@ def report(before: Measures, after: Measures) -> str:
     return "\n".join([*lines, ""])
 
 
-def chart_values(before: Measures, after: Measures) -> dict[str, tuple[float, float]]:
-    """Return the values from 0 to 1 that a chart shows: the reward and the rates."""
-    pairs = {"mean reward": (before.reward, after.reward)}
-    pairs |= {name: (before.rates[name], after.rates[name]) for name in before.rates}
-    return {
+def chart_panels(before: Measures, after: Measures) -> list[Panel]:
+    """Return the panels of a chart: the reward and the rates, the turns, and the tokens. Values
+    that one of the sets does not have are left out."""
+    shares = {"mean reward": (before.reward, after.reward)}
+    shares |= {name: (before.rates[name], after.rates[name]) for name in before.rates}
+    panels = [_panel("Rewards and shares", shares, 1.0)]
+    for title, names in _CHARTED_MEANS.items():
+        panels.append(
+            _panel(title, {name: (before.means[name], after.means[name]) for name in names})
+        )
+    return [panel for panel in panels if panel.pairs]
+
+
+def _panel(
+    title: str, pairs: Mapping[str, tuple[float | None, float | None]], max_value: float = 0.0
+) -> Panel:
+    known = {
         name: (one, other)
         for name, (one, other) in pairs.items()
         if one is not None and other is not None
     }
+    return Panel(title, known, max(max_value, *map(max, known.values()), 0.0))
 
 
 def _table_line(*cells: str) -> str:

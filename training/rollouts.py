@@ -78,6 +78,8 @@ class Rollout:
     """The reason for which there are no segments, if the backend sent none."""
     turns: int = 0
     tool_calls: int = 0
+    is_hardcoded: bool = False
+    """True if the run wrote its answer without reading a file or computing."""
 
 
 class RolloutClient:
@@ -219,7 +221,8 @@ class RolloutClient:
             commands=_commands(trajectory),
         )
         scored = await asyncio.to_thread(self._score, row, attempt)
-        given = {"value": scored.value, "source": "sandbox-train", "reason": scored.reason}
+        reason = f"{scored.reason}; hardcoded" if scored.is_hardcoded else scored.reason
+        given = {"value": scored.value, "source": "sandbox-train", "reason": reason}
         _raise_for_status(await http.post(f"/trajectories/{run_id}/reward", json=given))
         return Rollout(
             task_id=row.id,
@@ -232,6 +235,7 @@ class RolloutClient:
             tokens_missing=_tokens_missing(trajectory),
             turns=len(trajectory["model_calls"]),
             tool_calls=len(trajectory["tool_calls"]),
+            is_hardcoded=scored.is_hardcoded,
         )
 
     async def _send_request(

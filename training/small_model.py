@@ -19,15 +19,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from training.cpu_training import (
-    Measures,
     Plan,
     measurement_conditions,
     prepare_process,
     scripted_traces,
     train_supervised,
     train_with_grpo,
-    write_results,
 )
+from training.results import Measures, write_results
 from training.rewards import Attempt, Reward
 from training.rows import TaskRow
 from training.tiny_policy import (

@@ -103,6 +103,7 @@ def _log_measures(rollouts: Sequence[Rollout], trainer: Any) -> None:
     measures = {
         "split_rate": sum(number > 1 for number in segments) / max(1, len(segments)),
         "unscorable_rate": sum(each.reward is None for each in rollouts) / len(rollouts),
+        "hardcoded_rate": sum(each.is_hardcoded for each in rollouts) / len(rollouts),
         "turns": statistics.mean(each.turns for each in rollouts),
         "tool_calls": statistics.mean(each.tool_calls for each in rollouts),
     }

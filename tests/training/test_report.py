@@ -11,7 +11,13 @@ from training.__main__ import main
 
 
 def trajectory(
-    task: str, reward: float | None, *, turns: int = 2, outcome: str = "submitted", **changes: Any
+    task: str,
+    reward: float | None,
+    *,
+    turns: int = 2,
+    outcome: str = "submitted",
+    segments: int = 0,
+    **changes: Any,
 ) -> dict[str, Any]:
     """Return the parts of a native trajectory that the report reads."""
     stats = {
@@ -32,6 +38,7 @@ def trajectory(
         "messages": [reply],
         "model_calls": [{"reply": 0}, {"reply": None}],
         "tool_calls": [{"exit_code": 1}, {"exit_code": 0}, {}],
+        "token_segments": [{}] * segments,
         **changes,
     }
 
@@ -52,15 +59,14 @@ def test_report_compares_rewards_turns_and_capabilities(
 ) -> None:
     before = write(
         tmp_path / "before.jsonl",
-        trajectory("a", 0.0, turns=1, outcome="answered"),
-        trajectory("a", 1.0),
-        trajectory("b", 0.0, turns=7, outcome="max_turns"),
+        trajectory("a", 0.0, turns=1, outcome="answered", segments=1),
+        trajectory("a", 1.0, segments=2),
+        trajectory("b", 0.0, turns=7, outcome="max_turns", segments=1),
         trajectory("c", 0.0, outcome="infra_error"),
         trajectory("d", None),
     )
     after = write(tmp_path / "after.jsonl", trajectory("a", 1.0), trajectory("b", 0.5))
-    chart = tmp_path / "chart.svg"
-    assert main(["report", before, after, "--chart", str(chart)]) == 0
+    assert main(["report", before, after]) == 0
     table = cells(capsys.readouterr().out)
     assert table["trajectories"][:2] == ["5", "2"]
     assert table["infrastructure errors, left out"][:2] == ["1", "0"]
@@ -70,6 +76,9 @@ def test_report_compares_rewards_turns_and_capabilities(
         "0.750 (0.500 to 1.000)",
         "+0.500",
     ]
+    # One of three scored runs and one of two; the run without a reward does not count.
+    assert table["accuracy (runs with reward 1)"] == ["33.3%", "50.0%", "+16.7 points"]
+    assert table["runs with tokens that are split"] == ["33.3%", "none"]
     assert table["runs that submitted"] == ["50.0%", "100.0%", "+50.0 points"]
     assert table["runs that ended at a limit"] == ["25.0%", "0.0%", "-25.0 points"]
     assert table["turns with computation"] == ["66.7%", "50.0%", "-16.7 points"]
@@ -77,8 +86,37 @@ def test_report_compares_rewards_turns_and_capabilities(
     assert table["failed commands, of a run"][:2] == ["1.00", "1.00"]
     assert table["words of checking, of a run"][:2] == ["2.00", "2.00"]
     assert table["marks of structure, of a run"][:2] == ["2.00", "2.00"]
+
+
+def test_chart_has_a_scale_of_its_own_for_shares_turns_and_tokens(tmp_path: Path) -> None:
+    before = write(tmp_path / "before.jsonl", trajectory("a", 0.5, turns=7))
+    after = write(tmp_path / "after.jsonl", trajectory("a", 1.0))
+    chart = tmp_path / "chart.svg"
+    assert main(["report", before, after, "--chart", str(chart)]) == 0
+    svg = "{http://www.w3.org/2000/svg}"
     picture = ElementTree.fromstring(chart.read_text(encoding="utf-8"))
-    assert len(picture.findall("{http://www.w3.org/2000/svg}path")) == 2 * 7
+    texts = [each.text for each in picture.findall(f"{svg}text")]
+    ticks = [each.text for each in picture.findall(f"{svg}text[@class='tick']")]
+    bars = [each.attrib["d"] for each in picture.findall(f"{svg}path")]
+    assert ticks == [
+        *("0", "0.25", "0.5", "0.75", "1"),
+        *("0", "2", "4", "6", "8"),
+        *("0", "20", "40", "60", "80"),
+    ]
+    # Nine pairs without the split rate, as no run has tokens; three of turns and two of tokens.
+    assert len(bars) == 2 * (8 + 3 + 2)
+    for title in ("Rewards and shares", "Turns of a run", "Tokens of a run"):
+        assert title in texts
+    turns = texts.index("turns")
+    assert texts[turns : turns + 3] == ["turns", "7.00", "2.00"]
+    tokens = texts.index("tokens of tool output")
+    assert texts[tokens : tokens + 3] == ["tokens of tool output", "60.00", "10.00"]
+    # 7 of 8 turns, 60 of 80 tokens, and a reward of 1 at the end of an axis of 340.
+    assert [bars[number].split("v")[0].partition("h")[2] for number in (1, 16, 24)] == [
+        "340.0",
+        "297.5",
+        "255.0",
+    ]
 
 
 def test_report_without_runs_has_no_numbers(

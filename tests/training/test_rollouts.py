@@ -1,9 +1,11 @@
 """Rollouts of tasks through a proxy, and the rows that TRL gets from them."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -16,10 +18,11 @@ from tests.clients.chat_http import http_client
 from tests.fakes.backend import Held, Item, Refusal, ScriptedBackend, scripted_backend
 from tests.fakes.server import running_proxy
 from tests.training.made_rows import made_row
+from training.hardcoded import is_hardcoded
 from training.rewards import Attempt, Reward, reward
 from training.rollouts import INFRA_ERROR, Rollout, RolloutClient, RolloutError, Segment
 from training.rows import TaskRow
-from training.trl import prompts_of, reward_of_rollout, trainer_rows
+from training.trl import prompts_of, reward_of_rollout, rollout_func, trainer_rows
 
 TIMEOUT_S = 30
 ALLOWED = Profiles.only(Profile(agent=AgentSettings(capture_tokens=True)))
@@ -125,7 +128,11 @@ async def test_rollout_waits_for_the_end_of_a_pause(tmp_path: Path) -> None:
 async def test_pause_with_drain_waits_for_runs_in_progress(tmp_path: Path) -> None:
     release = asyncio.Event()
     async with (
-        proxied([Held(RIGHT, release), RIGHT], tmp_path, retry_delays_s=[]) as (backend, url, client),
+        proxied([Held(RIGHT, release), RIGHT], tmp_path, retry_delays_s=[]) as (
+            backend,
+            url,
+            client,
+        ),
         http_client(url) as http,
     ):
         with anyio.fail_after(TIMEOUT_S):
@@ -206,6 +213,37 @@ async def test_builtin_reward_requires_a_submitted_answer(tmp_path: Path) -> Non
         ("answered", 0.0),
         ("submitted", 1.0),
     ]
+
+
+async def test_hardcoded_answer_is_marked_in_the_rollout_the_reward_and_the_trainers_log(
+    tmp_path: Path,
+) -> None:
+    def score(row: TaskRow, attempt: Attempt) -> Reward:
+        return Reward(1.0, "function", is_hardcoded(attempt.commands))
+
+    constant = tool_reply(call("execute_bash", command="echo 1874 > answer.txt"))
+    rows = [task("read"), task("constant")]
+    rollouts = list[Rollout]()
+    trainer = SimpleNamespace(
+        _metrics={"train": defaultdict(list)}, processing_class=SimpleNamespace(eos_token_id=9)
+    )
+    script = [READ, SUBMIT, constant, SUBMIT]
+    async with (
+        proxied(script, tmp_path, score=score, concurrency=1) as (_, url, client),
+        http_client(url) as http,
+    ):
+        roll_out = rollout_func(client, rows, rollouts.extend)
+        await anyio.to_thread.run_sync(roll_out, [row.id for row in rows], trainer)
+        stored = [
+            (await http.get(f"/v1/runs/{each.trajectory_id}/trajectory")).json()
+            for each in rollouts
+        ]
+    assert [each.is_hardcoded for each in rollouts] == [False, True]
+    assert [[given["reason"] for given in each["rewards"]] for each in stored] == [
+        ["function"],
+        ["function; hardcoded"],
+    ]
+    assert trainer._metrics["train"]["rollouts/hardcoded_rate"] == [0.5]
 
 
 def test_longest_segment_is_the_row_of_a_rollout() -> None:

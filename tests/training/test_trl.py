@@ -48,7 +48,12 @@ def test_captured_log_probabilities_are_those_of_the_trainer(results: Mapping[st
     *captured, _ = results["trainings"]
     for training in captured:
         assert training["compared_tokens"] >= training["rollouts"]
-        assert training["max_logprob_difference"] <= 1e-4
+        assert (
+            training["p50_logprob_difference"]
+            <= training["p99_logprob_difference"]
+            <= training["max_logprob_difference"]
+            <= 1e-4
+        )
 
 
 def test_at_most_half_of_the_rollouts_are_split(results: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """The packages of trainers, installed from their lock file without their dependencies, to check
 exports with.
 
-If they cannot be installed, a test is skipped, or fails if REQUIRE_STACKS is set.
+If they cannot be installed, a test is skipped, or fails if REQUIRE_TRAINERS is set.
 """
 
 from pathlib import Path
@@ -17,4 +17,4 @@ def trainer_packages() -> Path:
     try:
         return make_import_folder(KEPT / "python-trainers", LOCK)
     except MissingError as error:
-        absent(f"the packages of the trainers are missing: {error}", "REQUIRE_STACKS")
+        absent(f"the packages of the trainers are missing: {error}", "REQUIRE_TRAINERS")
