@@ -77,7 +77,7 @@ def proxy(backend_url: str, sandbox: str, upstreams: Sequence[str] = ()) -> Iter
         config = {
             "server": {"data_dir": directory},
             "backend": {"base_url": backend_url, "upstreams": list(upstreams)},
-            "sandbox": {"backend": sandbox, "pool": {"min_ready": 8}},
+            "sandbox": {"backend": sandbox, "pool": {"min_ready": 8, "max_sandboxes": 64}},
             "profiles": {"default": profile},
         }
         file, log = Path(directory, "config.yaml"), Path(directory, "log")
