@@ -41,7 +41,7 @@ class ManualRollout:
         self._loop = asyncio.get_running_loop()
         self._calls = asyncio.Queue[list[Message]]()
         self._turns = asyncio.Queue[Message]()
-        self._last_turn: Message | None = None
+        self._is_ending = False
         self.run = asyncio.create_task(run)
 
     def prompt(self) -> list[Message]:
@@ -56,7 +56,7 @@ class ManualRollout:
 
     def end(self, answer: str) -> Rollout:
         """Write a last turn without a call, unless the run has ended, and return the rollout. If
-        the proxy asks for further turns, they are the same. Raises RolloutError."""
+        the proxy asks for further turns, they are empty. Raises RolloutError."""
         return self._wait(self._end(answer))
 
     def cancel(self) -> None:
@@ -71,7 +71,9 @@ class ManualRollout:
     async def answer_call(self, messages: list[Message]) -> Message:
         """Return the next turn for a model call with these messages."""
         self._calls.put_nowait(messages)
-        return self._last_turn or await self._turns.get()
+        if self._is_ending and self._turns.empty():
+            return {"role": "assistant", "content": ""}
+        return await self._turns.get()
 
     async def _next_call(self) -> list[Message] | None:
         """Return the messages of the proxy's next model call; None if the run has ended."""
@@ -98,8 +100,9 @@ class ManualRollout:
         return "\n".join(text_of(message) for message in messages[last_reply + 1 :])
 
     async def _end(self, answer: str) -> Rollout:
-        self._last_turn = {"role": "assistant", "content": answer}
-        self._turns.put_nowait(self._last_turn)
+        if not self._is_ending:
+            self._is_ending = True
+            self._turns.put_nowait({"role": "assistant", "content": answer})
         return await self.run
 
 

@@ -162,3 +162,13 @@ def test_every_public_method_is_a_tool_with_documented_arguments() -> None:
     for name in tools:
         names = list(inspect.signature(found[name]).parameters)[1:]
         assert all(f"{each}: " in (found[name].__doc__ or "") for each in names)
+
+
+async def test_call_that_the_trainer_could_not_parse_is_not_repeated(tmp_path: Path) -> None:
+    text = '<tool_call>{"name": "execute_bash", "arguments": {"command": "date"}}</tool_call>'
+    async with environments(tmp_path) as (http, made):
+        environment = await started(made)
+        found = await rewards([[{"role": "assistant", "content": text}]], environment)
+        trajectory = await stored(http)
+    assert found == [0.0]
+    assert len(trajectory["tool_calls"]) == 1
