@@ -9,6 +9,7 @@ agent's input ends with the connection.
 import asyncio
 import contextlib
 import logging
+import socket
 from collections import deque
 
 import aiohttp
@@ -151,10 +152,15 @@ class WebSocketTransport(asyncio.Transport):
         if error and not isinstance(error, aiohttp.ClientError | OSError):
             logger.error("an attached websocket failed", exc_info=error)
         self._stream.connection_lost(None)
+        connection = self._socket.get_extra_info("socket")
         # A `close` that is cancelled drops the connection.
         with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._socket.close()
+        if connection is not None:
+            # Otherwise TLS would wait for the server's end of the connection.
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     async def _receive(self) -> None:
         while True:
