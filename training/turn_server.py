@@ -119,7 +119,7 @@ class TurnServer:
         path = "/rollouts/{id}/v1/chat/completions"
         app = Starlette(routes=[Route(path, self._chat_completion, methods=["POST"])])
         config = uvicorn.Config(
-            app, log_level="warning", lifespan="off", timeout_graceful_shutdown=5
+            app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5
         )
         self._server = uvicorn.Server(config)
         self._is_ready = threading.Event()
