@@ -254,21 +254,22 @@ def train_in_environments(model: Any, tokenizer: Any, measures: Measures, plan: 
         tempfile.TemporaryDirectory() as directory,
         SandboxEnvironments(
             RolloutClient(url, "policy", score=plan.score), plan.tasks, port=port
-        ) as environments,
+        ) as factory,
     ):
 
         def reward(environments: Sequence[SandboxEnvironment], **fields: Any) -> Any:
             rewards = plan.reward(environments=environments, **fields)
-            _add_measures(measures, [each.rollout.end("") for each in environments if each.rollout])
+            rollouts = [each.rollout for each in environments if each.rollout]
+            _add_measures(measures, factory.end(rollouts, [""] * len(rollouts)))
             return rewards
 
         trainer = GRPOTrainer(
             model,
             reward,
             args=_grpo_config(plan, directory),
-            train_dataset=Dataset.from_list(environments.prompts()),
+            train_dataset=Dataset.from_list(factory.prompts()),
             processing_class=tokenizer,
-            environment_factory=environments,
+            environment_factory=factory,
         )
         trainer.train()
     measures.loss = _losses(trainer)

@@ -64,11 +64,13 @@ def gain(rewards: Sequence[float]) -> float:
 
 
 def training_faults(results: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each training whose losses are not finite, or whose captured log
-    probabilities are not the trainer's own."""
+    """Yield a sentence for each training whose losses are not finite, that has rollouts without a
+    reward, or whose captured log probabilities are not the trainer's own."""
     for each in results["trainings"]:
         if not each["loss"] or not all(map(math.isfinite, each["loss"])):
             yield f"{each['name']}: the losses of the steps are not finite: {each['loss']}"
+        if each["unscorable"]:
+            yield f"{each['name']}: {each['unscorable']} rollouts have no reward"
         if not each["captures_tokens"]:
             continue
         difference = each["max_logprob_difference"]
@@ -82,8 +84,11 @@ def training_faults(results: Mapping[str, Any]) -> Iterator[str]:
 
 
 def learning_faults(results: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each training that did not learn, and for each control that did."""
+    """Yield a sentence for each training that did not learn, for each control that did, and for
+    each of them that did not change the model."""
     for each in results["trainings"]:
+        if not each["weights_changed"]:
+            yield f"{each['name']}: the weights are the same as before"
         found = gain(each["reward"])
         if (found >= MIN_GAIN) == each["is_control"]:
             expected = "less than" if each["is_control"] else "at least"

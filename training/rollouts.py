@@ -24,8 +24,9 @@ log = logging.getLogger(__name__)
 
 INFRA_ERROR = "infra_error"
 """The outcome of a rollout that says nothing about the model."""
-TIMEOUT_S = 5400.0
-"""Maximum time of one rollout, as in the paper's training."""
+TIMEOUT_S = 5700.0
+"""Maximum time of one rollout: the 5,400 s of the paper's training as the profile's
+`limits.max_run_seconds`, and time to collect the files after it."""
 REQUEST_TIMEOUT_S = 60.0
 MAX_PAUSE_DELAY_S = 10.0
 PAUSE_TIMEOUT_S = 600.0
@@ -147,16 +148,17 @@ class RolloutClient:
         state: dict[str, Any] = answered.json()
         return state
 
-    async def run(self, rows: Sequence[TaskRow]) -> list[Rollout]:
-        """Return a rollout of each row, in their order. Rollouts of the same row are a group. The
-        first RolloutError cancels the other rollouts and is raised."""
+    async def run(self, rows: Sequence[TaskRow], group_id: str | None = None) -> list[Rollout]:
+        """Return a rollout of each row, in their order. Rollouts of the same row are a group; with
+        `group_id`, all of them are the group of this id. The first RolloutError cancels the other
+        rollouts and is raised."""
         step = uuid.uuid4().hex
         slots = asyncio.Semaphore(self._concurrency)
         async with self.connect(self._concurrency) as http:
 
             async def one(row: TaskRow) -> Rollout:
                 async with slots:
-                    return await self._run_task(http, row, f"{step}-{row.id}")
+                    return await self._run_task(http, row, group_id or f"{step}-{row.id}")
 
             try:
                 async with asyncio.TaskGroup() as group:
@@ -167,7 +169,7 @@ class RolloutClient:
 
     def connect(self, max_connections: int | None) -> httpx.AsyncClient:
         """Return an HTTP client for `run_once`, which the caller closes. With `max_connections`,
-        further runs wait for a connection."""
+        further runs wait for a connection, at most REQUEST_TIMEOUT_S."""
         return httpx.AsyncClient(
             base_url=self._base_url,
             headers=self._headers,
@@ -263,7 +265,7 @@ class RolloutClient:
             **self._common_fields,
             "messages": [{"role": "user", "content": content}],
             "metadata": {"group_id": group_id, "task_id": row.id},
-            "sandbox": {**self._sandbox, **(sandbox or {})},
+            "sandbox": {"on_disconnect": "cancel", **self._sandbox, **(sandbox or {})},
         }
 
 

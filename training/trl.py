@@ -20,13 +20,13 @@ Both arguments of TRL are experimental; the tests pin TRL 1.16.
 
 import asyncio
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import uuid
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
-from training.rollouts import Rollout, RolloutClient, Segment
+from training.rollouts import INFRA_ERROR, Rollout, RolloutClient, RolloutError, Segment
 from training.rows import TaskRow
-from training.turn_server import ManualRollout, Message, TurnServer, text_of
+from training.turn_server import Message, TrainerRollout, TurnServer, text_of
 
 PAPER_SETTINGS: dict[str, Any] = {
     "beta": 0.0,
@@ -63,6 +63,7 @@ def rollout_func(
 
     def roll_out(prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
         rollouts = asyncio.run(client.run([by_id[prompt] for prompt in prompts]))
+        _require_a_rollout(rollouts)
         _log_measures(rollouts, trainer)
         if observe:
             observe(rollouts)
@@ -97,6 +98,13 @@ def reward_of_rollout(
     return list(rollout_reward)
 
 
+def _require_a_rollout(rollouts: Sequence[Rollout]) -> None:
+    """Raise RolloutError if the infrastructure has spoilt all rollouts, so that a training without
+    a proxy ends."""
+    if rollouts and all(each.outcome == INFRA_ERROR for each in rollouts):
+        raise RolloutError(f"All {len(rollouts)} rollouts of a step failed; the log says why.")
+
+
 def _log_measures(rollouts: Sequence[Rollout], trainer: Any) -> None:
     """Add the measures of a batch of rollouts to the trainer's log."""
     segments = [len(each.segments) for each in rollouts if each.segments]
@@ -107,8 +115,9 @@ def _log_measures(rollouts: Sequence[Rollout], trainer: Any) -> None:
         "turns": statistics.mean(each.turns for each in rollouts),
         "tool_calls": statistics.mean(each.tool_calls for each in rollouts),
     }
+    mode = "train" if trainer.model.training else "eval"
     for name, value in measures.items():
-        trainer._metrics["train"][f"rollouts/{name}"].append(value)  # noqa: SLF001 - no public way
+        trainer._metrics[mode][f"rollouts/{name}"].append(value)  # noqa: SLF001 - no public way
 
 
 # TRL runs the loop
@@ -132,45 +141,69 @@ class SandboxEnvironments:
         *,
         host: str = "127.0.0.1",
         port: int = 8790,
+        url: str = "",
     ) -> None:
-        """`host` and `port` are the address of the server; the proxy must reach it."""
-        self._turns = TurnServer(client, host=host, port=port)
+        """`host` and `port` are the server's address, and `url` is its URL for the proxy, by
+        default http://HOST:PORT/rollouts."""
+        self._server = TurnServer(client, host=host, port=port, url=url)
         self._rows = {row.id: row for row in rows}
+        self._batch_id = uuid.uuid4().hex
+        self._batch = set[SandboxEnvironment]()
+        """The environments that have begun a rollout in the current batch."""
 
     @property
     def url(self) -> str:
         """The URL of the server."""
-        return self._turns.url
+        return self._server.url
 
     def __enter__(self) -> Self:
-        self._turns.__enter__()
+        self._server.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._turns.__exit__(*error)
+        self._server.__exit__(*error)
 
     def __call__(self) -> "SandboxEnvironment":
-        return SandboxEnvironment(self._turns, self._rows)
+        return SandboxEnvironment(self)
 
     def prompts(self) -> list[dict[str, Any]]:
         """Return the rows of the trainer's data set. A prompt has the proxy's system message, if
-        there is one, and an empty user message, which `reset` completes. Begins one run, to ask for
-        the system message. Raises RolloutError."""
-        rollout = self._turns.begin(next(iter(self._rows.values())))
-        system = [each for each in rollout.prompt() if each["role"] == "system"]
+        there is one, and an empty user message, which `reset` completes. Starts one run, reads its
+        system message and cancels the run. Raises RolloutError."""
+        rollout = self._server.begin(next(iter(self._rows.values())), f"{self._batch_id}-prompt")
+        messages = rollout.prompt()
         rollout.cancel()
+        if not messages:
+            raise RolloutError("The proxy began no run; the log says why.")
+        system = [each for each in messages if each["role"] == "system"]
         prompt = [*system, {"role": "user", "content": ""}]
         return [{"prompt": prompt, "task_id": id} for id in self._rows]
 
+    def begin(self, environment: "SandboxEnvironment", task_id: str) -> TrainerRollout:
+        """Begin a rollout for an environment. TRL resets each environment once in a batch, so that
+        the second rollout of one begins another batch, with other group ids."""
+        if environment in self._batch:
+            self._batch_id = uuid.uuid4().hex
+            self._batch.clear()
+        self._batch.add(environment)
+        return self._server.begin(self._rows[task_id], f"{self._batch_id}-{task_id}")
+
+    def end(self, rollouts: Sequence[TrainerRollout], answers: Sequence[str]) -> list[Rollout]:
+        """End rollouts, with the answers of those that have not submitted one. Raises
+        RolloutError, also if the infrastructure has spoilt all of them."""
+        ended = self._server.end_all(rollouts, answers)
+        _require_a_rollout(ended)
+        return ended
+
 
 class SandboxEnvironment:
-    """One sandbox at a time, whose tools a trainer's model calls. TRL shows the model the methods
-    without an underscore as tools, except `reset`."""
+    """The environment of one rollout at a time, which `reset` begins. TRL shows the model the
+    other methods without an underscore as tools. TRL hides errors of a tool from the trainer;
+    `reward_of_environment` raises a RolloutError again."""
 
-    def __init__(self, turns: TurnServer, rows: Mapping[str, TaskRow]) -> None:
-        self._turns = turns
-        self._rows = rows
-        self.rollout: ManualRollout | None = None
+    def __init__(self, environments: SandboxEnvironments) -> None:
+        self.environments = environments
+        self.rollout: TrainerRollout | None = None
         """The rollout since the last `reset`."""
 
     def reset(self, task_id: str, **_: Any) -> str:
@@ -178,7 +211,7 @@ class SandboxEnvironment:
         not ended is cancelled. Raises RolloutError."""
         if self.rollout:
             self.rollout.cancel()
-        self.rollout = self._turns.begin(self._rows[task_id])
+        self.rollout = self.environments.begin(self, task_id)
         messages = self.rollout.prompt()
         return "\n".join(text_of(each) for each in messages if each["role"] != "system")
 
@@ -248,11 +281,11 @@ def reward_of_environment(
 ) -> list[float | None]:
     """Return the rewards of the rollouts of environments: the reward function for GRPOTrainer. The
     text of a completion's last message is the answer of a run without `submit`. A run that the
-    infrastructure has spoilt has no reward. Raises RolloutError."""
+    infrastructure has spoilt has no reward. Raises RolloutError, also if there is no other run."""
     rollouts = [each.rollout for each in environments if each.rollout]
-    with ThreadPoolExecutor(max_workers=len(rollouts)) as threads:
-        ended = threads.map(ManualRollout.end, rollouts, map(_last_text, completions))
-        return [rollout.reward for rollout in ended]
+    answers = [_last_text(completion) for completion in completions]
+    ended = environments[0].environments.end(rollouts, answers)
+    return [rollout.reward for rollout in ended]
 
 
 def _last_text(completion: Sequence[Message]) -> str:

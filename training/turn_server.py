@@ -1,8 +1,8 @@
-"""Rollouts whose turns are written by another program, such as a trainer that runs the agent loop.
+"""Rollouts whose turns the caller supplies, such as a trainer that runs the agent loop.
 
 The proxy sends its model calls to a server in this process, which answers each one with the turn
-that the program writes next. The rest of such a rollout is as usual: the sandbox, the limits, the
-observations, the trajectory and the reward.
+that the caller supplies next. The proxy runs the tool calls in a sandbox, applies its limits and
+keeps the trajectory, as with a model.
 """
 
 import asyncio
@@ -11,7 +11,9 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -21,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from training.rollouts import Rollout, RolloutClient
+from training.rollouts import INFRA_ERROR, Rollout, RolloutClient
 from training.rows import TaskRow
 
 Message = dict[str, Any]
@@ -33,103 +35,133 @@ KEEP_ALIVE_S = 10.0
 not end it. JSON permits spaces before a value."""
 
 
-class ManualRollout:
-    """A rollout whose turns the caller writes. Its methods wait for the proxy; call them from one
-    thread."""
+class TrainerRollout:
+    """A rollout whose turns the caller supplies. The methods wait for the proxy; of two threads,
+    only one may wait at a time."""
 
-    def __init__(self, run: Coroutine[Any, Any, Rollout]) -> None:
+    def __init__(self, run: Coroutine[Any, Any, Rollout], spoilt: Rollout) -> None:
+        """Start the run, in the server's event loop. `spoilt` is the rollout if it is cancelled."""
         self._loop = asyncio.get_running_loop()
-        self._calls = asyncio.Queue[list[Message]]()
+        self._spoilt = spoilt
+        self._prompts = asyncio.Queue[list[Message]]()
         self._turns = asyncio.Queue[Message]()
+        self._last_prompt: list[Message] = []
+        self._last_turn: asyncio.Task[Message] | None = None
         self._is_ending = False
-        self.run = asyncio.create_task(run)
+        self.run_task = asyncio.create_task(self._finish(run))
 
     def prompt(self) -> list[Message]:
         """Return the messages with which the run begins. Call it once, before the first turn.
         Return no messages if the infrastructure has spoilt the run. Raises RolloutError."""
-        return self._wait(self._next_call()) or []
+        return self._wait(self._next_prompt()) or []
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str | None:
-        """Write a turn that calls a tool, and return the texts that a model would read after it.
+        """Supply a turn that calls a tool, and return the texts that a model would read after it.
         Return None if the run has ended, for example after `submit`. Raises RolloutError."""
         return self._wait(self._call_tool(name, arguments))
 
-    def end(self, answer: str) -> Rollout:
-        """Write a last turn without a call, unless the run has ended, and return the rollout. If
-        the proxy asks for further turns, they are empty. Raises RolloutError."""
-        return self._wait(self._end(answer))
-
     def cancel(self) -> None:
         """End the run without an answer, unless it has ended."""
-        self._loop.call_soon_threadsafe(self.run.cancel)
+        self._loop.call_soon_threadsafe(self.run_task.cancel)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     # In the server's thread
 
-    async def answer_call(self, messages: list[Message]) -> Message:
-        """Return the next turn for a model call with these messages."""
-        self._calls.put_nowait(messages)
+    async def turn_after(self, prompt: list[Message]) -> Message:
+        """Return the turn that follows the messages of a model call. The proxy may repeat a call
+        whose connection was lost; it then gets the same turn."""
+        if self._last_turn is None or prompt != self._last_prompt:
+            self._last_prompt = prompt
+            self._last_turn = asyncio.create_task(self._next_turn())
+            self._prompts.put_nowait(prompt)
+        return await asyncio.shield(self._last_turn)
+
+    async def end(self, answer: str) -> Rollout:
+        """Supply a last turn without a call, unless the run has ended, and return the rollout. If
+        the proxy asks for further turns, they are empty, as is the answer of a second call of
+        `end`. Raises RolloutError."""
+        if not self._is_ending:
+            self._is_ending = True
+            self._turns.put_nowait({"role": "assistant", "content": answer})
+        return await asyncio.shield(self.run_task)
+
+    async def _finish(self, run: Coroutine[Any, Any, Rollout]) -> Rollout:
+        try:
+            return await run
+        except asyncio.CancelledError:
+            return self._spoilt
+        finally:
+            if self._last_turn:
+                self._last_turn.cancel()
+
+    async def _next_turn(self) -> Message:
         if self._is_ending and self._turns.empty():
             return {"role": "assistant", "content": ""}
         return await self._turns.get()
 
-    async def _next_call(self) -> list[Message] | None:
+    async def _next_prompt(self) -> list[Message] | None:
         """Return the messages of the proxy's next model call; None if the run has ended."""
-        call = asyncio.create_task(self._calls.get())
-        await asyncio.wait({call, self.run}, return_when=asyncio.FIRST_COMPLETED)
-        if call.done():
-            return call.result()
-        call.cancel()
-        self.run.result()  # raises RolloutError
+        prompt = asyncio.create_task(self._prompts.get())
+        await asyncio.wait({prompt, self.run_task}, return_when=asyncio.FIRST_COMPLETED)
+        if prompt.done():
+            return prompt.result()
+        prompt.cancel()
+        self.run_task.result()  # raises RolloutError
         return None
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> str | None:
-        if self.run.done():
-            self.run.result()  # raises RolloutError
+        if self.run_task.done():
+            self.run_task.result()  # raises RolloutError
             return None
         function = {"name": name, "arguments": json.dumps(arguments)}
         call = {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
         self._turns.put_nowait({"role": "assistant", "content": "", "tool_calls": [call]})
-        messages = await self._next_call()
-        if messages is None:
+        prompt = await self._next_prompt()
+        if prompt is None:
             return None
-        roles = [message["role"] for message in messages]
+        roles = [message["role"] for message in prompt]
         last_reply = len(roles) - 1 - roles[::-1].index("assistant")
-        return "\n".join(text_of(message) for message in messages[last_reply + 1 :])
-
-    async def _end(self, answer: str) -> Rollout:
-        if not self._is_ending:
-            self._is_ending = True
-            self._turns.put_nowait({"role": "assistant", "content": answer})
-        return await self.run
+        return "\n".join(text_of(message) for message in prompt[last_reply + 1 :])
 
 
 class TurnServer:
-    """Serves the turns of manual rollouts to a proxy, during a `with` block. The proxy's
-    configuration must list the server's `url` in `backend.upstreams`."""
+    """Serves the turns of rollouts to a proxy, during a `with` block. The proxy's configuration
+    must list the server's `url` in `backend.upstreams`.
 
-    def __init__(self, client: RolloutClient, *, host: str = "127.0.0.1", port: int = 8790) -> None:
-        self.url = f"http://{host}:{port}/rollouts"
+    The server has no authentication: every process that reaches it can read the prompts of its
+    rollouts. The proxy sends it the key of its backend.
+    """
+
+    def __init__(
+        self, client: RolloutClient, *, host: str = "127.0.0.1", port: int = 8790, url: str = ""
+    ) -> None:
+        """`url` is the server's address for the proxy. Default: http://HOST:PORT/rollouts."""
+        self.url = url or f"http://{host}:{port}/rollouts"
         self._client = client
         self._address = (host, port)
-        self._rollouts: dict[str, ManualRollout] = {}
-        self._training_id = uuid.uuid4().hex
+        self._rollouts: dict[str, TrainerRollout] = {}
         path = "/rollouts/{id}/v1/chat/completions"
         app = Starlette(routes=[Route(path, self._chat_completion, methods=["POST"])])
         config = uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5
         )
         self._server = uvicorn.Server(config)
-        self._is_ready = threading.Event()
-        self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),), daemon=True)
 
     def __enter__(self) -> Self:
         """Start to serve. Raises OSError if the port is in use."""
         self._socket = socket.create_server(self._address)
+        started = Future[None]()
+        self._thread = threading.Thread(
+            target=asyncio.run, args=(self._serve(started),), name="turn server", daemon=True
+        )
         self._thread.start()
-        self._is_ready.wait()
+        try:
+            started.result()
+        except BaseException:
+            self._socket.close()
+            raise
         return self
 
     def __exit__(
@@ -138,29 +170,52 @@ class TurnServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for rollout in list(self._rollouts.values()):
-            rollout.cancel()
+        """Cancel the rollouts that have not ended, and stop to serve."""
+        with suppress(RuntimeError):  # the event loop has ended
+            self._loop.call_soon_threadsafe(self._cancel_rollouts)
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
 
-    def begin(self, row: TaskRow) -> ManualRollout:
+    def begin(self, row: TaskRow, group_id: str) -> TrainerRollout:
         """Begin a rollout of a task."""
-        return asyncio.run_coroutine_threadsafe(self._begin(row), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(self._begin(row, group_id), self._loop).result()
 
-    async def _serve(self) -> None:
+    def end_all(self, rollouts: Sequence[TrainerRollout], answers: Sequence[str]) -> list[Rollout]:
+        """End all rollouts as `TrainerRollout.end` does. Raises RolloutError."""
+
+        async def end_all() -> list[Rollout]:
+            pairs = zip(rollouts, answers, strict=True)
+            return await asyncio.gather(*(each.end(answer) for each, answer in pairs))
+
+        return asyncio.run_coroutine_threadsafe(end_all(), self._loop).result()
+
+    # In the server's thread
+
+    async def _serve(self, started: "Future[None]") -> None:
         self._loop = asyncio.get_running_loop()
-        async with self._client.connect(max_connections=None) as self._http:
-            self._is_ready.set()
-            await self._server.serve(sockets=[self._socket])
+        try:
+            async with self._client.connect(max_connections=None) as self._http:
+                started.set_result(None)
+                await self._server.serve(sockets=[self._socket])
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
 
-    async def _begin(self, row: TaskRow) -> ManualRollout:
+    def _cancel_rollouts(self) -> None:
+        for rollout in self._rollouts.values():
+            rollout.run_task.cancel()
+
+    async def _begin(self, row: TaskRow, group_id: str) -> TrainerRollout:
         id = uuid.uuid4().hex
         fields = {"capture": "tokens", "upstream": f"{self.url}/{id}/v1"}
-        group_id = f"{self._training_id}-{row.id}"
-        rollout = ManualRollout(self._client.run_once(self._http, row, group_id, fields))
+        rollout = TrainerRollout(
+            self._client.run_once(self._http, row, group_id, fields),
+            Rollout(row.id, group_id, INFRA_ERROR, None),
+        )
         self._rollouts[id] = rollout
-        rollout.run.add_done_callback(lambda _: self._rollouts.pop(id))
+        rollout.run_task.add_done_callback(lambda _: self._rollouts.pop(id))
         return rollout
 
     async def _chat_completion(self, request: Request) -> Response:
@@ -173,14 +228,15 @@ class TurnServer:
         body = await request.json()
         if body.get("stream"):
             return _error(400, "This server does not stream.")
-        turn = asyncio.create_task(rollout.answer_call(body["messages"]))
-        return StreamingResponse(
-            _completion_pieces(turn, body["model"]), media_type="application/json"
-        )
+        pieces = _completion_pieces(rollout, body["messages"], body["model"])
+        return StreamingResponse(pieces, media_type="application/json")
 
 
-async def _completion_pieces(turn: "asyncio.Task[Message]", model: str) -> AsyncIterator[bytes]:
-    """Yield spaces until the turn is written, and then the chat completion."""
+async def _completion_pieces(
+    rollout: TrainerRollout, prompt: list[Message], model: str
+) -> AsyncIterator[bytes]:
+    """Yield spaces until the turn is supplied, and then the chat completion."""
+    turn = asyncio.create_task(rollout.turn_after(prompt))
     try:
         while not (await asyncio.wait({turn}, timeout=KEEP_ALIVE_S))[0]:
             yield b" "

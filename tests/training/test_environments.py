@@ -1,5 +1,6 @@
 """Environments for trainers that run the agent loop: the proxy runs their tool calls."""
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,12 +19,15 @@ from tests.clients.chat_http import http_client
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import running_proxy
 from tests.training.test_rollouts import exact, task
-from training.rollouts import INFRA_ERROR, RolloutClient, RolloutError
+from training.rollouts import INFRA_ERROR, Rollout, RolloutClient, RolloutError
 from training.trl import ENDED, SandboxEnvironment, SandboxEnvironments, reward_of_environment
+from training.turn_server import TrainerRollout
 
 PROFILE = Profile(
     agent=AgentSettings(capture_tokens=True), limits=Limits(max_turns=4, final_question=False)
 )
+SPOILT = Rollout("port-1", "group", INFRA_ERROR, None)
+TIMEOUT_S = 30
 READ = "cat documents/port.txt"
 
 
@@ -130,13 +134,15 @@ async def test_limit_of_turns_ends_the_run(tmp_path: Path) -> None:
     assert found == [0.0]
 
 
-async def test_run_without_a_proxy_has_no_reward(tmp_path: Path) -> None:
+async def test_training_without_a_proxy_ends(tmp_path: Path) -> None:
     client = RolloutClient(f"http://127.0.0.1:{free_port()}/v1", "none", score=exact)
     with SandboxEnvironments(client, [task("port-1")], port=free_port()) as made:
         environment = await started(made)
         assert await in_thread(environment.execute_bash, READ) == ENDED
-        assert await rewards([[]], environment) == [None]
-        assert (await in_thread(environment.rollout.end, "")).outcome == INFRA_ERROR
+        with pytest.raises(RolloutError, match="All 1 rollouts"):
+            await rewards([[]], environment)
+        with pytest.raises(RolloutError, match="began no run"):
+            await in_thread(made.prompts)
 
 
 async def test_server_that_the_proxy_does_not_allow_is_an_error(tmp_path: Path) -> None:
@@ -172,3 +178,57 @@ async def test_call_that_the_trainer_could_not_parse_is_not_repeated(tmp_path: P
         trajectory = await stored(http)
     assert found == [0.0]
     assert len(trajectory["tool_calls"]) == 1
+
+
+async def test_repeated_model_call_gets_the_same_turn() -> None:
+    ends = asyncio.Event()
+
+    async def run() -> Rollout:
+        await ends.wait()
+        return SPOILT
+
+    rollout = TrainerRollout(run(), SPOILT)
+    first = [{"role": "user", "content": "When?"}]
+    with anyio.fail_after(TIMEOUT_S):
+        answered = asyncio.create_task(rollout.turn_after(first))
+        assert await in_thread(rollout.prompt) == first
+        calling = asyncio.create_task(in_thread(rollout.call_tool, "execute_bash", {}))
+        turn = await answered
+        assert await rollout.turn_after(list(first)) == turn
+        second = [*first, turn, {"role": "tool", "content": "In 1874."}]
+        waiting = asyncio.create_task(rollout.turn_after(second))
+        assert await calling == "In 1874."
+        ending = asyncio.create_task(rollout.end("1874"))
+        assert (await waiting)["content"] == "1874"
+        ends.set()
+        assert await ending == SPOILT
+
+
+async def test_cancelled_rollout_is_spoilt(tmp_path: Path) -> None:
+    async with environments(tmp_path) as (_, made):
+        environment = await started(made)
+        rollout = environment.rollout
+        assert rollout
+        await in_thread(environment.reset, task_id="port-2")
+        assert await in_thread(rollout.call_tool, "execute_bash", {"command": READ}) is None
+        assert "Dredged" in await in_thread(environment.execute_bash, READ)
+        with pytest.raises(RolloutError, match="All 1 rollouts"):
+            await in_thread(made.end, [rollout], [""])
+
+
+async def test_rollouts_of_a_task_are_a_group_in_each_batch(tmp_path: Path) -> None:
+    async with environments(tmp_path) as (http, made):
+        both = [await started(made), await started(made)]
+        await rewards([[], []], *both)
+        await in_thread(both[0].reset, task_id="port-1")
+        await rewards([[]], both[0])
+        listed = (await http.get("/v1/trajectories")).json()["data"]
+        stored = [(await http.get(f"/v1/trajectories/{each['id']}")).json() for each in listed]
+    third, *others = [each["group_id"] for each in stored]
+    assert others[0] == others[1] != third
+
+
+async def test_server_whose_client_is_wrong_does_not_start() -> None:
+    client = RolloutClient("http://127.0.0.1:1/v1", "none", api_key="schlüssel\u2028")
+    with pytest.raises(UnicodeEncodeError):
+        await in_thread(SandboxEnvironments(client, [], port=free_port()).__enter__)

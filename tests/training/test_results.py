@@ -15,7 +15,12 @@ STAYS = [0.2, 0.3, *[0.1] * 5]
 
 def results(trained: list[float], control: list[float], **changes: Any) -> dict[str, Any]:
     """Return results with these rewards of the steps. The changes are those of the control."""
-    values: dict[str, Any] = {"loss": [0.5], "compared_tokens": 9, "max_logprob_difference": 1e-5}
+    values: dict[str, Any] = {
+        "loss": [0.5],
+        "compared_tokens": 9,
+        "max_logprob_difference": 1e-5,
+        "weights_changed": True,
+    }
     first = Measures("reward of the answer", reward=trained, **values)
     second = Measures("random reward", True, reward=control, **{**values, **changes})
     return {"trainings": [asdict(first), asdict(second)]}
@@ -49,12 +54,18 @@ def test_control_that_learns_is_a_fault() -> None:
         ({"compared_tokens": 0}, "no log probability was compared"),
         ({"loss": [0.5, float("inf")]}, "are not finite: [0.5, inf]"),
         ({"loss": []}, "are not finite: []"),
+        ({"unscorable": 2}, "2 rollouts have no reward"),
     ],
 )
 def test_wrong_log_probabilities_and_losses_are_faults(changes: dict[str, Any], fault: str) -> None:
     (found,) = training_faults(results(LEARNS, STAYS, **changes))
     assert found.startswith("random reward: ")
     assert fault in found
+
+
+def test_training_that_does_not_change_the_model_is_a_fault() -> None:
+    (fault,) = learning_faults(results(LEARNS, STAYS, weights_changed=False))
+    assert fault == "random reward: the weights are the same as before"
 
 
 def test_training_that_samples_its_own_tokens_has_no_log_probabilities_to_compare() -> None:

@@ -225,7 +225,9 @@ async def test_hardcoded_answer_is_marked_in_the_rollout_the_reward_and_the_trai
     rows = [task("read"), task("constant")]
     rollouts = list[Rollout]()
     trainer = SimpleNamespace(
-        _metrics={"train": defaultdict(list)}, processing_class=SimpleNamespace(eos_token_id=9)
+        _metrics={"train": defaultdict(list)},
+        model=SimpleNamespace(training=True),
+        processing_class=SimpleNamespace(eos_token_id=9),
     )
     script = [READ, SUBMIT, constant, SUBMIT]
     async with (
