@@ -1,12 +1,23 @@
 """Runs a grading in a process of its own, with a timeout and a memory limit, so that no answer can
-crash or hang the report. Defines the errors of graders."""
+crash or hang the report. Defines the errors of graders.
 
+A server (evaluation/isolation_server.py) forks the processes of gradings. It starts with the first
+grading and ends with this process. multiprocessing's own server would import the main script again
+for each grading, and a script without the line `if __name__ == "__main__":` would run again.
+"""
+
+import atexit
 import contextlib
-import logging
 import multiprocessing
 import os
-import resource
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Literal, TypeVar
 
@@ -14,7 +25,12 @@ TIMEOUT_S = 30.0
 """Timeout of one grading, in seconds."""
 MAX_MEMORY_BYTES = 4 * 2**30
 """Maximum address space of the process of one grading."""
-_PROCESS_CONTEXT = multiprocessing.get_context("forkserver")
+_SERVER_PROGRAM = """
+import sys
+sys.path[:] = sys.argv[3:]
+from evaluation.isolation_server import serve
+serve(int(sys.argv[1]), sys.argv[2].split())
+"""
 _Result = TypeVar("_Result")
 
 
@@ -47,37 +63,97 @@ class UnreadableSampleError(UngradableError):
     """The grader cannot read the right answer of the sample."""
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The call of a grading, and the state of the caller that it depends on."""
+
+    call: bytes
+    """The function and its arguments, pickled."""
+    directory: str
+    """The working directory."""
+    path: Sequence[str]
+    """`sys.path`."""
+    argv: Sequence[str]
+    """`sys.argv`."""
+
+
+class _Server:
+    """The server, which is started when a grading needs it: the first one, or the next one after
+    the server has ended."""
+
+    def __init__(self) -> None:
+        self.modules: Sequence[str] = ()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def fork(self, connection: Connection, status: Connection) -> None:
+        """Let the server fork a process that reads a request from `connection`. The server reports
+        the start and the exit code of the process to `status`, and kills it when the other end of
+        `status` is closed."""
+        fds = [connection.fileno(), status.fileno()]
+        with self._lock:
+            try:
+                socket.send_fds(self._control or self._start(), [b"0"], fds)
+            except ConnectionError:  # the server has ended, and no longer kills its processes
+                self._kill()
+                socket.send_fds(self._start(), [b"0"], fds)
+
+    def _start(self) -> socket.socket:
+        """Start the server, and return the socket for the connections of gradings. The server ends
+        when this socket is closed, at the latest by the end of this process."""
+        self._control, remote = socket.socketpair()
+        with remote:
+            arguments = [str(remote.fileno()), " ".join(self.modules), *sys.path]
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _SERVER_PROGRAM, *arguments],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[remote.fileno()],
+                start_new_session=True,  # Ctrl-C interrupts this process only
+            )
+        atexit.register(self._stop)
+        return self._control
+
+    def _kill(self) -> None:
+        if self._process:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # none is left
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._stop()
+
+    def _stop(self) -> None:
+        """Close the control socket, and wait until the server has ended."""
+        if self._control and self._process:
+            self._control.close()
+            self._process.wait()
+
+
+_server = _Server()
+
+
 def preload(modules: Iterable[str]) -> None:
     """Import modules once for all gradings, if they are installed. Has an effect only before the
     first grading."""
-    _PROCESS_CONTEXT.set_forkserver_preload([__name__, *modules])
+    _server.modules = tuple(modules)
 
 
 def run_isolated(
     function: Callable[..., _Result], *arguments: Any, timeout_s: float = TIMEOUT_S
 ) -> _Result:
-    """Return the function's result from a new process.
+    """Return the function's result from a new process, which imports the function's module by its
+    name. A function of the main script is not found.
 
     The function's standard output and its log records are discarded. Raises UngradableError if a
     package is not installed or if the function raises it, and GraderError if there is no result for
     another reason.
     """
-    receiving, sender = _PROCESS_CONTEXT.Pipe(duplex=False)
-    process = _PROCESS_CONTEXT.Process(target=_send_result, args=(sender, function, arguments))
-    process.start()
-    sender.close()
-    try:
-        if not receiving.poll(timeout_s):
-            raise GraderError(f"no result within {timeout_s:g} s")
-        kind, result = receiving.recv()
-    except EOFError as error:
-        process.join()
-        raise GraderError(f"the process ended with exit code {process.exitcode}") from error
-    finally:
-        process.kill()
-        process.join()
-        process.close()
-        receiving.close()
+    call = pickle.dumps((function, arguments))
+    request = Request(call, os.getcwd(), sys.path, sys.argv)  # noqa: PTH109 - a string
+    connection, remote_connection = multiprocessing.Pipe()
+    status, remote_status = multiprocessing.Pipe()
+    with connection, status:
+        with remote_connection, remote_status:
+            _server.fork(remote_connection, remote_status)
+        kind, result = _outcome(request, connection, status, timeout_s)
     if kind == "ungradable":
         raise UngradableError(result)
     if kind == "failed":
@@ -86,21 +162,19 @@ def run_isolated(
     return value
 
 
-def _send_result(
-    sender: Connection, function: Callable[..., object], arguments: Sequence[Any]
-) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    logging.disable()
-    with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):  # noqa: PTH123 - a device
-        sender.send(_outcome(function, arguments))
-
-
-def _outcome(function: Callable[..., object], arguments: Sequence[Any]) -> tuple[str, object]:
+def _outcome(
+    request: Request, connection: Connection, status: Connection, timeout_s: float
+) -> tuple[str, Any]:
     try:
-        return "succeeded", function(*arguments)
-    except UngradableError as error:
-        return "ungradable", error.reason
-    except ModuleNotFoundError as error:
-        return "ungradable", f"the package {error.name} is not installed"
-    except Exception as error:  # noqa: BLE001 - any error is the result of the process
-        return "failed", f"{type(error).__name__}: {error}"[:500]
+        status.recv()  # the process has started; the server may have to import modules before
+        try:
+            connection.send(request)
+            if connection.poll(timeout_s):
+                kind, result = connection.recv()
+                return kind, result
+        except (EOFError, ConnectionError):
+            if status.poll(timeout_s):
+                return "failed", f"the process ended with exit code {status.recv()}"
+    except (EOFError, ConnectionError):
+        return "failed", "the server of the gradings ended"
+    return "failed", f"no result within {timeout_s:g} s"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes that `pid` started, recursively. The helpers of multiprocessing, which
-    grade answers in other tests and stay until the end, are left out.
+    """Return the processes that `pid` started, recursively. The server of gradings, which
+    other tests start and which stays until the end, is left out.
 
     The parents are read from /proc/PID/stat: /proc/PID/task/TID/children may leave out a process
     while another one ends, see proc_pid_children(5)."""
@@ -22,7 +22,7 @@ def descendants(pid: int) -> list[int]:
     unread = [pid]
     while unread:
         for child in started.get(unread.pop(), ()):
-            if "from multiprocessing." not in command_line(child):
+            if "evaluation.isolation_server" not in command_line(child):
                 found.append(child)
                 unread.append(child)
     return found
