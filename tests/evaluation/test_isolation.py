@@ -7,9 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
-from evaluation.isolation import GraderError, run_isolated
+from evaluation.isolation import run_isolated
 from tests.evaluation.evaluation_process import TIMEOUT_S, with_packages
 from tests.processes import all_end
 
@@ -94,14 +92,12 @@ def test_server_and_its_gradings_end_when_the_caller_is_killed(tmp_path: Path) -
 
 def end_server() -> None:
     os.kill(os.getpgrp(), signal.SIGKILL)
-    signal.pause()
 
 
 def test_grading_after_the_end_of_the_server_starts_another_server() -> None:
     first = run_isolated(os.getpgrp)
     pidfd = os.pidfd_open(first)
-    with pytest.raises(GraderError, match=r"no result within 0\.5 s"):
-        run_isolated(end_server, timeout_s=0.5)
+    run_isolated(end_server)
     assert all_end([pidfd])
     second = run_isolated(os.getpgrp)
     assert first != second == run_isolated(os.getpgrp)
