@@ -23,6 +23,9 @@ from typing import Any, Literal, TypeVar
 
 TIMEOUT_S = 30.0
 """Timeout of one grading, in seconds."""
+START_TIMEOUT_S = 120.0
+"""Maximum time until the process of a grading starts. The first one waits for the imports of the
+server."""
 MAX_MEMORY_BYTES = 4 * 2**30
 """Maximum address space of the process of one grading."""
 _SERVER_PROGRAM = """
@@ -166,7 +169,9 @@ def _outcome(
     request: Request, connection: Connection, status: Connection, timeout_s: float
 ) -> tuple[str, Any]:
     try:
-        status.recv()  # the process has started; the server may have to import modules before
+        if not status.poll(START_TIMEOUT_S):
+            return "failed", f"the process has not started within {START_TIMEOUT_S:g} s"
+        status.recv()
         try:
             connection.send(request)
             if connection.poll(timeout_s):
