@@ -219,16 +219,21 @@ class TurnServer:
         return rollout
 
     async def _chat_completion(self, request: Request) -> Response:
-        rollout = self._rollouts.get(request.path_params["id"])
-        if rollout is None:
-            return _error(404, "There is no such rollout.")
         length = request.headers.get("content-length", "")
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
             return _error(413, f"A body needs a content-length of at most {MAX_BODY_BYTES} bytes.")
-        body = await request.json()
+        try:
+            body = await request.json()
+        except (ValueError, RecursionError):
+            body = None
+        if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
+            return _error(400, "The body is not a JSON object with messages.")
         if body.get("stream"):
             return _error(400, "This server does not stream.")
-        pieces = _completion_pieces(rollout, body["messages"], body["model"])
+        rollout = self._rollouts.get(request.path_params["id"])
+        if rollout is None:
+            return _error(404, "There is no such rollout.")
+        pieces = _completion_pieces(rollout, body["messages"], str(body.get("model")))
         return StreamingResponse(pieces, media_type="application/json")
 
 

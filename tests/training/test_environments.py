@@ -228,6 +228,25 @@ async def test_rollouts_of_a_task_are_a_group_in_each_batch(tmp_path: Path) -> N
     assert others[0] == others[1] != third
 
 
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"{", (400, "The body is not a JSON object with messages.")),
+        (b"[]", (400, "The body is not a JSON object with messages.")),
+        (b'{"messages": [], "stream": true}', (400, "This server does not stream.")),
+        (b'{"messages": []}', (404, "There is no such rollout.")),
+    ],
+)
+async def test_server_refuses_what_is_no_model_call_of_a_rollout(
+    body: bytes, error: tuple[int, str], tmp_path: Path
+) -> None:
+    async with environments(tmp_path) as (http, made):
+        environment = await started(made)
+        answered = await http.post(f"{made.url}/unknown/v1/chat/completions", content=body)
+        assert "Dredged" in await in_thread(environment.execute_bash, READ)
+    assert (answered.status_code, answered.json()["error"]["message"]) == error
+
+
 async def test_server_whose_client_is_wrong_does_not_start() -> None:
     client = RolloutClient("http://127.0.0.1:1/v1", "none", api_key="schlüssel\u2028")
     with pytest.raises(UnicodeEncodeError):
