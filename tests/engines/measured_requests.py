@@ -1,6 +1,6 @@
-"""Send one request and compare the usage of the answer with the model server's own count."""
+"""Send a request, and compare the usage of its answer or of its model calls with other counts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,3 +75,27 @@ PATIENCE_S = 600
 def outcome(response: httpx.Response) -> tuple[int, Any]:
     """Return the status and the error code."""
     return response.status_code, response.json().get("error", {}).get("code")
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedReply:
+    """The tokens of one model call in a trajectory."""
+
+    ids: list[int]
+    """The ids of the prompt, and then of the reply."""
+    prompt_tokens: int
+    logprobs: list[float]
+    """The log probability of each token of the reply."""
+
+
+def captured_replies(trajectory: Body) -> Iterator[CapturedReply]:
+    """Yield the tokens of each model call, which must be as many as its usage says."""
+    for call in trajectory["model_calls"]:
+        assert call["tokens_missing"] is None
+        segment = trajectory["token_segments"][call["token_segment"]]
+        prompt, reply = call["prompt_tokens"], call["reply_tokens"]
+        assert prompt == call["usage"]["prompt_tokens"]
+        assert reply == call["usage"]["completion_tokens"]
+        ids = [*segment["prompt_ids"], *segment["response_ids"]][: prompt + reply]
+        logprobs = [0.0] * len(segment["prompt_ids"]) + segment["logprobs"]
+        yield CapturedReply(ids, prompt, logprobs[prompt : prompt + reply])

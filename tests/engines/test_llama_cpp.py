@@ -19,6 +19,7 @@ from tests.engines.measured_requests import (
     SHORT,
     UNREACHABLE,
     ask,
+    captured_replies,
     outcome,
     post,
     request,
@@ -65,19 +66,12 @@ async def test_captured_tokens_are_those_of_the_server(served: Served) -> None:
         found = (await http.get(f"{url}/v1/runs/{run}/trajectory")).json()
         assert len(found["model_calls"]) == 3
         differences = []
-        for call in found["model_calls"]:
-            assert call["tokens_missing"] is None
-            segment = found["token_segments"][call["token_segment"]]
-            prompt, reply = call["prompt_tokens"], call["reply_tokens"]
-            assert prompt == call["usage"]["prompt_tokens"]
-            assert reply == call["usage"]["completion_tokens"]
-            ids = [*segment["prompt_ids"], *segment["response_ids"]][: prompt + reply]
-            captured = [0.0] * len(segment["prompt_ids"]) + segment["logprobs"]
-            recomputed = await log_probabilities(http, served.server.url, ids, prompt)
-            differences += [
-                abs(captured[index] - recomputed[index - prompt])
-                for index in range(prompt, prompt + reply)
-            ]
+        for reply in captured_replies(found):
+            recomputed = await log_probabilities(
+                http, served.server.url, reply.ids, reply.prompt_tokens
+            )
+            pairs = zip(reply.logprobs, recomputed, strict=True)
+            differences += [abs(captured - other) for captured, other in pairs]
     assert statistics.median(differences) < MEDIAN_DIFFERENCE
     assert max(differences) < MAX_DIFFERENCE
 
