@@ -37,7 +37,7 @@ from proxy.runs.archive import RunArchive
 from proxy.runs.event_log import Record
 from proxy.runs.exchange import RunExchange
 from proxy.runs.run import RequestIdentity, Run, RunMetadata, Subscriber
-from proxy.runs.trajectory_recorder import TrajectoryRecorder
+from proxy.runs.trajectory_recorder import MAX_WRITE_S, TrajectoryRecorder
 from proxy.store.process_messages import ProcessMessages
 from proxy.store.runs import RunRepository
 from proxy.store.trajectories import StoredTrajectory, TrajectoryRepository
@@ -241,13 +241,15 @@ class RunManager:
 
     async def write_trajectories(self, owner: str, run_id: str | None = None) -> None:
         """Store the trajectories of the owner's runs as far as they are recorded: of all runs, or
-        of the run with `run_id`."""
+        of the run with `run_id`. Wait at most MAX_WRITE_S."""
         found = [
             recorder
             for recorder in self._recorders.values()
             if recorder.owner == owner and run_id in (None, *recorder.run_ids)
         ]
-        await asyncio.gather(*(recorder.write() for recorder in found))
+        with anyio.move_on_after(MAX_WRITE_S):
+            for recorder in found:  # in the order of the runs, which is that of the list
+                await recorder.write()
 
     async def cancel_elsewhere(
         self, run_id: str, find_process: Callable[[], Awaitable[str | None]]

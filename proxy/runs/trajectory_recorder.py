@@ -22,6 +22,9 @@ SMALL_BYTES = 256 << 10
 """A text up to this size is compressed on the event loop, in at most 3 ms."""
 STORE_TIMEOUT_S = 10.0
 """Maximum wait for one transaction of the store, in seconds."""
+MAX_WRITE_S = 2 * STORE_TIMEOUT_S
+"""Maximum time of one write, in seconds: if its transaction fails, another one marks the trajectory
+as failed."""
 LAST_WRITE_DELAY_S = 0.1
 """Maximum time by which the last write is postponed, in seconds, so that the answer comes first."""
 WRITE_INTERVAL_S = 1.0
