@@ -68,7 +68,8 @@ class UnreadableSampleError(UngradableError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The call of a grading, and the state of the caller that it depends on."""
+    """A request to the process that grades: the function call to make, and the parts of this
+    process's state that the call depends on."""
 
     call: bytes
     """The function and its arguments, pickled."""

@@ -92,7 +92,8 @@ class EchoCheck:
         return False
 
     def _quotations(self, text: str) -> Iterator[Words]:
-        """Yield the quotations that the words of `text` complete."""
+        """Append the words of `text` to the earlier words. Yield each quotation of the proxy's
+        texts that ends with one of them."""
         for match in _WORD_OR_END.finditer(text):
             if match["word"] is None:
                 quotation = self._proxy_texts.sentence_at_end(tuple(self._words))

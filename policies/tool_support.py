@@ -95,12 +95,12 @@ def disabled_verdict(model: str) -> ToolVerdict:
     return ToolVerdict("no_tool_support", _NEVER_MESSAGE.format(model=model))
 
 
-def ignored_verdict(model: str) -> ToolVerdict:
+def tools_ignored_verdict(model: str) -> ToolVerdict:
     """Return the verdict on a model whose chat template leaves tools out."""
     return ToolVerdict("tools_ignored", _IGNORED_MESSAGE.format(model=model))
 
 
-def refused_verdict(model: str, error: str) -> ToolVerdict:
+def tools_refused_verdict(model: str, error: str) -> ToolVerdict:
     """Return the verdict on a model whose backend refuses tools with this error message."""
     change = next(change for word, change in _REMEDIES if word in error)
     error = " ".join(error[:_MAX_QUOTED_CHARS].split()).rstrip(".")
@@ -109,7 +109,7 @@ def refused_verdict(model: str, error: str) -> ToolVerdict:
     )
 
 
-def failed_verdict(model: str, trouble: Collection[str]) -> ToolVerdict:
+def tools_failed_verdict(model: str, trouble: Collection[str]) -> ToolVerdict:
     """Return the verdict on a model whose tool calls failed. `trouble` names the kinds of
     failures."""
     signs = ", ".join(sorted(trouble)).replace("_", " ")

@@ -321,7 +321,7 @@ class GuestSandbox:
             while piece := await stream.receive():
                 await listing.feed(piece[1])
             entries = listing.finish()
-        await self._raise_file_error(stream)
+        await self._raise_if_file_error(stream)
         return Listing(entries, truncated=await self._parse_report(is_truncated, stream))
 
     async def snapshot(self, sink: Sink, *, max_bytes: int) -> int:
@@ -334,7 +334,7 @@ class GuestSandbox:
                     raise FileSizeLimitError(f"the workspace is larger than {max_bytes} bytes")
                 await sink(piece[1])
         # 1: a background process changed a file while tar read it.
-        await self._raise_failure("packing the workspace", stream, accepted_codes=(0, 1))
+        await self._raise_if_failed("packing the workspace", stream, accepted_codes=(0, 1))
         return size
 
     async def restore(self, source: AsyncIterable[bytes]) -> None:
@@ -347,7 +347,7 @@ class GuestSandbox:
                 printed += piece[1]
                 if len(printed) > MAX_COUNT_CHARS:
                     raise ProtocolError("the agent sent more data than a count of bytes")
-        await self._raise_failure("unpacking the workspace", stream, accepted_codes=(0,))
+        await self._raise_if_failed("unpacking the workspace", stream, accepted_codes=(0,))
         self._retention.add_restored(printed)
 
     @asynccontextmanager
@@ -373,10 +373,10 @@ class GuestSandbox:
                 raise
             raise FileTimeoutError(f"{request['op']} took longer than {timeout_s} s") from error
 
-    async def _raise_failure(
+    async def _raise_if_failed(
         self, action: str, stream: Stream, *, accepted_codes: tuple[int, ...]
     ) -> None:
-        await self._raise_file_error(stream)
+        await self._raise_if_file_error(stream)
         exit_code, stderr = await self._parse_report(exit_of, stream)
         if exit_code not in accepted_codes:
             raise SandboxFileError(f"{action} failed: {stderr.strip()}")
@@ -385,10 +385,10 @@ class GuestSandbox:
         await self._channel.close()
 
     async def _reported_size(self, stream: Stream) -> int:
-        await self._raise_file_error(stream)
+        await self._raise_if_file_error(stream)
         return await self._parse_report(size_in, stream)
 
-    async def _raise_file_error(self, stream: Stream) -> None:
+    async def _raise_if_file_error(self, stream: Stream) -> None:
         if failure := await self._parse_report(failure_in, stream):
             raise FILE_ERRORS.get(failure.code, SandboxFileError)(failure.message)
 

@@ -213,8 +213,8 @@ class Conversation:
         self, extra_fields: Mapping[str, Any], on_delta: OnDelta | None
     ) -> Completion:
         """Make a model call with the history as its prompt. If the backend refuses the call as too
-        long, retry: first without the optional parameters, then with the client's own token limit,
-        then with a compacted history or a lower token limit. Raises BackendError."""
+        long, retry: first without the optional parameters, then without raising the client's token
+        limit, then with a compacted history or a lower token limit. Raises BackendError."""
         on_delta = on_delta and self.model_time.pause_during(on_delta)
         extra_fields = {**extra_fields, **self._token_limits()}
         extra_fields = await self._context.fit(extra_fields, may_compact=self.has_used_tools)

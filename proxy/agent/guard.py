@@ -120,7 +120,8 @@ class EgressWatch:
         else:
             self._open_connections.pop(target, None)
         if _has_failed(decision):
-            await self._emit_failure_summary(self._failure_throttle.start_period(self._now()))
+            suppressed = self._failure_throttle.start_period_if_due(self._now())
+            await self._emit_failure_summary(suppressed)
             if not self._failure_throttle.try_acquire():
                 return
         await self._emit_decision(decision)
@@ -151,7 +152,7 @@ class EgressWatch:
             event,
         )
         self._rule_throttles[event.rule] = (throttle, event)
-        await self._emit_rule_summary(event, throttle.start_period(self._now()))
+        await self._emit_rule_summary(event, throttle.start_period_if_due(self._now()))
         if throttle.try_acquire():
             await self._emit_event(event)
 
@@ -204,7 +205,7 @@ class Throttle:
         self._ends_at = float("-inf")
         self._event_count = 0
 
-    def start_period(self, now: float) -> int:
+    def start_period_if_due(self, now: float) -> int:
         """Begin a new period if the last period is over. Return the number of events that the last
         period suppressed, or 0 if it is not over."""
         if now < self._ends_at:

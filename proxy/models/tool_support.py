@@ -25,10 +25,10 @@ from policies.tool_support import (
     ToolSupport,
     ToolVerdict,
     disabled_verdict,
-    failed_verdict,
-    ignored_verdict,
     is_evidence,
-    refused_verdict,
+    tools_failed_verdict,
+    tools_ignored_verdict,
+    tools_refused_verdict,
 )
 from proxy.agent.events import OnDelta
 from proxy.agent.model import Completion, Model, ModelWrapper, Upstream, UpstreamRequest
@@ -115,8 +115,10 @@ class ToolProbe:
         return [str(model.get("id")) for model in await self._model.models()]
 
     async def version(self) -> str | None:
-        """Return the engine's version and the other fields that affect tools, or None if the server
-        does not report them. Raises BackendError."""
+        """Return a text that identifies the engine, for comparison with an earlier one: the
+        endpoint that reports the engine, and the reported fields that affect tools, such as the
+        version and the chat template. Return None if no endpoint reports the engine. Raises
+        BackendError."""
         upstream = self._model.upstream
         if upstream is None:
             return None
@@ -138,13 +140,13 @@ class ToolProbe:
         try:
             with_tools = await self._prompt_tokens(model_name, messages, [_PROBE_TOOL])
         except ToolsRefusedError as error:
-            return refused_verdict(model_name, error.message)
+            return tools_refused_verdict(model_name, error.message)
         if has_tools:
             return SUPPORTED
         without = await self._prompt_tokens(model_name, messages, [])
         if not with_tools or not without:
             return None
-        return SUPPORTED if with_tools > without else ignored_verdict(model_name)
+        return SUPPORTED if with_tools > without else tools_ignored_verdict(model_name)
 
     async def refusal(self, model_name: str) -> ToolVerdict | None:
         """Return the verdict against a model if the backend refuses a request with a harmless tool,
@@ -152,7 +154,7 @@ class ToolProbe:
         try:
             await self._prompt_tokens(model_name, _random_prompt(), [_PROBE_TOOL])
         except ToolsRefusedError as error:
-            return refused_verdict(model_name, error.message)
+            return tools_refused_verdict(model_name, error.message)
         return None
 
     async def _prompt_tokens(
@@ -295,7 +297,7 @@ class ToolVerdicts:
         elif known.verdict.reason is None and model not in self._doubted_models:
             self._doubted_models.add(model)
             _put_bounded(self._next_probe_at, model, self._now() + REPROBE_AFTER_S)
-        return refused_verdict(model, message)
+        return tools_refused_verdict(model, message)
 
     def note_run(self, owner: str, result: Result) -> None:
         """Note the trouble that a run had with tools. Enough trouble leads to a verdict against the
@@ -309,7 +311,7 @@ class ToolVerdicts:
         ran = any(run.stats.peak_mem_bytes or run.stats.cpu_ms for run in runs)
         if not is_evidence(trouble, has_run_commands=ran):
             return
-        verdict = failed_verdict(model, trouble)
+        verdict = tools_failed_verdict(model, trouble)
         log.warning("run %s: its key gets no tools for now: %s", result.run_id, verdict.message)
         _put_bounded(
             self._owner_verdicts, (owner, model), (self._now() + EVIDENCE_HOLDS_S, verdict)

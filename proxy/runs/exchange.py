@@ -251,8 +251,8 @@ class _FollowTiming:
 
 
 class _Publication:
-    """The events of a run of this process, or the frames of its response, which other processes
-    follow."""
+    """A run of this process that other processes follow: its followers, and how far its events, or
+    the frames of its response, have been published."""
 
     def __init__(self, publication_id: str, follower: str) -> None:
         self.id = publication_id

@@ -306,8 +306,9 @@ class _Reader:
         return {"segment": segment, "prompt_messages": len(self.prompt), **line, **tokens}
 
     def _move_tokens(self, line: Line) -> Line:
-        """Move the tokens of a call from its line into their segment, and return the numbers of
-        tokens of the prompt and of the reply. Return no fields if no tokens were captured."""
+        """Move the captured tokens of a model call from the call's line to the token segment that
+        the line names. Return the fields `prompt_tokens` and `reply_tokens`, the counts of these
+        tokens, or no fields if no tokens were captured."""
         if "token_segment" not in line:
             return {}
         index = line["token_segment"]

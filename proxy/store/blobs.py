@@ -125,8 +125,8 @@ class BlobStore:
         """Remove each file whose name and size are not in `known_sizes`, unless it is newer than
         `GRACE_S` or is being written. Return the names in `known_sizes` without an intact file.
 
-        `known_sizes` must be read from the database before the call, because a blob is written
-        before its row.
+        A blob is written before its row, and the rows are read before the files are listed. So a
+        name in `known_sizes` without a file is a lost blob, not one that is still being written.
         """
         missing = set(known_sizes)
         for entry, status in self._entries():

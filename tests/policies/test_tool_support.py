@@ -6,10 +6,10 @@ from policies.tool_support import (
     HOLDS_WITHOUT_VERSION_S,
     SUPPORTED,
     KnownVerdict,
-    ignored_verdict,
     is_evidence,
     is_local,
-    refused_verdict,
+    tools_ignored_verdict,
+    tools_refused_verdict,
 )
 
 
@@ -77,14 +77,14 @@ def test_server_in_a_private_network_is_local(url: str, local: bool) -> None:
     ],
 )
 def test_tool_refusal_message_says_how_to_change_the_server(refusal: str, change: str) -> None:
-    message = refused_verdict("m", refusal).message
+    message = tools_refused_verdict("m", refusal).message
     assert refusal in message
     assert change in message
     assert "backend.tool_support: never" in message
 
 
 def test_tool_verdict_header_is_short_printable_ascii_for_any_model_name() -> None:
-    value = ignored_verdict("模型\r\nx: y").header_value
+    value = tools_ignored_verdict("模型\r\nx: y").header_value
     assert value.isascii()
     assert value.isprintable()
-    assert len(refused_verdict("m", "no tools " * 10_000).header_value) < 1000
+    assert len(tools_refused_verdict("m", "no tools " * 10_000).header_value) < 1000

@@ -194,7 +194,7 @@ async def test_announcement_is_the_answer_if_the_model_does_not_make_the_call_on
     assert len(model.requests) == 2
 
 
-async def test_model_may_be_asked_for_an_announced_call_again_after_a_tool_call() -> None:
+async def test_announcement_after_a_tool_call_leads_to_a_second_reminder() -> None:
     model = ScriptedModel(
         [
             text_reply("Let me check:"),

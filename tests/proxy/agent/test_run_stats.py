@@ -60,7 +60,9 @@ async def test_only_executed_calls_of_sandbox_tools_count_for_capabilities() -> 
     ]
 
 
-async def test_usage_sums_all_calls_but_trajectory_tokens_count_each_token_once() -> None:
+async def test_stats_sum_the_tokens_of_all_calls_but_the_trajectory_counts_each_token_once() -> (
+    None
+):
     result = await answered(
         [
             {**tool_reply(LOOK), "usage": usage(100, 10, reasoning=4)},

@@ -7,7 +7,7 @@ def emitted_lines(throttle: Throttle, now: float, count: int) -> list[object]:
     """Return the allowed lines among `count` lines at one time, and the sums of earlier periods."""
     lines: list[object] = []
     for _ in range(count):
-        if suppressed := throttle.start_period(now):
+        if suppressed := throttle.start_period_if_due(now):
             lines.append(f"and {suppressed} more")
         if throttle.try_acquire():
             lines.append(now)

@@ -138,7 +138,7 @@ async def test_control_data_for_a_peer_that_does_not_read_is_bounded() -> None:
         assert byte_stream._transport.get_write_buffer_size() == waiting
 
 
-async def test_control_data_behind_a_large_request_is_not_counted_against_the_peer() -> None:
+async def test_large_request_does_not_count_towards_the_limit_of_unread_control_data() -> None:
     async with connected() as (byte_stream, peer):
         receiving = asyncio.create_task(read_all(byte_stream))
         byte_stream.write(bytes(8 * MEGABYTE))
