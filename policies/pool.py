@@ -4,6 +4,7 @@ request must wait."""
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Literal
 
 from policies.egress import Egress
@@ -17,6 +18,11 @@ RESIZABLE_FIELDS = ("memory_mib", "cpus", "pids")
 """Fields of Isolation that can be changed in a running sandbox."""
 LEASE_FIELDS = ("network",)
 """Fields of Isolation that take effect only when a sandbox is leased."""
+_EXACT_KEY_FIELDS = tuple(
+    field.name for field in fields(Isolation) if field.name not in LEASE_FIELDS
+)
+"""By exclusion, so that a new field of Isolation is part of the key by default."""
+_KEY_FIELDS = tuple(name for name in _EXACT_KEY_FIELDS if name not in RESIZABLE_FIELDS)
 
 _MIN_START_BACKOFF_S, _MAX_START_BACKOFF_S = 1.0, 30.0
 _NEWEST_WEIGHT = 0.2
@@ -98,18 +104,16 @@ def without_lease_fields(isolation: Isolation) -> Isolation:
 def pool_key(isolation: Isolation) -> PoolKey:
     """Return the settings that are fixed when a sandbox is created. A ready sandbox can serve every
     request with the same key."""
-    return _fields_except(isolation, RESIZABLE_FIELDS + LEASE_FIELDS)
+    return _read_fields(_KEY_FIELDS, isolation)
 
 
 def exact_pool_key(isolation: Isolation) -> PoolKey:
     """Return the pool key for a backend that cannot change limits later."""
-    return _fields_except(isolation, LEASE_FIELDS)
+    return _read_fields(_EXACT_KEY_FIELDS, isolation)
 
 
-def _fields_except(isolation: Isolation, names: tuple[str, ...]) -> PoolKey:
-    # By exclusion, so that a new field of Isolation is part of the key by default.
-    kept = (field.name for field in fields(isolation) if field.name not in names)
-    return tuple((name, getattr(isolation, name)) for name in kept)
+def _read_fields(names: tuple[str, ...], isolation: Isolation) -> PoolKey:
+    return tuple(zip(names, attrgetter(*names)(isolation), strict=True))
 
 
 @lru_cache
