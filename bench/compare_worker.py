@@ -1,0 +1,243 @@
+"""The measurements of one checkout for `bench.compare`.
+
+`python -P bench/compare_worker.py IMAGE` imports the packages on PYTHONPATH, which may be of an
+older checkout than this file. It prints the names of the backends that work as a JSON list,
+then reads orders from stdin, one JSON list a line: [operation, backend, repetitions]. For each it
+prints the durations in ms as a JSON list.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+
+from bench.backends import BenchBackend, Kind, working_backends
+from bench.load import burst, post_request
+from bench.loop import EXPECTED_BYTES, REQUEST
+from bench.sandboxes import fill_pool
+from bench.servers import BenchServer, model_backend, proxy
+from policies.isolation import Isolation
+from policies.pool import PoolSettings
+from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
+from sandbox_runtime.pool.pool import Pool
+from sandbox_runtime.sandbox import Sandbox
+
+ISOLATION = Isolation()
+PIECE = bytes(1 << 20)
+SMALL_FILE, LARGE_FILE = "/testbed/small/file", "/testbed/large/file"
+LARGE_PIECES = 100
+COMMAND_TIMEOUT_S = 60
+SANDBOX_COUNT = 16
+SETTLE_S = 0.4
+"""Pause after a run, in seconds, so that the removal of its sandbox does not slow the next run."""
+PLAIN_BODY = {
+    "model": "bench:plain",
+    "messages": [{"role": "user", "content": "Tell me something."}],
+}
+REQUESTS = {
+    kind: post_request("/v1/chat/completions", {**PLAIN_BODY, "stream": kind == "stream"}, "none")
+    for kind in ("whole", "stream")
+}
+Operation = Callable[[Kind, int], Awaitable[Sequence[float]]]
+
+
+class Worker:
+    """Sandboxes, pools and servers, each started when an operation first needs it."""
+
+    def __init__(
+        self, opened: AsyncExitStack, image: str, backends: Sequence[BenchBackend]
+    ) -> None:
+        self._opened = opened
+        self._image = image
+        self._backends = {backend.kind: backend for backend in backends}
+        self._sandboxes: dict[Kind, list[GuestSandbox]] = {}
+        self._pools: dict[Kind, Pool] = {}
+        self._servers: dict[Kind, BenchServer] = {}
+        self.operations: dict[str, Operation] = {
+            "command": self._command,
+            "commands16": self._commands16,
+            "cold": self._cold,
+            "warm": self._warm,
+            "ping": self._ping,
+            "put1k": self._put_small,
+            "get1k": self._get_small,
+            "put100m": self._put_large,
+            "get100m": self._get_large,
+            "run": self._run,
+            "run-cpu": self._run_cpu,
+            "runs64": self._runs64,
+            "plain": self._plain,
+            "plain64": self._plain64,
+            "plain64-cpu": self._plain64_cpu,
+            "stream64": self._stream64,
+        }
+
+    async def _command(self, kind: Kind, count: int) -> Sequence[float]:
+        (sandbox,) = await self._take(kind, 1)
+        return [await _ms(_true(sandbox)) for _ in range(count)]
+
+    async def _commands16(self, kind: Kind, count: int) -> Sequence[float]:
+        async def work(sandbox: Sandbox) -> None:
+            for _ in range(count):
+                await _true(sandbox)
+
+        return [await _ms(asyncio.gather(*map(work, await self._take(kind, SANDBOX_COUNT))))]
+
+    async def _cold(self, kind: Kind, count: int) -> Sequence[float]:
+        async def start() -> None:
+            started.append(await start_sandbox(self._backends[kind].backend, ISOLATION))
+            await _true(started[-1])
+
+        started: list[Sandbox] = []
+        took_ms = []
+        for _ in range(count):
+            took_ms.append(await _ms(start()))
+            await started[-1].close()
+        return took_ms
+
+    async def _warm(self, kind: Kind, count: int) -> Sequence[float]:
+        if kind not in self._pools:
+            settings = PoolSettings(min_ready=1)
+            self._pools[kind] = Pool(self._backends[kind].backend, settings, [ISOLATION])
+            self._opened.push_async_callback(self._pools[kind].aclose)
+        took_ms = []
+        for _ in range(count):
+            await fill_pool(self._pools[kind], 1)
+            began = time.perf_counter()
+            async with self._pools[kind].lease(ISOLATION) as lease:
+                await lease.sandbox()
+                took_ms.append((time.perf_counter() - began) * 1000)
+        return took_ms
+
+    async def _ping(self, kind: Kind, count: int) -> Sequence[float]:
+        (sandbox,) = await self._take(kind, 1)
+        return [await _ms(sandbox.ping(COMMAND_TIMEOUT_S)) for _ in range(count)]
+
+    async def _put_small(self, kind: Kind, count: int) -> Sequence[float]:
+        (sandbox,) = await self._take(kind, 1)
+        return [await _ms(_put(sandbox, SMALL_FILE, [PIECE[:1000]])) for _ in range(count)]
+
+    async def _get_small(self, kind: Kind, count: int) -> Sequence[float]:
+        (sandbox,) = await self._take(kind, 1)
+        await _put(sandbox, SMALL_FILE, [PIECE[:1000]])
+        return [await _ms(_get(sandbox, SMALL_FILE)) for _ in range(count)]
+
+    async def _put_large(self, kind: Kind, count: int) -> Sequence[float]:
+        (sandbox,) = await self._take(kind, 1)
+        pieces = [PIECE] * LARGE_PIECES
+        return [await _ms(_put(sandbox, LARGE_FILE, pieces)) for _ in range(count)]
+
+    async def _get_large(self, kind: Kind, count: int) -> Sequence[float]:
+        (sandbox,) = await self._take(kind, 1)
+        await _put(sandbox, LARGE_FILE, [PIECE] * LARGE_PIECES)
+        return [await _ms(_get(sandbox, LARGE_FILE)) for _ in range(count)]
+
+    async def _run(self, kind: Kind, count: int) -> Sequence[float]:
+        server = await self._server(kind)
+        took_ms: list[float] = []
+        for _ in range(count):
+            took_ms += await _send(server, REQUEST, 1, 1, EXPECTED_BYTES)
+            await asyncio.sleep(SETTLE_S)
+        return took_ms
+
+    async def _run_cpu(self, kind: Kind, count: int) -> Sequence[float]:
+        server = await self._server(kind)
+        before_s = server.cpu_s()
+        await _send(server, REQUEST, count, 1, EXPECTED_BYTES)
+        await asyncio.sleep(SETTLE_S)
+        return [(server.cpu_s() - before_s) * 1000 / count]
+
+    async def _runs64(self, kind: Kind, count: int) -> Sequence[float]:
+        server = await self._server(kind)
+        return [await _ms(_send(server, REQUEST, count, 64, EXPECTED_BYTES)) / count]
+
+    async def _plain(self, kind: Kind, count: int) -> Sequence[float]:
+        return await _send(await self._server(kind), REQUESTS["whole"], count, 1)
+
+    async def _plain64(self, kind: Kind, count: int) -> Sequence[float]:
+        server = await self._server(kind)
+        return [await _ms(_send(server, REQUESTS["whole"], count, 64)) / count]
+
+    async def _plain64_cpu(self, kind: Kind, count: int) -> Sequence[float]:
+        server = await self._server(kind)
+        before_s = server.cpu_s()
+        await _send(server, REQUESTS["whole"], count, 64)
+        return [(server.cpu_s() - before_s) * 1000 / count]
+
+    async def _stream64(self, kind: Kind, count: int) -> Sequence[float]:
+        server = await self._server(kind)
+        return [await _ms(_send(server, REQUESTS["stream"], count, 64)) / count]
+
+    async def _take(self, kind: Kind, count: int) -> Sequence[GuestSandbox]:
+        """Return the first `count` running sandboxes. A sandbox that nobody has used for half a
+        minute is lost, and is replaced."""
+        sandboxes = [each for each in self._sandboxes.get(kind, []) if not each.lost]
+        while len(sandboxes) < count:
+            sandbox = await start_sandbox(self._backends[kind].backend, ISOLATION)
+            self._opened.push_async_callback(sandbox.close)
+            sandboxes.append(sandbox)
+        self._sandboxes[kind] = sandboxes
+        return sandboxes[:count]
+
+    async def _server(self, kind: Kind) -> BenchServer:
+        if kind not in self._servers:
+            model = await self._opened.enter_async_context(model_backend())
+            server = proxy(model, sandbox=kind, image=self._image)
+            self._servers[kind] = await self._opened.enter_async_context(server)
+        return self._servers[kind]
+
+
+async def _ms(work: Awaitable[object]) -> float:
+    began = time.perf_counter()
+    await work
+    return (time.perf_counter() - began) * 1000
+
+
+async def _true(sandbox: Sandbox) -> None:
+    await sandbox.exec("true", timeout_s=COMMAND_TIMEOUT_S)
+
+
+async def _put(sandbox: Sandbox, path: str, pieces: Sequence[bytes]) -> None:
+    async def read() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    await sandbox.put(path, read())
+
+
+async def _get(sandbox: Sandbox, path: str) -> None:
+    async def discard(piece: bytes) -> None:
+        pass
+
+    await sandbox.get(path, discard, max_bytes=LARGE_PIECES * len(PIECE))
+
+
+async def _send(
+    server: BenchServer, request: bytes, count: int, concurrency: int, expected: bytes = b""
+) -> Sequence[float]:
+    sent = await burst(
+        server.port, request, count=count, concurrency=concurrency, expected_bytes=expected
+    )
+    return sent.latencies_ms
+
+
+async def main(image: str) -> None:
+    """Obey the orders on stdin until it ends."""
+    async with AsyncExitStack() as opened:
+        found = await opened.enter_async_context(working_backends(image))
+        worker = Worker(opened, image, found.working)
+        _print(json.dumps([backend.kind for backend in found.working]))
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            operation, kind, count = json.loads(line)
+            _print(json.dumps(await worker.operations[operation](kind, count)))
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))
