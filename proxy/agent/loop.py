@@ -410,9 +410,13 @@ class AgentLoop:
         seconds = self._final_answer_timeout_s() if self._limits.final_question else None
         takes_prose = self._style.accepts_prose
         best = BestAnswer(self._task, self._outcome, call, seconds, takes_prose=takes_prose)
+        sandbox = self._executor.current_sandbox
+        if stop is StopReason.SUBMITTED and not self._outcome.submitted_answer:
+            # The answer is in a file, which a resumed run may have written before its suspension.
+            sandbox = await self._current_sandbox()
         return await best.find(
             stop,
-            self._executor.current_sandbox,
+            sandbox,
             has_used_tools=self._has_used_tools,
             is_plain=self._is_plain_turn,
         )
@@ -439,7 +443,7 @@ class AgentLoop:
 
     async def _current_sandbox(self) -> Sandbox | None:
         """Return the sandbox in use, or None. A resumed run acquires its sandbox here if no tool
-        has done so yet."""
+        has done so yet. If that fails, return None."""
         suspended = self._task.session.suspended_run
         if suspended and suspended.used_sandbox and not self._executor.is_sandbox_requested:
             with suppress(SandboxError, TimeoutError):  # the next command reports the failure

@@ -148,6 +148,60 @@ async def test_tool_result_without_content_is_empty() -> None:
     assert model.requests[1]["messages"][-1]["content"] == ""
 
 
+async def resume(run: Run, first: Result, suspended: SuspendedRun, **fields: Any) -> Result:
+    """Return the result of a run that resumes `suspended` with a result for its first call."""
+    return await run.go(
+        **{
+            "run_id": "r2",
+            "messages": [USER, assistant_message(first), tool_result("call_r1_1")],
+            "client_tools": [LOOKUP],
+            "resume_from": suspended.resume_from,
+            "suspended_run": suspended,
+            **fields,
+        }
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_submit_without_an_answer_in_a_resumed_run_submits_the_file_written_before(
+    stream: bool,
+) -> None:
+    write = bash("echo 'See output/a.csv.' > output/answer.txt; echo 1 > output/a.csv")
+    model = ScriptedModel([tool_reply(write, call("lookup")), tool_reply(call("submit"))])
+    run = Run(model)
+    first, suspended = await suspended_run(run, stream=stream)
+    second = await resume(run, first, suspended, stream=stream)
+    assert (second.answer, second.stop_reason) == (
+        "See [a.csv](https://files.test/a.csv).",
+        StopReason.SUBMITTED,
+    )
+    assert run.events.answer == second.answer
+    assert second.artifacts == []  # the client has it
+    assert len(model.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("first_calls", "last_reply"),
+    [
+        ([bash("echo 41 > output/answer.txt"), call("lookup")], SUBMIT),
+        ([bash("echo 41 > output/answer.txt"), call("lookup")], text_reply("42")),
+        ([call("lookup")], tool_reply(call("submit"))),
+    ],
+    ids=["submit with an answer", "prose", "no sandbox before"],
+)
+async def test_resumed_run_that_needs_no_files_leases_no_sandbox(
+    first_calls: list[dict[str, Any]], last_reply: dict[str, Any]
+) -> None:
+    sandboxes = MemorySandboxes()
+    model = ScriptedModel([tool_reply(*first_calls), last_reply, text_reply("42")])
+    run = Run(model, sandboxes=sandboxes)
+    first, suspended = await suspended_run(run)
+    opened = sandboxes.opened
+    second = await resume(run, first, suspended)
+    assert second.answer == "42"
+    assert sandboxes.opened == opened
+
+
 async def test_run_without_a_session_saves_its_files_only_if_it_is_suspended() -> None:
     run = Run(ScriptedModel([MIXED, SUBMIT, SUBMIT]))
     await suspended_run(run)
