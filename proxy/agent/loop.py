@@ -465,6 +465,7 @@ class AgentLoop:
             self._conversation.history,
             self._new_ids,
             used_sandbox=self._executor.current_sandbox is not None,
+            artifacts=collected.artifacts,
         )
         legacy_state = self._task.request.legacy_state
         return Result(

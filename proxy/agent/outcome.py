@@ -12,7 +12,7 @@ from policies.routing import RouteReason
 from policies.sessions import ResumePoint, function_call_id
 from proxy.agent.history import History, text_of
 from proxy.agent.model import Completion
-from proxy.agent.result import RunWarning, ToolTrouble
+from proxy.agent.result import Artifact, RunWarning, ToolTrouble
 from proxy.agent.suspension import SuspendedCall, SuspendedRun, key_of_call
 from proxy.agent.task import AgentTask
 from proxy.agent.tool_calls import ToolCall, Turn, to_custom_call
@@ -79,6 +79,7 @@ def hand_back_calls(
     new_ids: Iterator[str],
     *,
     used_sandbox: bool,
+    artifacts: Sequence[Artifact],
 ) -> tuple[list[dict[str, Any]], SuspendedRun | None]:
     """Return the calls of the client's tools in the form that the client expects, and the suspended
     run that waits for their results; None if there are no calls."""
@@ -91,15 +92,17 @@ def hand_back_calls(
     if not entries:
         return [], None
     session, state = task.session, task.session.state_to_save(is_suspended=True)
+    earlier = session.suspended_run
+    saved_files = [*(earlier.saved_files if earlier else ()), *(file.path for file in artifacts)]
     suspended_run = SuspendedRun(
         messages=list(history.messages),
         run_start_index=history.run_start_index,
         calls=suspended_calls,
         calls_are_text=outcome.calls_are_text,
         resume_from=ResumePoint(state.session, [state.name]) if state else None,
-        used_sandbox=used_sandbox
-        or bool(session.suspended_run and session.suspended_run.used_sandbox),
+        used_sandbox=used_sandbox or bool(earlier and earlier.used_sandbox),
         message_kinds=history.message_kinds,
+        saved_files=tuple(dict.fromkeys(saved_files)),
     )
     return entries, suspended_run
 

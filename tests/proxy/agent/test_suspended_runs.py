@@ -180,6 +180,31 @@ async def test_submit_without_an_answer_in_a_resumed_run_submits_the_file_writte
     assert len(model.requests) == 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_answer_of_a_resumed_run_links_to_a_file_from_before_without_a_sandbox(
+    is_stored: bool, stream: bool
+) -> None:
+    sandboxes = MemorySandboxes()
+    write, again = bash("echo 1 > output/a.csv"), tool_reply(call("lookup", key="y"))
+    answer = text_reply("It is in /testbed/output/a.csv.")
+    run = Run(
+        ScriptedModel([tool_reply(write, call("lookup", key="x")), again, answer]),
+        sandboxes=sandboxes,
+    )
+    first, suspended = await suspended_run(run, stream=stream)
+    second = await resume(run, first, suspended, suspend_as=SUSPENDED_STATE, stream=stream)
+    assert second.suspended_run
+    suspended = SuspendedRun.from_json(second.suspended_run.to_json())
+    if not is_stored:
+        run.artifact_store.saved.clear()
+    result = tool_result("call_r2_1")
+    messages = [USER, assistant_message(second), result]
+    third = await resume(run, second, suspended, run_id="r3", messages=messages, stream=stream)
+    link = "[a.csv](https://files.test/a.csv)" if is_stored else "/testbed/output/a.csv"
+    assert (third.answer, sandboxes.opened) == (f"It is in {link}.", 1)
+
+
 @pytest.mark.parametrize(
     ("first_calls", "last_reply"),
     [
