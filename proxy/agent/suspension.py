@@ -127,10 +127,14 @@ class SuspendedRun:
             ((call.model_id, call.tool_name, results.get(call.client_id)) for call in self.calls),
             self.calls_are_text,
         )
+        before = list(self.messages)
+        if self.calls_are_text and before[-1].get("role") == "user":
+            # The observations of the other calls of the turn: roles alternate, see result_messages.
+            answered = [_merge_results(before.pop(), answered[0])]
         after = _messages_after_results(messages, ids)
         kinds = [*("result" for _ in answered), *("theirs" for _ in after)]
-        message_kinds = {**self.message_kinds, **dict(enumerate(kinds, len(self.messages)))}
-        return [*self.messages, *answered, *after], message_kinds
+        message_kinds = {**self.message_kinds, **dict(enumerate(kinds, len(before)))}
+        return [*before, *answered, *after], message_kinds
 
 
 def leading_instructions(messages: Sequence[Message]) -> list[Message]:
@@ -182,6 +186,16 @@ def result_messages(
         parts = [{"type": "text", "text": text}, *other]
         return [{"role": "user", "content": parts if other else text}]
     return [{"role": "tool", "tool_call_id": id, "content": content} for id, _, content in contents]
+
+
+def _merge_results(observations: Message, results: Message) -> Message:
+    """Return one user message with the observations and then the results, which are the messages of
+    calls that were written as text."""
+    text, content = observations["content"], results["content"]
+    if isinstance(content, str):
+        return {**results, "content": f"{text}\n\n{content}"}
+    first, *other = content
+    return {**results, "content": [{**first, "text": f"{text}\n\n{first['text']}"}, *other]}
 
 
 def _messages_after_results(messages: Sequence[Message], call_ids: set[str]) -> list[Message]:

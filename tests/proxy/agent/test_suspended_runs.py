@@ -1,5 +1,6 @@
 """Suspended runs resume with the client's tool results."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,14 @@ from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, MemoryArtifactStore, Ru
 SUSPENDED_STATE = SessionState(Session("somebody", "run:r1"), "parked")
 SUNNY = {"type": "text", "text": "sunny"}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+BOTH_RESULTS = """\
+Result of execute_bash:
+Exit code: 0
+[stdout]
+1
+
+Result of lookup:
+sunny"""
 MIXED = tool_reply(bash("echo kept > file; echo shown > output/shown"), call("lookup", key="x"))
 
 
@@ -133,6 +142,38 @@ async def test_result_of_a_call_written_as_text_is_a_user_message(
         suspended_run=suspended,
     )
     assert model.requests[1]["messages"][-1] == {"role": "user", "content": expected}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("sunny", BOTH_RESULTS),
+        ([SUNNY, PICTURE], [{"type": "text", "text": BOTH_RESULTS}, PICTURE]),
+    ],
+)
+async def test_results_of_calls_written_as_text_in_one_turn_are_one_user_message(
+    content: Any, expected: Any
+) -> None:
+    calls = [
+        {"name": "execute_bash", "arguments": {"command": "echo 1"}},
+        {"name": "lookup", "arguments": {}},
+    ]
+    text = "\n".join(f"<tool_call>{json.dumps(each)}</tool_call>" for each in calls)
+    model = ScriptedModel([text_reply(text), SUBMIT])
+    run = Run(model)
+    first, suspended = await suspended_run(run)
+    await run.go(
+        messages=[
+            USER,
+            assistant_message(first),
+            tool_result(first.client_calls[0]["id"], content),
+        ],
+        client_tools=[LOOKUP],
+        suspended_run=suspended,
+    )
+    sent = model.requests[1]["messages"]
+    assert [message["role"] for message in sent] == ["system", "user", "assistant", "user"]
+    assert sent[-1]["content"] == expected
 
 
 async def test_tool_result_without_content_is_empty() -> None:
