@@ -91,12 +91,8 @@ class BestAnswer:
     async def find(
         self, stop: StopReason, sandbox: Sandbox | None, *, has_used_tools: bool, is_plain: bool
     ) -> str:
-        """Return the answer, or "" if the run ends in a refusal or in client tool calls, complete
-        or cut off. `is_plain` is True if the client's parameters were sent with the call that wrote
-        the answer. Raises BackendError, OutOfTimeError."""
-        has_no_answer = stop in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED)
-        if has_no_answer or self._outcome.has_cut_call:
-            return ""
+        """Return the answer. `is_plain` is True if the client's parameters were sent with the call
+        that wrote the answer. Raises BackendError, OutOfTimeError."""
         found = await self._produced_answer(sandbox)
         if found is not None and not (stop in WHY_NO_MORE_TOOLS and has_used_tools):
             adapted = found if is_plain else await adapt_to_params(self._task, found, self._outcome)

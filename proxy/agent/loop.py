@@ -168,7 +168,11 @@ class AgentLoop:
             stop = await self._call_runner.require_client_call(
                 stop, self._new_ids, self._final_answer_timeout_s()
             )
-        answer = await self._best_answer(stop)
+        has_no_answer = stop in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED)
+        if has_no_answer or self._outcome.has_cut_call:  # nothing can follow the call in the stream
+            answer = ""
+        else:
+            answer = await self._best_answer(stop)
         await self._writer.finish(answer, self._executor.current_sandbox)
         if self._outcome.refusal:
             await self._emit(Refused(self._outcome.refusal))
