@@ -29,7 +29,7 @@ from proxy.agent.final_answer import BestAnswer, FinalCall
 from proxy.agent.guard import EgressWatch, Guard
 from proxy.agent.history import text_of
 from proxy.agent.model import Completion, Model, refusal_of
-from proxy.agent.outcome import RunOutcome, hand_back_calls
+from proxy.agent.outcome import RunOutcome
 from proxy.agent.prose import HOLD_CHARS, UNCHECKED_RULES, Prose, ProseRules
 from proxy.agent.result import (
     CapabilityCounter,
@@ -42,7 +42,8 @@ from proxy.agent.result import (
 )
 from proxy.agent.status_hold import FirstCallProgress
 from proxy.agent.styles import style_of
-from proxy.agent.suspension import new_call_ids
+from proxy.agent.suspended_run import new_call_ids
+from proxy.agent.suspension import hand_back_calls
 from proxy.agent.task import AgentInput, AgentTask, RunClock, out_of_time_error
 from proxy.agent.tool_calls import Turn, keep_calls_of
 from proxy.agent.tools import CallRunner, ToolExecutor, tool_name

@@ -1,7 +1,6 @@
-"""The outcome of a run. `RunOutcome` collects it during the run; `hand_back_calls` returns the
-calls that the client gets, and the suspended run that waits for their results."""
+"""The outcome of a run, which `RunOutcome` collects during the run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,13 +8,10 @@ from policies.answer_form import is_answer
 from policies.limits import StopReason
 from policies.prompts import WHY_NO_MORE_TOOLS
 from policies.routing import RouteReason
-from policies.sessions import ResumePoint, function_call_id
-from proxy.agent.history import History, text_of
+from proxy.agent.history import text_of
 from proxy.agent.model import Completion
-from proxy.agent.result import Artifact, RunWarning, ToolTrouble
-from proxy.agent.suspension import SuspendedCall, SuspendedRun, key_of_call
-from proxy.agent.task import AgentTask
-from proxy.agent.tool_calls import ToolCall, Turn, to_custom_call
+from proxy.agent.result import RunWarning, ToolTrouble
+from proxy.agent.tool_calls import ToolCall, Turn
 
 
 @dataclass
@@ -70,50 +66,3 @@ class RunOutcome:
         """Record a sign that the model cannot use tools."""
         if trouble not in self.trouble:
             self.trouble.append(trouble)
-
-
-def hand_back_calls(
-    task: AgentTask,
-    outcome: RunOutcome,
-    history: History,
-    new_ids: Iterator[str],
-    *,
-    used_sandbox: bool,
-    artifacts: Sequence[Artifact],
-) -> tuple[list[dict[str, Any]], SuspendedRun | None]:
-    """Return the calls of the client's tools in the form that the client expects, and the suspended
-    run that waits for their results; None if there are no calls."""
-    suspended_calls, entries = [], []
-    for call in outcome.client_calls:
-        client_id = _client_id(call, task, outcome, new_ids)
-        suspended_calls.append(SuspendedCall(client_id, call.id, call.name))
-        entry = {**call.raw, "id": client_id}
-        entries.append(to_custom_call(entry) if call.name in task.request.text_tools else entry)
-    if not entries:
-        return [], None
-    session, state = task.session, task.session.state_to_save(is_suspended=True)
-    earlier = session.suspended_run
-    saved_files = [*(earlier.saved_files if earlier else ()), *(file.path for file in artifacts)]
-    suspended_run = SuspendedRun(
-        messages=list(history.messages),
-        run_start_index=history.run_start_index,
-        calls=suspended_calls,
-        calls_are_text=outcome.calls_are_text,
-        resume_from=ResumePoint(state.session, [state.name]) if state else None,
-        used_sandbox=used_sandbox or bool(earlier and earlier.used_sandbox),
-        message_kinds=history.message_kinds,
-        saved_files=tuple(dict.fromkeys(saved_files)),
-    )
-    return entries, suspended_run
-
-
-def _client_id(call: ToolCall, task: AgentTask, outcome: RunOutcome, new_ids: Iterator[str]) -> str:
-    """Return the id of a call that the client gets. It contains the run id, by which the client's
-    results are assigned to the run. The id of a call of legacy `functions` is derived from
-    `legacy_state` and the call instead."""
-    if task.request.legacy_state is not None:
-        function = call.raw["function"]
-        return function_call_id(task.request.legacy_state, function["name"], function["arguments"])
-    if sent := outcome.sent_call_ids.get(call.id):
-        return sent
-    return call.id if key_of_call(call.id) == task.run_id else next(new_ids)

@@ -10,7 +10,7 @@ from policies.artifacts import SkippedFile
 from policies.capabilities import Capability, capabilities_of
 from policies.limits import StopReason
 from policies.routing import RouteReason
-from proxy.agent.suspension import SuspendedRun
+from proxy.agent.suspended_run import SuspendedRun
 from proxy.workspaces import Origin
 
 T = TypeVar("T")

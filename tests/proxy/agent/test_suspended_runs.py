@@ -9,7 +9,8 @@ import pytest
 from policies.limits import Limits, StopReason
 from policies.sessions import ResumePoint, Session, SessionState
 from proxy.agent.result import Result
-from proxy.agent.suspension import NO_RESULT, SuspendedRun, answered_keys
+from proxy.agent.suspended_run import SuspendedRun
+from proxy.agent.suspension import NO_RESULT, answered_keys, resumed_history
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
@@ -92,7 +93,8 @@ async def test_instructions_with_tool_results_replace_earlier_instructions() -> 
     before, after = model.requests[0]["messages"], model.requests[1]["messages"]
     assert after[0]["content"] == before[0]["content"].replace("You are the first.", "Be system.")
     assert after[1:3] == [second[1], USER]
-    assert suspended.with_instructions(after[:2]).run_start_index == suspended.run_start_index + 1
+    history = resumed_history(suspended, messages, after[:2])
+    assert history.run_start_index == suspended.run_start_index + 1
 
 
 async def test_messages_after_tool_results_are_kept() -> None:
