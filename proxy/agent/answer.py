@@ -65,7 +65,7 @@ class AnswerWriter:
         self.answer_offset = 0
         """Number of characters that were streamed before the answer."""
 
-    async def begin(self) -> None:
+    async def begin_answer(self) -> None:
         """Begin a new answer. Text of an earlier answer becomes narration."""
         await self._flush_links()
         if self.text:
@@ -75,7 +75,7 @@ class AnswerWriter:
 
     async def mark_as_narration(self) -> None:
         """Turn the text sent so far into narration, because the client sees other output next."""
-        await self.begin()
+        await self.begin_answer()
         await self._restart_after_narration()
 
     async def write(self, piece: str, sandbox: Sandbox | None, logprobs: Any = None) -> None:
@@ -106,7 +106,7 @@ class AnswerWriter:
         text sent so far, send all of it, as a new answer. Send nothing if the narration sent last
         is the same text, except for white space."""
         if not answer.startswith(self.source_text.rstrip()):
-            await self.begin()
+            await self.begin_answer()
         if self._narration and not self.source_text and self._narration.matches(answer):
             self.source_text, self.text = self._narration.source_text, self._narration.text
             self._narration = None

@@ -159,7 +159,7 @@ class FinalCall:
 
         Raises OutOfTimeError after the timeout if there is neither. Raises BackendError if the call
         fails and either there is no fallback or a part of the answer was already sent."""
-        await self._writer.begin()
+        await self._writer.begin_answer()
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._complete_in_form(stop, fallback)

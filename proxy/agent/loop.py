@@ -127,7 +127,7 @@ class AgentLoop:
         prompt = self._style.system_prompt(task.profile, sandbox_contents, self._executor.names)
         self._prompt_sha256 = hashlib.sha256(prompt.encode()).hexdigest() if prompt else ""
         schemas = self._executor.schemas_except("submit" if task.request.must_call else "")
-        files = ObservationFiles(task.run_id, self._current_sandbox)
+        files = ObservationFiles(task.run_id, self._acquire_resumed_sandbox)
         window = ContextWindow(windows, model, task.session.owner, task.model)
         metered = model_of_run(model, self.budget, task, emit, self._limits.model_timeout_s)
         messages, params = self._style.messages(task, self._input), self._style.params(task)
@@ -194,7 +194,7 @@ class AgentLoop:
         self.budget.turns += 1
         self._capability_counter.begin_turn()
         await self._emit(TurnStarted(self.budget.turns))
-        await self._writer.begin()
+        await self._writer.begin_answer()
         complete = self._conversation.complete_turn
         if self._is_plain_turn:
             complete = self._conversation.complete_plain
@@ -209,7 +209,7 @@ class AgentLoop:
                 if handler.has_begun_client_call:
                     raise
                 return self._handle_refused_request(error)
-            return await self._end_turn(handler, reply)
+            return await self._handle_reply(handler, reply)
 
     def _turn_timeout_s(self) -> float:
         """Return the timeout of a turn, in seconds. Until a tool has run, the turn's prose can be
@@ -246,7 +246,7 @@ class AgentLoop:
             allowed_tools=self._client_tool_names if self._is_plain_turn else None,
         )
 
-    async def _end_turn(self, handler: StreamHandler, reply: Completion) -> StopReason | None:
+    async def _handle_reply(self, handler: StreamHandler, reply: Completion) -> StopReason | None:
         """Append the reply to the history, and run its tool calls or record its prose. Return the
         stop reason, or None if another turn follows."""
         self._outcome.reply = reply
@@ -263,7 +263,7 @@ class AgentLoop:
         self._conversation.append_reply(reply, turn.message)
         if turn.calls:
             self._outcome.record_narration(turn, reply, is_echo=is_echo)
-            self._outcome.sent_call_ids = await handler.end_with_calls(turn, reply)
+            self._outcome.client_ids_by_model_id = await handler.end_with_calls(turn, reply)
             return await self._run_calls(turn, reply)
         is_answer = self._record_prose(reply)
         await handler.end_without_calls(reply, is_answer=is_answer)
@@ -276,7 +276,7 @@ class AgentLoop:
         if outcome.announcement and prose_visibility(self._task) == "never":
             await self._emit(Narration(outcome.announcement))
         outcome.announcement = ""
-        stop = await self._call_runner.run(turn, reply)
+        stop = await self._call_runner.run_calls(turn, reply)
         if stop is None and not self._has_used_tools:  # none of the calls could be run
             outcome.record_trouble("malformed_call")
             self._failed_turns += 1
@@ -418,7 +418,7 @@ class AgentLoop:
         sandbox = self._executor.current_sandbox
         if stop is StopReason.SUBMITTED and not self._outcome.submitted_answer:
             # The answer is in a file, which a resumed run may have written before its suspension.
-            sandbox = await self._current_sandbox()
+            sandbox = await self._acquire_resumed_sandbox()
         return await best.find(
             stop,
             sandbox,
@@ -446,7 +446,7 @@ class AgentLoop:
         await self._artifact_collector.record_existing_files(sandbox, self.budget.time_left_s)
         return await read_manifest(sandbox)
 
-    async def _current_sandbox(self) -> Sandbox | None:
+    async def _acquire_resumed_sandbox(self) -> Sandbox | None:
         """Return the sandbox in use, or None. A resumed run acquires its sandbox here if no tool
         has done so yet. If that fails, return None."""
         suspended = self._task.session.suspended_run

@@ -25,7 +25,7 @@ class RunOutcome:
     """The reply that contains `prose`, if `prose` can be the answer; else None."""
     finish_reason: str = "stop"
     client_calls: list[ToolCall] = field(default_factory=list)
-    sent_call_ids: Mapping[str, str] = field(default_factory=dict)
+    client_ids_by_model_id: Mapping[str, str] = field(default_factory=dict)
     """The client's id of each call that was already streamed, by the model's id."""
     has_cut_call: bool = False
     """True if a timeout cut off a streamed client tool call: nothing can follow it in the

@@ -26,8 +26,9 @@ from proxy.agent.task import AgentTask
 from proxy.agent.tool_calls import ToolCall, to_custom_call
 
 NO_RESULT = "The tool was not run."
-MAX_RESUMED_RUNS = 16
-"""Maximum number of suspended runs that one request may resume."""
+MAX_ANSWERED_KEYS = 16
+"""Maximum number of keys that `answered_keys` returns. A request resumes one run, the first of them
+that is stored."""
 INSTRUCTION_ROLES = ("system", "developer")
 """The roles of messages with instructions."""
 
@@ -75,7 +76,7 @@ def _client_id(call: ToolCall, task: AgentTask, outcome: RunOutcome, new_ids: It
     if task.request.legacy_state is not None:
         function = call.raw["function"]
         return function_call_id(task.request.legacy_state, function["name"], function["arguments"])
-    if sent := outcome.sent_call_ids.get(call.id):
+    if sent := outcome.client_ids_by_model_id.get(call.id):
         return sent
     return call.id if key_of_call(call.id) == task.run_id else next(new_ids)
 
@@ -90,7 +91,7 @@ def answered_keys(messages: Sequence[Message]) -> list[str]:
         answered = message.get("tool_call_id") if message.get("role") == "tool" else None
         if key := key_of_call(str(answered)):
             found[key] = None
-    return list(found)[:MAX_RESUMED_RUNS]
+    return list(found)[:MAX_ANSWERED_KEYS]
 
 
 def resumed_history(

@@ -120,7 +120,7 @@ class ToolExecutor:
         """True if the client allows no more calls, except of submit."""
         return self._max_calls is not None and self.steps >= self._max_calls
 
-    async def run(self, call: ToolCall, timeout_s: float, time_left_s: float) -> Observation:
+    async def execute(self, call: ToolCall, timeout_s: float, time_left_s: float) -> Observation:
         """Run one call and emit its events. `timeout_s` is the timeout of the command, unless the
         model sets another. `time_left_s`, the rest of the run's time, limits the call and the wait
         for a sandbox. Raises SandboxError."""
@@ -133,7 +133,7 @@ class ToolExecutor:
         try:
             async with asyncio.timeout(time_left_s + GRACE_S), self._keep_warm():
                 with self.tool_time:
-                    observation = await self._run_tool(call, step, timeout_s)
+                    observation = await self._execute_tool(call, step, timeout_s)
         except TimeoutError:
             observation = Observation("Given up: the time is up.")
         duration_s = time.monotonic() - started
@@ -151,7 +151,7 @@ class ToolExecutor:
         )
         return observation
 
-    async def _run_tool(self, call: ToolCall, step: int, timeout_s: float) -> Observation:
+    async def _execute_tool(self, call: ToolCall, step: int, timeout_s: float) -> Observation:
         if call.mistake:
             return Observation(call.mistake)
         tool = self._tools.get(call.name)
@@ -232,7 +232,7 @@ class CallRunner:
         self._limits = limits
         self._client_tool_names = client_tool_names
 
-    async def run(self, turn: Turn, reply: Completion) -> StopReason | None:
+    async def run_calls(self, turn: Turn, reply: Completion) -> StopReason | None:
         """Run the calls of a turn in order and append their observations. Return the stop reason,
         or None if another turn follows. A submit call is not run if a client call of the turn was
         already streamed."""
@@ -272,7 +272,7 @@ class CallRunner:
         """Return the observation for a call that must not be run, or "" if it may be run."""
         if self._outcome.submitted_answer is not None:
             return NOT_RUN
-        is_too_early = self._outcome.sent_call_ids and self._executor.is_submit(call.name)
+        is_too_early = self._outcome.client_ids_by_model_id and self._executor.is_submit(call.name)
         return NOT_SUBMITTED if is_too_early else ""
 
     async def require_client_call(
@@ -311,7 +311,7 @@ class CallRunner:
         self._capability_counter.record(self._executor.canonical_name(call.name), call.arguments)
         if not is_submit and not call.mistake and call.name in self._executor.names:
             self._conversation.has_used_tools = True
-        observation = await self._executor.run(call, timeout_s, self._budget.time_left_s)
+        observation = await self._executor.execute(call, timeout_s, self._budget.time_left_s)
         if not is_submit:
             await self._budget.settle_command(observation)
         if answer and observation.finished:
