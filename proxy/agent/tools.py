@@ -45,8 +45,10 @@ timeout ends with the run's time can then end by itself, and its output is not l
 
 
 class ToolExecutor:
-    """Runs the model's calls of the proxy's tools, which get the executor as their Lease. A mistake
-    of the model becomes an observation.
+    """Runs the model's calls of the proxy's tools. A mistake of the model becomes an observation.
+
+    Implements the `Lease` that the tools get, on top of the lease of the workspace: a new sandbox
+    of the workspace is prepared for the run and gets the input files.
 
     The loss of the sandbox, which is mostly caused by the model's command, becomes an observation
     too, and the next call gets a new sandbox with the input files. The run fails once MAX_LOSSES
@@ -55,7 +57,7 @@ class ToolExecutor:
     def __init__(
         self,
         tools: Sequence[Tool],
-        lease: Lease,
+        workspace_lease: Lease,
         emit: Emit,
         guard: Guard,
         input_files: Sequence[InputFile] = (),
@@ -69,7 +71,7 @@ class ToolExecutor:
         each call, so that the next model call finds an open connection. A tool of the proxy whose
         name is in `client_tool_names` is renamed. `max_calls` is the client's limit of calls."""
         self._tools = {_unique_name(tool.name, client_tool_names): tool for tool in tools}
-        self._lease = lease
+        self._workspace_lease = workspace_lease
         self._emit = emit
         self._guard = guard
         self._input_files = input_files
@@ -183,7 +185,7 @@ class ToolExecutor:
         """Return the run's sandbox. Raises SandboxStartError. Raises SandboxLostError if a new
         sandbox has replaced the sandbox in use; the next tool call then gets the new sandbox."""
         self.is_sandbox_requested = True
-        sandbox = await self._lease.sandbox()
+        sandbox = await self._workspace_lease.sandbox()
         if self.current_sandbox and self.current_sandbox is not sandbox:
             raise SandboxLostError(f"sandbox {self.current_sandbox.id} is gone")
         if self.current_sandbox is None:
