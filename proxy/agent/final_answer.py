@@ -20,9 +20,8 @@ from proxy.agent.conversation import LOGPROBS_PARAMS, Conversation
 from proxy.agent.events import Emit, ModelDelta, OnDelta, ToolCallDelta
 from proxy.agent.history import text_of
 from proxy.agent.model import Completion, refusal_of
-from proxy.agent.outcome import RunOutcome
 from proxy.agent.prose import Prose, ProseRules
-from proxy.agent.result import RunWarning
+from proxy.agent.result import RunOutcome, RunWarning
 from proxy.agent.status_hold import FirstCallProgress
 from proxy.agent.task import AgentTask, out_of_time_error
 from proxy.agent.tools import ToolExecutor

@@ -29,11 +29,11 @@ from proxy.agent.final_answer import BestAnswer, FinalCall
 from proxy.agent.guard import EgressWatch, Guard
 from proxy.agent.history import text_of
 from proxy.agent.model import Completion, Model, refusal_of
-from proxy.agent.outcome import RunOutcome
 from proxy.agent.prose import HOLD_CHARS, UNCHECKED_RULES, Prose, ProseRules
 from proxy.agent.result import (
     CapabilityCounter,
     Result,
+    RunOutcome,
     RunStats,
     RunWarning,
     run_times,

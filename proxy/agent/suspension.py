@@ -19,8 +19,7 @@ from typing import Any
 from policies.sessions import ResumePoint, function_call_id
 from proxy.agent.history import History
 from proxy.agent.model import Message
-from proxy.agent.outcome import RunOutcome
-from proxy.agent.result import Artifact
+from proxy.agent.result import Artifact, RunOutcome
 from proxy.agent.suspended_run import SuspendedCall, SuspendedRun, key_of_call
 from proxy.agent.task import AgentTask
 from proxy.agent.tool_calls import ToolCall, to_custom_call

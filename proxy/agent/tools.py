@@ -24,8 +24,7 @@ from proxy.agent.conversation import Conversation, ignore_delta
 from proxy.agent.events import Emit, ToolCallFinished, ToolCallStarted, ToolOutput
 from proxy.agent.guard import Guard
 from proxy.agent.model import MAX_CALLS, Completion, Message
-from proxy.agent.outcome import RunOutcome
-from proxy.agent.result import CapabilityCounter, Stopwatch
+from proxy.agent.result import CapabilityCounter, RunOutcome, Stopwatch
 from proxy.agent.suspension import NO_RESULT, result_messages
 from proxy.agent.task import InputFile
 from proxy.agent.tool_calls import ToolCall, Turn, parse_turn, recover_answer
