@@ -403,6 +403,10 @@ class AgentLoop:
         return last if last in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED) else stop
 
     async def _best_answer(self, stop: StopReason) -> str:
+        sandbox = self._executor.current_sandbox
+        if stop is StopReason.SUBMITTED and not self._outcome.submitted_answer:
+            # The answer is in a file, which a resumed run may have written before its suspension.
+            sandbox = await self._acquire_resumed_sandbox()
         call = FinalCall(
             self._task,
             self._conversation,
@@ -415,10 +419,6 @@ class AgentLoop:
         seconds = self._final_answer_timeout_s() if self._limits.final_question else None
         takes_prose = self._style.accepts_prose
         best = BestAnswer(self._task, self._outcome, call, seconds, takes_prose=takes_prose)
-        sandbox = self._executor.current_sandbox
-        if stop is StopReason.SUBMITTED and not self._outcome.submitted_answer:
-            # The answer is in a file, which a resumed run may have written before its suspension.
-            sandbox = await self._acquire_resumed_sandbox()
         return await best.find(
             stop,
             sandbox,
