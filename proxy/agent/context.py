@@ -468,7 +468,7 @@ class ObservationFiles:
 
     def __init__(self, run_id: str, get_sandbox: Callable[[], Awaitable[Sandbox | None]]) -> None:
         """`get_sandbox` returns the run's sandbox, or None if it has none."""
-        # Runs of a session share the sandbox. The beginning of a run id is a time stamp.
+        # The names differ by run, for the runs of a session share the sandbox.
         self._file_prefix = run_id[-8:]
         self._get_sandbox = get_sandbox
         self._file_count = 0

@@ -19,7 +19,7 @@ from proxy.agent.history import History
 from proxy.agent.metered_model import MeteredModel
 from proxy.agent.model import Completion, Message, StopRetryingError
 from proxy.agent.result import Compaction, Stopwatch, add_usage, usage_count
-from proxy.agent.suspension import INSTRUCTION_ROLES, SuspendedRun, leading_instructions
+from proxy.agent.suspension import INSTRUCTION_ROLES, leading_instructions, resumed_history
 from proxy.agent.task import AgentTask, Params
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 
@@ -66,7 +66,7 @@ class Conversation:
         self._task, self._request, self._params = task, task.request, params
         self._client_message_count = len(messages)
         self._tools = [*tools, *task.request.client_tools]
-        self.history = _initial_history(messages, task.session.suspended_run, system_prompt)
+        self.history = _initial_history(task, messages, system_prompt)
         self._index_offset = len(self.history.entries) - len(messages)
         """Number of the proxy's messages before the client's, unless the run was resumed."""
         self.usage: dict[str, Any] = {}
@@ -372,18 +372,13 @@ async def ignore_delta(delta: ModelDelta) -> None:
     """Do nothing: the caller reads the complete reply."""
 
 
-def _initial_history(
-    messages: Sequence[Message], suspended_run: SuspendedRun | None, system_prompt: str
-) -> History:
+def _initial_history(task: AgentTask, messages: Sequence[Message], system_prompt: str) -> History:
     """Return the initial history of a new run, or the history of a resumed run."""
-    if suspended_run is None:
+    if task.session.suspended_run is None:
         return History(with_system_prompt(messages, system_prompt))
     if instructions := leading_instructions(messages):
-        suspended_run = suspended_run.with_instructions(
-            with_system_prompt(instructions, system_prompt)
-        )
-    resumed, message_kinds = suspended_run.with_results(messages)
-    return History(resumed, suspended_run.run_start_index, message_kinds)
+        instructions = with_system_prompt(instructions, system_prompt)
+    return resumed_history(task.session.suspended_run, messages, instructions)
 
 
 def with_system_prompt(messages: Sequence[Message], system_prompt: str) -> list[Message]:

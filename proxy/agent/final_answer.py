@@ -20,9 +20,8 @@ from proxy.agent.conversation import LOGPROBS_PARAMS, Conversation
 from proxy.agent.events import Emit, ModelDelta, OnDelta, ToolCallDelta
 from proxy.agent.history import text_of
 from proxy.agent.model import Completion, refusal_of
-from proxy.agent.outcome import RunOutcome
 from proxy.agent.prose import Prose, ProseRules
-from proxy.agent.result import RunWarning
+from proxy.agent.result import RunOutcome, RunWarning
 from proxy.agent.status_hold import FirstCallProgress
 from proxy.agent.task import AgentTask, out_of_time_error
 from proxy.agent.tools import ToolExecutor
@@ -91,12 +90,8 @@ class BestAnswer:
     async def find(
         self, stop: StopReason, sandbox: Sandbox | None, *, has_used_tools: bool, is_plain: bool
     ) -> str:
-        """Return the answer, or "" if the run ends in a refusal or in client tool calls, complete
-        or cut off. `is_plain` is True if the client's parameters were sent with the call that wrote
-        the answer. Raises BackendError, OutOfTimeError."""
-        has_no_answer = stop in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED)
-        if has_no_answer or self._outcome.has_cut_call:
-            return ""
+        """Return the answer. `is_plain` is True if the client's parameters were sent with the call
+        that wrote the answer. Raises BackendError, OutOfTimeError."""
         found = await self._produced_answer(sandbox)
         if found is not None and not (stop in WHY_NO_MORE_TOOLS and has_used_tools):
             adapted = found if is_plain else await adapt_to_params(self._task, found, self._outcome)
@@ -163,7 +158,7 @@ class FinalCall:
 
         Raises OutOfTimeError after the timeout if there is neither. Raises BackendError if the call
         fails and either there is no fallback or a part of the answer was already sent."""
-        await self._writer.begin()
+        await self._writer.begin_answer()
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._complete_in_form(stop, fallback)

@@ -29,11 +29,11 @@ from proxy.agent.final_answer import BestAnswer, FinalCall
 from proxy.agent.guard import EgressWatch, Guard
 from proxy.agent.history import text_of
 from proxy.agent.model import Completion, Model, refusal_of
-from proxy.agent.outcome import RunOutcome, hand_back_calls
 from proxy.agent.prose import HOLD_CHARS, UNCHECKED_RULES, Prose, ProseRules
 from proxy.agent.result import (
     CapabilityCounter,
     Result,
+    RunOutcome,
     RunStats,
     RunWarning,
     run_times,
@@ -42,7 +42,8 @@ from proxy.agent.result import (
 )
 from proxy.agent.status_hold import FirstCallProgress
 from proxy.agent.styles import style_of
-from proxy.agent.suspension import new_call_ids
+from proxy.agent.suspended_run import new_call_ids
+from proxy.agent.suspension import hand_back_calls
 from proxy.agent.task import AgentInput, AgentTask, RunClock, out_of_time_error
 from proxy.agent.tool_calls import Turn, keep_calls_of
 from proxy.agent.tools import CallRunner, ToolExecutor, tool_name
@@ -126,7 +127,7 @@ class AgentLoop:
         prompt = self._style.system_prompt(task.profile, sandbox_contents, self._executor.names)
         self._prompt_sha256 = hashlib.sha256(prompt.encode()).hexdigest() if prompt else ""
         schemas = self._executor.schemas_except("submit" if task.request.must_call else "")
-        files = ObservationFiles(task.run_id, self._current_sandbox)
+        files = ObservationFiles(task.run_id, self._acquire_resumed_sandbox)
         window = ContextWindow(windows, model, task.session.owner, task.model)
         metered = model_of_run(model, self.budget, task, emit, self._limits.model_timeout_s)
         messages, params = self._style.messages(task, self._input), self._style.params(task)
@@ -168,7 +169,11 @@ class AgentLoop:
             stop = await self._call_runner.require_client_call(
                 stop, self._new_ids, self._final_answer_timeout_s()
             )
-        answer = await self._best_answer(stop)
+        has_no_answer = stop in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED)
+        if has_no_answer or self._outcome.has_cut_call:  # nothing can follow the call in the stream
+            answer = ""
+        else:
+            answer = await self._best_answer(stop)
         await self._writer.finish(answer, self._executor.current_sandbox)
         if self._outcome.refusal:
             await self._emit(Refused(self._outcome.refusal))
@@ -189,7 +194,7 @@ class AgentLoop:
         self.budget.turns += 1
         self._capability_counter.begin_turn()
         await self._emit(TurnStarted(self.budget.turns))
-        await self._writer.begin()
+        await self._writer.begin_answer()
         complete = self._conversation.complete_turn
         if self._is_plain_turn:
             complete = self._conversation.complete_plain
@@ -204,7 +209,7 @@ class AgentLoop:
                 if handler.has_begun_client_call:
                     raise
                 return self._handle_refused_request(error)
-            return await self._end_turn(handler, reply)
+            return await self._handle_reply(handler, reply)
 
     def _turn_timeout_s(self) -> float:
         """Return the timeout of a turn, in seconds. Until a tool has run, the turn's prose can be
@@ -241,7 +246,7 @@ class AgentLoop:
             allowed_tools=self._client_tool_names if self._is_plain_turn else None,
         )
 
-    async def _end_turn(self, handler: StreamHandler, reply: Completion) -> StopReason | None:
+    async def _handle_reply(self, handler: StreamHandler, reply: Completion) -> StopReason | None:
         """Append the reply to the history, and run its tool calls or record its prose. Return the
         stop reason, or None if another turn follows."""
         self._outcome.reply = reply
@@ -258,7 +263,7 @@ class AgentLoop:
         self._conversation.append_reply(reply, turn.message)
         if turn.calls:
             self._outcome.record_narration(turn, reply, is_echo=is_echo)
-            self._outcome.sent_call_ids = await handler.end_with_calls(turn, reply)
+            self._outcome.client_ids_by_model_id = await handler.end_with_calls(turn, reply)
             return await self._run_calls(turn, reply)
         is_answer = self._record_prose(reply)
         await handler.end_without_calls(reply, is_answer=is_answer)
@@ -271,7 +276,7 @@ class AgentLoop:
         if outcome.announcement and prose_visibility(self._task) == "never":
             await self._emit(Narration(outcome.announcement))
         outcome.announcement = ""
-        stop = await self._call_runner.run(turn, reply)
+        stop = await self._call_runner.run_calls(turn, reply)
         if stop is None and not self._has_used_tools:  # none of the calls could be run
             outcome.record_trouble("malformed_call")
             self._failed_turns += 1
@@ -398,6 +403,10 @@ class AgentLoop:
         return last if last in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED) else stop
 
     async def _best_answer(self, stop: StopReason) -> str:
+        sandbox = self._executor.current_sandbox
+        if stop is StopReason.SUBMITTED and not self._outcome.submitted_answer:
+            # The answer is in a file, which a resumed run may have written before its suspension.
+            sandbox = await self._acquire_resumed_sandbox()
         call = FinalCall(
             self._task,
             self._conversation,
@@ -412,7 +421,7 @@ class AgentLoop:
         best = BestAnswer(self._task, self._outcome, call, seconds, takes_prose=takes_prose)
         return await best.find(
             stop,
-            self._executor.current_sandbox,
+            sandbox,
             has_used_tools=self._has_used_tools,
             is_plain=self._is_plain_turn,
         )
@@ -437,9 +446,9 @@ class AgentLoop:
         await self._artifact_collector.record_existing_files(sandbox, self.budget.time_left_s)
         return await read_manifest(sandbox)
 
-    async def _current_sandbox(self) -> Sandbox | None:
+    async def _acquire_resumed_sandbox(self) -> Sandbox | None:
         """Return the sandbox in use, or None. A resumed run acquires its sandbox here if no tool
-        has done so yet."""
+        has done so yet. If that fails, return None."""
         suspended = self._task.session.suspended_run
         if suspended and suspended.used_sandbox and not self._executor.is_sandbox_requested:
             with suppress(SandboxError, TimeoutError):  # the next command reports the failure
@@ -461,6 +470,7 @@ class AgentLoop:
             self._conversation.history,
             self._new_ids,
             used_sandbox=self._executor.current_sandbox is not None,
+            artifacts=collected.artifacts,
         )
         legacy_state = self._task.request.legacy_state
         return Result(

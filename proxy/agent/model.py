@@ -117,7 +117,11 @@ class ChatModel(Protocol):
 
 
 class Model(ChatModel, Protocol):
-    """A language model with a chat-completions API."""
+    """A language model with a chat-completions API.
+
+    By default, a call of a run passes through MeteredModel (the run's budget), WatchedModel
+    (metrics, refused tools) and RetryingModel to OpenAIHTTPModel, which sends it.
+    """
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
         """Send a chat-completions request unchanged, including `stream`, and return the response of

@@ -1,136 +1,83 @@
-"""Suspended runs: the model has called the client's tools, and the client sends their results in a
-later request."""
+"""The suspension of a run whose model has called the client's tools, and its resumption by a later
+request that has their results. A suspended run goes through these stations:
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count, takewhile
-from typing import Any, NamedTuple, Protocol
+1. The loop ends the run. `hand_back_calls` returns the calls that the client gets, and a
+   `SuspendedRun` as a part of the Result.
+2. `RunManager` stores the suspended run, and `Workspaces` the files of its sandbox.
+3. The client runs its tools, and sends their results. `prepare_request` takes the keys of suspended
+   runs from the ids of the answered calls (`answered_keys`) and finds the stored run.
+4. A new run begins with the history that `resumed_history` returns.
+5. The sandbox is restored once the new run needs it: `ToolExecutor.sandbox` gets it from the
+   workspace lease.
+"""
 
-from policies.sessions import ResumePoint, Session
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any
+
+from policies.sessions import ResumePoint, function_call_id
+from proxy.agent.history import History
 from proxy.agent.model import Message
+from proxy.agent.result import Artifact, RunOutcome
+from proxy.agent.suspended_run import SuspendedCall, SuspendedRun, key_of_call
+from proxy.agent.task import AgentTask
+from proxy.agent.tool_calls import ToolCall, to_custom_call
 
 NO_RESULT = "The tool was not run."
-MAX_RESUMED_RUNS = 16
-"""Maximum number of suspended runs that one request may resume."""
+MAX_ANSWERED_KEYS = 16
+"""Maximum number of keys that `answered_keys` returns. A request resumes one run, the first of them
+that is stored."""
 INSTRUCTION_ROLES = ("system", "developer")
 """The roles of messages with instructions."""
-_CALL_ID = re.compile(r"call_([0-9a-z]+)_\d+")
-"""The form of the ids of `new_call_ids` and `function_call_id`."""
 
 
-class SuspendedRunStore(Protocol):
-    """Stores suspended runs."""
-
-    async def save(self, owner: str, run: "SuspendedRun") -> None:
-        """Store a run of an owner for a while. Replace a run with the same key."""
-
-    async def find(self, owner: str, key: str) -> "SuspendedRun | None":
-        """Return the run with this key, or None. Do not delete it: the client may retry its
-        request."""
-
-
-class SuspendedCall(NamedTuple):
-    """A call whose result the client sends later."""
-
-    client_id: str
-    """The id of the call that the client got."""
-    model_id: str
-    """The id that the model gave the call."""
-    tool_name: str
-
-
-@dataclass(frozen=True, slots=True)
-class SuspendedRun:
-    """The state that a run resumes from once the client has sent the results of its calls."""
-
-    messages: Sequence[Message]
-    """The messages of the last prompt, and the turn with the calls."""
-    run_start_index: int
-    """Index of the first message of the run itself."""
-    calls: Sequence[SuspendedCall]
-    calls_are_text: bool
-    """True if the calls were written as text, so that no `tool` message can answer them."""
-    resume_from: ResumePoint | None
-    """The saved state of the run's workspace, if there is one."""
-    used_sandbox: bool = True
-    """True if the run has used a sandbox. The answer files in the sandbox are then the run's."""
-    message_kinds: Mapping[int, Any] = field(default_factory=dict)
-    """Kinds, by message index, of the messages whose kind is not the default of their role. See
-    `History`."""
-
-    @property
-    def key(self) -> str:
-        """The key of the stored run, which is part of the ids of its calls: the run id, or for a
-        call of legacy `functions` a digest of the call and of the state before it."""
-        key = key_of_call(self.calls[0].client_id)
-        assert key
-        return key
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the run as JSON values."""
-        at = self.resume_from
-        workspace = at and [at.session.owner, at.session.name, list(at.parents)]
-        return {
-            "messages": list(self.messages),
-            "ours_from": self.run_start_index,
-            "calls": [list(call) for call in self.calls],
-            "as_text": self.calls_are_text,
-            "workspace": workspace,
-            "began": self.used_sandbox,
-            "marks": [[at, kind] for at, kind in self.message_kinds.items()],
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "SuspendedRun":
-        """Return the run from the value of `to_json`."""
-        at = value["workspace"]
-        return cls(
-            messages=value["messages"],
-            run_start_index=value["ours_from"],
-            calls=[SuspendedCall(*call) for call in value["calls"]],
-            calls_are_text=value["as_text"],
-            resume_from=ResumePoint(Session(at[0], at[1]), at[2]) if at else None,
-            used_sandbox=value.get("began", True),
-            message_kinds={int(at): kind for at, kind in value.get("marks", ())},
-        )
-
-    def with_instructions(self, instructions: Sequence[Message]) -> "SuspendedRun":
-        """Return the run with its leading instructions replaced by `instructions`."""
-        rest = self.messages[len(leading_instructions(self.messages)) :]
-        moved = len(instructions) + len(rest) - len(self.messages)
-        return replace(
-            self,
-            messages=[*instructions, *rest],
-            run_start_index=self.run_start_index + moved,
-            message_kinds={at + moved: kind for at, kind in self.message_kinds.items()},
-        )
-
-    def with_results(self, messages: Sequence[Message]) -> tuple[list[Message], dict[int, Any]]:
-        """Return the run's messages, followed by the results of its calls and the client's later
-        messages. Also return the kinds of messages, by index.
-
-        The run's own messages are used even if the client has edited or dropped them.
-        """
-        ids = {call.client_id for call in self.calls}
-        results = {
-            str(message["tool_call_id"]): message
-            for message in messages
-            if message.get("role") == "tool" and message.get("tool_call_id") in ids
-        }
-        answered = result_messages(
-            ((call.model_id, call.tool_name, results.get(call.client_id)) for call in self.calls),
-            self.calls_are_text,
-        )
-        after = _messages_after_results(messages, ids)
-        kinds = [*("result" for _ in answered), *("theirs" for _ in after)]
-        message_kinds = {**self.message_kinds, **dict(enumerate(kinds, len(self.messages)))}
-        return [*self.messages, *answered, *after], message_kinds
+def hand_back_calls(
+    task: AgentTask,
+    outcome: RunOutcome,
+    history: History,
+    new_ids: Iterator[str],
+    *,
+    used_sandbox: bool,
+    artifacts: Sequence[Artifact],
+) -> tuple[list[dict[str, Any]], SuspendedRun | None]:
+    """Return the calls of the client's tools in the form that the client expects, and the suspended
+    run that waits for their results; None if there are no calls. `artifacts` are the files that the
+    run has saved since it began or was resumed."""
+    suspended_calls, entries = [], []
+    for call in outcome.client_calls:
+        client_id = _client_id(call, task, outcome, new_ids)
+        suspended_calls.append(SuspendedCall(client_id, call.id, call.name))
+        entry = {**call.raw, "id": client_id}
+        entries.append(to_custom_call(entry) if call.name in task.request.text_tools else entry)
+    if not entries:
+        return [], None
+    session, state = task.session, task.session.state_to_save(is_suspended=True)
+    earlier = session.suspended_run
+    saved_files = [*(earlier.saved_files if earlier else ()), *(file.path for file in artifacts)]
+    suspended_run = SuspendedRun(
+        messages=list(history.messages),
+        run_start_index=history.run_start_index,
+        calls=suspended_calls,
+        calls_are_text=outcome.calls_are_text,
+        resume_from=ResumePoint(state.session, [state.name]) if state else None,
+        used_sandbox=used_sandbox or bool(earlier and earlier.used_sandbox),
+        message_kinds=history.message_kinds,
+        saved_files=tuple(dict.fromkeys(saved_files)),
+    )
+    return entries, suspended_run
 
 
-def leading_instructions(messages: Sequence[Message]) -> list[Message]:
-    """Return the instructions at the beginning of the messages."""
-    return list(takewhile(lambda message: message.get("role") in INSTRUCTION_ROLES, messages))
+def _client_id(call: ToolCall, task: AgentTask, outcome: RunOutcome, new_ids: Iterator[str]) -> str:
+    """Return the id of a call that the client gets. It contains the run id, by which the client's
+    results are assigned to the run. The id of a call of legacy `functions` is derived from
+    `legacy_state` and the call instead."""
+    if task.request.legacy_state is not None:
+        function = call.raw["function"]
+        return function_call_id(task.request.legacy_state, function["name"], function["arguments"])
+    if sent := outcome.client_ids_by_model_id.get(call.id):
+        return sent
+    return call.id if key_of_call(call.id) == task.run_id else next(new_ids)
 
 
 def answered_keys(messages: Sequence[Message]) -> list[str]:
@@ -143,20 +90,54 @@ def answered_keys(messages: Sequence[Message]) -> list[str]:
         answered = message.get("tool_call_id") if message.get("role") == "tool" else None
         if key := key_of_call(str(answered)):
             found[key] = None
-    return list(found)[:MAX_RESUMED_RUNS]
+    return list(found)[:MAX_ANSWERED_KEYS]
 
 
-def new_call_ids(run_id: str) -> Iterator[str]:
-    """Yield ids for the calls of a run. They contain the run id, because a model's own ids are not
-    unique."""
-    return (f"call_{run_id}_{number}" for number in count(1))
+def resumed_history(
+    run: SuspendedRun, messages: Sequence[Message], instructions: Sequence[Message]
+) -> History:
+    """Return the history of a run that resumes with the results in `messages`. `instructions`, if
+    there are any, replace the leading instructions of the suspended run.
+
+    The suspended run's own messages are used even if the client has edited or dropped them. They
+    are followed by the results of the calls and by the client's later messages.
+    """
+    if instructions:
+        run = _replace_instructions(run, instructions)
+    ids = {call.client_id for call in run.calls}
+    results = {
+        str(message["tool_call_id"]): message
+        for message in messages
+        if message.get("role") == "tool" and message.get("tool_call_id") in ids
+    }
+    answered = result_messages(
+        ((call.model_id, call.tool_name, results.get(call.client_id)) for call in run.calls),
+        run.calls_are_text,
+    )
+    before = list(run.messages)
+    if run.calls_are_text and before[-1].get("role") == "user":
+        # The observations of the other calls of the turn: roles alternate, see result_messages.
+        answered = [_merge_results(before.pop(), answered[0])]
+    after = _messages_after_results(messages, ids)
+    kinds = [*("result" for _ in answered), *("theirs" for _ in after)]
+    message_kinds = {**run.message_kinds, **dict(enumerate(kinds, len(before)))}
+    return History([*before, *answered, *after], run.run_start_index, message_kinds)
 
 
-def key_of_call(call_id: str) -> str | None:
-    """Return the key of a suspended run in a call id, or None if the proxy did not create the call
-    id."""
-    match = _CALL_ID.fullmatch(call_id)
-    return match[1] if match else None
+def _replace_instructions(run: SuspendedRun, instructions: Sequence[Message]) -> SuspendedRun:
+    rest = run.messages[len(leading_instructions(run.messages)) :]
+    moved = len(instructions) + len(rest) - len(run.messages)
+    return replace(
+        run,
+        messages=[*instructions, *rest],
+        run_start_index=run.run_start_index + moved,
+        message_kinds={at + moved: kind for at, kind in run.message_kinds.items()},
+    )
+
+
+def leading_instructions(messages: Sequence[Message]) -> list[Message]:
+    """Return the instructions at the beginning of the messages."""
+    return list(takewhile(lambda message: message.get("role") in INSTRUCTION_ROLES, messages))
 
 
 def result_messages(
@@ -177,6 +158,16 @@ def result_messages(
         parts = [{"type": "text", "text": text}, *other]
         return [{"role": "user", "content": parts if other else text}]
     return [{"role": "tool", "tool_call_id": id, "content": content} for id, _, content in contents]
+
+
+def _merge_results(observations: Message, results: Message) -> Message:
+    """Return one user message with the observations and then the results, which are the messages of
+    calls that were written as text."""
+    text, content = observations["content"], results["content"]
+    if isinstance(content, str):
+        return {**results, "content": f"{text}\n\n{content}"}
+    first, *other = content
+    return {**results, "content": [{**first, "text": f"{text}\n\n{first['text']}"}, *other]}
 
 
 def _messages_after_results(messages: Sequence[Message], call_ids: set[str]) -> list[Message]:

@@ -19,7 +19,7 @@ from proxy.agent.events import Event
 from proxy.agent.model import Credentials, Message
 from proxy.agent.result import Artifact, Result
 from proxy.agent.status_hold import StatusHold
-from proxy.agent.suspension import SuspendedRun
+from proxy.agent.suspended_run import SuspendedRun
 from proxy.body_memory import BodyReservation
 from proxy.errors import OutOfTimeError, RunCancelledError
 from sandbox_runtime.sandbox import Sandbox

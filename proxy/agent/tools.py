@@ -24,8 +24,7 @@ from proxy.agent.conversation import Conversation, ignore_delta
 from proxy.agent.events import Emit, ToolCallFinished, ToolCallStarted, ToolOutput
 from proxy.agent.guard import Guard
 from proxy.agent.model import MAX_CALLS, Completion, Message
-from proxy.agent.outcome import RunOutcome
-from proxy.agent.result import CapabilityCounter, Stopwatch
+from proxy.agent.result import CapabilityCounter, RunOutcome, Stopwatch
 from proxy.agent.suspension import NO_RESULT, result_messages
 from proxy.agent.task import InputFile
 from proxy.agent.tool_calls import ToolCall, Turn, parse_turn, recover_answer
@@ -45,8 +44,10 @@ timeout ends with the run's time can then end by itself, and its output is not l
 
 
 class ToolExecutor:
-    """Runs the model's calls of the proxy's tools, which get the executor as their Lease. A mistake
-    of the model becomes an observation.
+    """Runs the model's calls of the proxy's tools. A mistake of the model becomes an observation.
+
+    Implements the `Lease` that the tools get, on top of the lease of the workspace: a new sandbox
+    of the workspace is prepared for the run and gets the input files.
 
     The loss of the sandbox, which is mostly caused by the model's command, becomes an observation
     too, and the next call gets a new sandbox with the input files. The run fails once MAX_LOSSES
@@ -55,7 +56,7 @@ class ToolExecutor:
     def __init__(
         self,
         tools: Sequence[Tool],
-        lease: Lease,
+        workspace_lease: Lease,
         emit: Emit,
         guard: Guard,
         input_files: Sequence[InputFile] = (),
@@ -69,7 +70,7 @@ class ToolExecutor:
         each call, so that the next model call finds an open connection. A tool of the proxy whose
         name is in `client_tool_names` is renamed. `max_calls` is the client's limit of calls."""
         self._tools = {_unique_name(tool.name, client_tool_names): tool for tool in tools}
-        self._lease = lease
+        self._workspace_lease = workspace_lease
         self._emit = emit
         self._guard = guard
         self._input_files = input_files
@@ -120,7 +121,7 @@ class ToolExecutor:
         """True if the client allows no more calls, except of submit."""
         return self._max_calls is not None and self.steps >= self._max_calls
 
-    async def run(self, call: ToolCall, timeout_s: float, time_left_s: float) -> Observation:
+    async def execute(self, call: ToolCall, timeout_s: float, time_left_s: float) -> Observation:
         """Run one call and emit its events. `timeout_s` is the timeout of the command, unless the
         model sets another. `time_left_s`, the rest of the run's time, limits the call and the wait
         for a sandbox. Raises SandboxError."""
@@ -133,7 +134,7 @@ class ToolExecutor:
         try:
             async with asyncio.timeout(time_left_s + GRACE_S), self._keep_warm():
                 with self.tool_time:
-                    observation = await self._run_tool(call, step, timeout_s)
+                    observation = await self._execute_tool(call, step, timeout_s)
         except TimeoutError:
             observation = Observation("Given up: the time is up.")
         duration_s = time.monotonic() - started
@@ -151,7 +152,7 @@ class ToolExecutor:
         )
         return observation
 
-    async def _run_tool(self, call: ToolCall, step: int, timeout_s: float) -> Observation:
+    async def _execute_tool(self, call: ToolCall, step: int, timeout_s: float) -> Observation:
         if call.mistake:
             return Observation(call.mistake)
         tool = self._tools.get(call.name)
@@ -183,7 +184,7 @@ class ToolExecutor:
         """Return the run's sandbox. Raises SandboxStartError. Raises SandboxLostError if a new
         sandbox has replaced the sandbox in use; the next tool call then gets the new sandbox."""
         self.is_sandbox_requested = True
-        sandbox = await self._lease.sandbox()
+        sandbox = await self._workspace_lease.sandbox()
         if self.current_sandbox and self.current_sandbox is not sandbox:
             raise SandboxLostError(f"sandbox {self.current_sandbox.id} is gone")
         if self.current_sandbox is None:
@@ -232,7 +233,7 @@ class CallRunner:
         self._limits = limits
         self._client_tool_names = client_tool_names
 
-    async def run(self, turn: Turn, reply: Completion) -> StopReason | None:
+    async def run_calls(self, turn: Turn, reply: Completion) -> StopReason | None:
         """Run the calls of a turn in order and append their observations. Return the stop reason,
         or None if another turn follows. A submit call is not run if a client call of the turn was
         already streamed."""
@@ -272,7 +273,7 @@ class CallRunner:
         """Return the observation for a call that must not be run, or "" if it may be run."""
         if self._outcome.submitted_answer is not None:
             return NOT_RUN
-        is_too_early = self._outcome.sent_call_ids and self._executor.is_submit(call.name)
+        is_too_early = self._outcome.client_ids_by_model_id and self._executor.is_submit(call.name)
         return NOT_SUBMITTED if is_too_early else ""
 
     async def require_client_call(
@@ -311,7 +312,7 @@ class CallRunner:
         self._capability_counter.record(self._executor.canonical_name(call.name), call.arguments)
         if not is_submit and not call.mistake and call.name in self._executor.names:
             self._conversation.has_used_tools = True
-        observation = await self._executor.run(call, timeout_s, self._budget.time_left_s)
+        observation = await self._executor.execute(call, timeout_s, self._budget.time_left_s)
         if not is_submit:
             await self._budget.settle_command(observation)
         if answer and observation.finished:

@@ -196,7 +196,7 @@ class StreamHandler:
             for piece in rest:
                 await self._writer.write(piece.text, self._executor.current_sandbox, piece.logprobs)
         if self._executor.is_submit(tool_name):
-            await self._writer.begin()
+            await self._writer.begin_answer()
         else:
             await self._writer.mark_as_narration()  # also the announcement of an earlier turn
         if not was_shown:

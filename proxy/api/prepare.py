@@ -36,7 +36,8 @@ from policies.sessions import (
 from policies.tool_support import SUPPORTED
 from proxy import stepwise
 from proxy.agent.status_hold import StatusHold
-from proxy.agent.suspension import SuspendedRun, answered_keys
+from proxy.agent.suspended_run import SuspendedRun
+from proxy.agent.suspension import answered_keys
 from proxy.agent.task import (
     AgentInput,
     AgentTask,

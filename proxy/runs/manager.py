@@ -19,7 +19,7 @@ from proxy.agent.agent import Agent
 from proxy.agent.events import ALL_EVENTS, ChoiceEvent, Emit, Event, ModelCallFinished
 from proxy.agent.redactor import Redactor
 from proxy.agent.result import Result, RunWarning
-from proxy.agent.suspension import SuspendedRunStore
+from proxy.agent.suspended_run import SuspendedRunStore
 from proxy.agent.task import AgentTask, RunObserver, WeightVersion
 from proxy.audit.audit import AuditLogs, RunAuditLog
 from proxy.errors import (

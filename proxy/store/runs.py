@@ -22,7 +22,7 @@ from sqlalchemy import (
     update,
 )
 
-from proxy.agent.suspension import SuspendedRun
+from proxy.agent.suspended_run import SuspendedRun
 from proxy.store.database import Database, delete_beyond, oldest_rows, sweep_batch
 from proxy.store.records import Process, PublishedBatch, RunStart, StoredRun
 from proxy.store.tables import RUN_EVENTS, RUN_SUMMARIES, RUNS, SUSPENDED_RUNS

@@ -10,7 +10,7 @@ import anyio
 import httpx
 
 from proxy.agent.agent import Agent
-from proxy.agent.suspension import SuspendedRunStore
+from proxy.agent.suspended_run import SuspendedRunStore
 from proxy.agent.task import AgentTask
 from proxy.models.scripted import text_reply
 from proxy.runs.manager import RunManager

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from proxy.agent.agent import Agent
-from proxy.agent.suspension import SuspendedRunStore
+from proxy.agent.suspended_run import SuspendedRunStore
 from proxy.api.dependencies import owner_of
 from proxy.models.scripted import text_reply
 from proxy.runs.manager import RunManager

@@ -13,7 +13,7 @@ import pytest
 from anyio.abc import TaskGroup
 
 from proxy.agent.agent import Agent
-from proxy.agent.suspension import SuspendedRunStore
+from proxy.agent.suspended_run import SuspendedRunStore
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.runs.manager import RunManager
 from proxy.store.database import Database

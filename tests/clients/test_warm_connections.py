@@ -13,7 +13,7 @@ import pytest
 from policies.profile import Profile
 from proxy.agent.agent import Agent
 from proxy.agent.model import Model
-from proxy.agent.suspension import SuspendedRunStore
+from proxy.agent.suspended_run import SuspendedRunStore
 from proxy.config import ConfigError, parse
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.retry import RetryingModel

@@ -30,7 +30,7 @@ from policies.sessions import FileLimits
 from proxy.__main__ import listen
 from proxy.agent.agent import Agent
 from proxy.agent.model import Model
-from proxy.agent.suspension import SuspendedRunStore
+from proxy.agent.suspended_run import SuspendedRunStore
 from proxy.api.dependencies import Services
 from proxy.app import create_app
 from proxy.demo import SCRIPT

@@ -17,7 +17,7 @@ from policies.profile import AgentSettings, Profile
 from policies.prompts import FINAL_ANSWER, SUMMARY_REQUEST
 from policies.sessions import Session, SessionState
 from proxy.agent.events import Event, ToolCallFinished
-from proxy.agent.suspension import SuspendedRun
+from proxy.agent.suspended_run import SuspendedRun
 from proxy.errors import ContextOverflowError
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import call, text_reply, tool_reply

@@ -3,7 +3,7 @@
 from typing import Any
 
 from policies.sessions import ResumePoint, Session, SessionState, container_id, session_container_id
-from proxy.agent.suspension import SuspendedRun
+from proxy.agent.suspended_run import SuspendedRun
 from proxy.agent.task import SessionPlan
 from proxy.api.prepare import resolve_session
 

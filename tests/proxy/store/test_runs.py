@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.agent.suspension import SuspendedCall, SuspendedRun
+from proxy.agent.suspended_run import SuspendedCall, SuspendedRun
 from proxy.store.database import SWEEP_ROWS
 from proxy.store.migrations import STEPS
 from proxy.store.records import StoredRun

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from policies.sessions import Session, SessionSettings, SessionState
-from proxy.agent.suspension import SuspendedCall, SuspendedRun
+from proxy.agent.suspended_run import SuspendedCall, SuspendedRun
 from proxy.store.store import Store
 from proxy.store.workspaces import MAX_STATES
 from sandbox_runtime.errors import SandboxFileError
