@@ -255,7 +255,17 @@ class Workspaces:
         if resume_from.starts_empty:
             return None
         await self._wait_until_saved(session)
+        return await self._newest_state(session)
+
+    async def _newest_state(self, session: Session) -> SessionState | None:
+        """Return the state that the last run of a session has saved, or None. A workspace that is
+        too large for a snapshot has only its idle sandbox."""
         newest = await self._snapshots.newest_state_name(session)
+        idle = [state for state in self._idle_workspaces if state.session == session]
+        if idle and idle[-1].name != newest:
+            stored = await self._snapshots.stored_names(session, [idle[-1].name])
+            if not stored and idle[-1] in self._idle_workspaces:
+                return idle[-1]
         return SessionState(session, newest) if newest else None
 
     async def _wait_until_saved(self, session: Session) -> None:
