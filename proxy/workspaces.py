@@ -209,6 +209,12 @@ class Workspaces:
         state = await self._find_start_state(resume_from)
         return ResumePoint(resume_from.session, [state.name] if state else [], starts_empty=True)
 
+    async def has_state(self, session: Session) -> bool:
+        """Return True if a session has a state. A state that is still being saved counts."""
+        if any(state.session == session for state in (*self._save_tasks, *self._idle_workspaces)):
+            return True
+        return await self._snapshots.newest_state_name(session) is not None
+
     async def discard(self, session: Session) -> bool:
         """Delete the idle sandboxes and all states of a session. Return True if there were any."""
         await self._wait_until_saved(session)

@@ -412,7 +412,7 @@ async def _files_in_container(services: Services, session: SessionPlan) -> Seque
     from no state. Create the container if it does not exist.
 
     The client's files are always included. The produced files are left out if the session has a
-    workspace snapshot, which contains them, or if the resume point has `starts_empty`.
+    saved state, which contains them, or if the resume point has `starts_empty`.
     """
     resume_from = session.resume_from
     if resume_from is None:
@@ -420,9 +420,7 @@ async def _files_in_container(services: Services, session: SessionPlan) -> Seque
     owner, container = session.owner, session.container_id
     await services.files.ensure_container(container, owner)
     client_files = await services.files.client_files(container, owner)
-    if resume_from.starts_empty or await services.store.workspaces.newest_state_name(
-        session.session
-    ):
+    if resume_from.starts_empty or await services.workspaces.has_state(session.session):
         return client_files
     return [*client_files, *await services.files.produced_files(container, owner)]
 
