@@ -236,7 +236,7 @@ async def prepare_request(
             credentials=model_request.credentials,
             limits=profile.inputs,
             reservation=body_reservation(model_request.http),
-            container_files=await _files_in_container(services, session),
+            container_files=await _open_container(services, session),
             # The reference style appends the notes on files after the user's last message.
             style_adds_notes=profile.agent.style == "reference" and session.suspended_run is None,
         )
@@ -407,9 +407,9 @@ def _conversation_states(
     )
 
 
-async def _files_in_container(services: Services, session: SessionPlan) -> Sequence[InputFile]:
-    """Return the files of the container in which the run resumes, or none for a run that resumes
-    from no state. Create the container if it does not exist.
+async def _open_container(services: Services, session: SessionPlan) -> Sequence[InputFile]:
+    """Create the container in which the run resumes, or extend its expiry. Return its files that
+    the sandbox needs. A run that resumes from no state has no container yet.
 
     The client's files are always included. The produced files are left out if the session has a
     saved state, which contains them, or if the resume point has `starts_empty`.
