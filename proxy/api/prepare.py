@@ -301,12 +301,16 @@ async def _body_and_session(request: RunRequest, run_id: str) -> tuple[dict[str,
     body["messages"] = strip_steps(body["messages"])
     if forbids_tools(body):  # the client's tools only: the run has tools of the proxy
         body |= dict.fromkeys(("tools", "tool_choice", "functions", "function_call"))
+    messages, has_functions = body["messages"], bool(body.get("functions"))
+    keys = answered_keys(with_tool_call_ids(messages) if has_functions else messages)
     session = resolve_session(
         owner,
         run_id,
         model_request.headers,
         body,
-        await _suspended_run(model_request, body),
+        await _suspended_run(model_request, keys),
+        # The key of a run with `functions` is a digest, not the run id.
+        answered_run_ids=() if has_functions else keys,
         resume_point=request.resume_point,
         is_stored=request.is_stored,
     )
@@ -323,13 +327,9 @@ def _artifact_store(
 # The session
 
 
-async def _suspended_run(
-    model_request: ModelRequest, body: Mapping[str, Any]
-) -> SuspendedRun | None:
-    """Return the suspended run whose tool calls are answered in the messages, or None if no such
-    run is stored."""
-    messages = with_tool_call_ids(body["messages"]) if body.get("functions") else body["messages"]
-    for key in answered_keys(messages):
+async def _suspended_run(model_request: ModelRequest, keys: Sequence[str]) -> SuspendedRun | None:
+    """Return the first of these suspended runs that is stored, or None."""
+    for key in keys:
         find = model_request.services.store.suspended_runs.find
         if suspended_run := await find(model_request.owner, key):
             return suspended_run
@@ -343,23 +343,26 @@ def resolve_session(
     body: Mapping[str, Any],
     suspended_run: SuspendedRun | None,
     *,
+    answered_run_ids: Sequence[str] = (),
     resume_point: ResumePoint | None = None,
     is_stored: bool = False,
 ) -> SessionPlan:
     """Return the session of a run: the state that it resumes from, and the states that it saves.
 
     The names of `headers` are in lower case. `suspended_run` is the run whose tool calls the client
-    has answered. `resume_point` is the state that the request names. `is_stored` is True if the run
-    saves its state under its id. A chat request names no resume point and is not stored: its
-    messages identify its state.
+    has answered. `answered_run_ids` are the ids of the runs whose tool calls the messages answer,
+    latest first, even of runs that are no longer stored. `resume_point` is the state that the
+    request names. `is_stored` is True if the run saves its state under its id. A chat request names
+    no resume point and is not stored: its messages identify its state.
     """
     resume_from, save_as = _conversation_states(owner, run_id, headers, body, resume_point)
     if resume_from is None and suspended_run is None:
         # The messages may answer tool calls of a suspended run that is no longer stored. If that
-        # run belonged to no conversation, the ids of the calls identify its files.
-        for key in answered_keys(body["messages"]):
-            if container := run_container_id(owner, key):
-                resume_from = ResumePoint(Session(owner, container), (key,), starts_empty=True)
+        # run belonged to no conversation, its id identifies its files.
+        for answered_id in answered_run_ids:
+            if container := run_container_id(owner, answered_id):
+                session = Session(owner, container)
+                resume_from = ResumePoint(session, (answered_id,), starts_empty=True)
                 break
     if suspended_run and suspended_run.resume_from:
         suspended_at = suspended_run.resume_from
