@@ -35,6 +35,7 @@ from policies.sessions import (
 )
 from policies.tool_support import SUPPORTED
 from proxy import stepwise
+from proxy.agent.model import Message
 from proxy.agent.status_hold import StatusHold
 from proxy.agent.suspension import SuspendedRun, answered_keys
 from proxy.agent.task import (
@@ -212,9 +213,7 @@ async def prepare_request(
     body, session = await _body_and_session(request, run_id)
     chat, params = parse_chat(
         body,
-        has_client_indexes=not request.is_translated
-        and [message.get("role") for message in body["messages"]]
-        == [message.get("role") for message in request.body["messages"]],
+        has_client_indexes=_has_client_indexes(request, body["messages"]),
         forces_tool=request.forces_tool,
         max_tool_calls=request.max_tool_calls,
     )
@@ -315,6 +314,15 @@ async def _body_and_session(request: RunRequest, run_id: str) -> tuple[dict[str,
         is_stored=request.is_stored,
     )
     return body, session
+
+
+def _has_client_indexes(request: RunRequest, messages: Sequence[Message]) -> bool:
+    """Return True if each message has the index of the same message in the client's request, so
+    that an error of the backend about a message can name it to the client."""
+    if request.is_translated:
+        return False
+    sent = request.body["messages"]
+    return [message.get("role") for message in messages] == [each.get("role") for each in sent]
 
 
 def _artifact_store(
