@@ -113,20 +113,21 @@ class RunRequest:
 
 
 async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | None]:
-    """Return a subscriber and a StatusHold. The subscriber belongs to the run of an earlier attempt
-    if the request is a retry, else to a new run. The caller must unsubscribe it. The StatusHold
-    delays the status line of a stream; it is None for JSON and for a background run.
+    """Return a subscriber, and the StatusHold of a streamed response. The subscriber belongs to the
+    run of an earlier attempt if the request is a retry, else to a new run. The caller must
+    unsubscribe it. The StatusHold is None if the client gets JSON, or if the run continues in the
+    background. A run that is joined may have been started by a request for the other form.
 
     Raises IdempotencyError, PausedError, BusyError, and the errors of `prepare_request`.
     """
     identity = await identify(request)
     services, options = request.model_request.services, request.options
-    hold = None
+    stream_hold = None
     if identity.stream and not request.is_background:
         hold_s = services.status_hold_s
         if options.read_timeout_s is not None:
             hold_s = min(hold_s, options.read_timeout_s / 2)
-        hold = StatusHold(hold_s)
+        stream_hold = StatusHold(hold_s)
     # The client's timeout does not apply if the client receives data or keep-alives, or if the run
     # continues after a disconnect.
     receives_data = identity.stream or services.nonstream_keep_alive_s is not None
@@ -135,20 +136,20 @@ async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | N
     runs = services.runs
     async with runs.lock(identity):  # so that two retries with one key share one run
         if subscriber := await runs.join(identity):
-            return subscriber, hold
+            return subscriber, stream_hold
         runs.require_no_pause()
         services.available_memory.require()
         try:
-            task = await prepare_request(request, uuid.uuid4().hex, deadline_s, hold)
+            task = await prepare_request(request, uuid.uuid4().hex, deadline_s, stream_hold)
         except ProxyError as error:
             # Another process may have started a run for the key; to join it costs no budget.
             may_join = isinstance(error, BudgetError) and identity.key is not None
             if may_join and (subscriber := await runs.join(identity)):
-                return subscriber, hold
+                return subscriber, stream_hold
             if request.translate_error:
                 request.translate_error(error)
             raise
-        return await runs.start(identity, task), hold
+        return await runs.start(identity, task), stream_hold
 
 
 async def identify(request: RunRequest) -> RequestIdentity:
@@ -199,7 +200,7 @@ async def prepare_request(
     request: RunRequest,
     run_id: str,
     deadline_s: float | None,
-    hold: StatusHold | None,
+    stream_hold: StatusHold | None,
 ) -> AgentTask:
     """Return the task of a request, with one further task for each further choice (`n`).
 
@@ -272,7 +273,7 @@ async def prepare_request(
         files_verdict=decision.verdict if has_refusable_files else SUPPORTED,
         limits=TaskLimits(deadline_s, tariff, reservation),
         delivery=Delivery(
-            services.narration, "all_calls" if is_single_call else options.usage, hold
+            services.narration, "all_calls" if is_single_call else options.usage, stream_hold
         ),
         credentials=model_request.credentials,
         upstream=decision.upstream,
