@@ -150,7 +150,7 @@ async def _start_recording(
         previous_id=previous.previous_id,
         conversation_id=previous.conversation_id,
         seen_seq=previous.seen_seq,
-        worker=store.worker.id,
+        worker=store.process.id,
     )
     items = input_items(context.body["input"], context.run_id)
     items = [item for item in items if not is_reference(item)]
