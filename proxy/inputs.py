@@ -90,7 +90,7 @@ class InputContext:
     """Reserves the memory of the files."""
     container_files: Sequence[InputFile]
     """The stored files of the run's container that the sandbox needs: the client's files and,
-    without a workspace snapshot, the produced files."""
+    without a saved state of the workspace, the produced files."""
     style_adds_notes: bool
     """True if the run's style itself adds the notes on the files of the user's last message. The
     notes are then not inserted into that message."""

@@ -62,9 +62,9 @@ class SnapshotStore(Protocol):
         """Delete every state of a session. Safe to call twice."""
 
 
-class WorkspaceLease:
-    """The lease of a workspace by one run. If the run resumes from a state, the run's sandboxes
-    start with the files of that state."""
+class RunWorkspace:
+    """The workspace that one run uses. It leases the run's sandboxes. If the run resumes from a
+    state, they start with the files of that state."""
 
     def __init__(self, sandboxes: Sandboxes, isolation: Isolation, owner: str) -> None:
         self.isolation = isolation
@@ -77,7 +77,7 @@ class WorkspaceLease:
         self.restore: Callable[[Sandbox], Awaitable[None]] | None = None
         """Copies the files of the state that the run resumes from into a new sandbox."""
         self.save_as: SessionState | None = None
-        """The state to save the workspace as when the lease ends; None: do not save it."""
+        """The state to save the workspace as at the end of the run; None: do not save it."""
         self.current_sandbox: Sandbox | None = None
         """The sandbox that was leased last, or None."""
         self.is_used = False
@@ -139,12 +139,12 @@ class WorkspaceLease:
 class _IdleWorkspace:
     """A workspace that no run uses, with its sandbox."""
 
-    lease: WorkspaceLease
+    workspace: RunWorkspace
     expiration: asyncio.Task[None]
 
 
 class Workspaces:
-    """Leases workspaces to runs, saves their states, and keeps idle sandboxes for a while."""
+    """Opens workspaces for runs, saves their states, and keeps idle sandboxes for a while."""
 
     def __init__(
         self,
@@ -177,28 +177,28 @@ class Workspaces:
         on_decision: OnDecision | None = None,
         confirm_target: ConfirmTarget | None = None,
         owner: str = "",
-    ) -> AsyncIterator[WorkspaceLease]:
-        """Lease a workspace for the duration of the block. After a block that did not fail, save
-        the workspace in the background if the `save_as` of the lease is set. Owners take turns if
-        requests must wait for sandboxes."""
+    ) -> AsyncIterator[RunWorkspace]:
+        """Open a workspace for the duration of the block. After a block that did not fail, save the
+        workspace in the background if its `save_as` is set. Owners take turns if requests must wait
+        for sandboxes."""
         parent = await self._find_start_state(resume_from) if resume_from else None
-        lease = self._take_idle(parent, isolation) or WorkspaceLease(
+        workspace = self._take_idle(parent, isolation) or RunWorkspace(
             self._sandboxes, isolation, owner
         )
         try:
-            lease.confirm_target = confirm_target
-            await self._reset(lease, parent)
-            lease.on_decision = on_decision
-            yield lease
+            workspace.confirm_target = confirm_target
+            await self._reset(workspace, parent)
+            workspace.on_decision = on_decision
+            yield workspace
         except BaseException:
-            await lease.release()
+            await workspace.release()
             raise
         finally:
-            lease.on_decision = None
-        if lease.save_as:
-            self._save_in_background(parent, lease.save_as, lease)
+            workspace.on_decision = None
+        if workspace.save_as:
+            self._save_in_background(parent, workspace.save_as, workspace)
         else:
-            await lease.release()
+            await workspace.release()
 
     async def fix(self, resume_from: ResumePoint | None) -> ResumePoint | None:
         """Return a resume point that names only the state from which a run would start now. Runs
@@ -208,6 +208,12 @@ class Workspaces:
             return None
         state = await self._find_start_state(resume_from)
         return ResumePoint(resume_from.session, [state.name] if state else [], starts_empty=True)
+
+    async def has_state(self, session: Session) -> bool:
+        """Return True if a session has a state. A state that is still being saved counts."""
+        if any(state.session == session for state in (*self._save_tasks, *self._idle_workspaces)):
+            return True
+        return await self._snapshots.newest_state_name(session) is not None
 
     async def discard(self, session: Session) -> bool:
         """Delete the idle sandboxes and all states of a session. Return True if there were any."""
@@ -255,7 +261,17 @@ class Workspaces:
         if resume_from.starts_empty:
             return None
         await self._wait_until_saved(session)
+        return await self._newest_state(session)
+
+    async def _newest_state(self, session: Session) -> SessionState | None:
+        """Return the state that the last run of a session has saved, or None. A workspace that is
+        too large for a snapshot has only its idle sandbox."""
         newest = await self._snapshots.newest_state_name(session)
+        idle = [state for state in self._idle_workspaces if state.session == session]
+        if idle and idle[-1].name != newest:
+            stored = await self._snapshots.stored_names(session, [idle[-1].name])
+            if not stored and idle[-1] in self._idle_workspaces:
+                return idle[-1]
         return SessionState(session, newest) if newest else None
 
     async def _wait_until_saved(self, session: Session) -> None:
@@ -265,25 +281,25 @@ class Workspaces:
     def _save_tasks_of(self, session: Session) -> list[asyncio.Task[None]]:
         return [task for state, task in self._save_tasks.items() if state.session == session]
 
-    def _take_idle(self, state: SessionState | None, isolation: Isolation) -> WorkspaceLease | None:
+    def _take_idle(self, state: SessionState | None, isolation: Isolation) -> RunWorkspace | None:
         idle = self._idle_workspaces.get(state) if state else None
-        if state is None or idle is None or idle.lease.isolation != isolation:
+        if state is None or idle is None or idle.workspace.isolation != isolation:
             return None
         return self._take(state)
 
-    async def _reset(self, lease: WorkspaceLease, parent: SessionState | None) -> None:
-        lease.save_as, lease.is_used = None, False
-        if lease.current_sandbox:
-            lease.origin = "kept"
-        lease.restore = None
+    async def _reset(self, workspace: RunWorkspace, parent: SessionState | None) -> None:
+        workspace.save_as, workspace.is_used = None, False
+        if workspace.current_sandbox:
+            workspace.origin = "kept"
+        workspace.restore = None
         if parent and await self._snapshots.stored_names(parent.session, [parent.name]):
             # Also for an idle sandbox: if it is lost, the next sandbox gets the files.
-            lease.restore = lambda sandbox: sandbox.restore(self._snapshots.read(parent))
+            workspace.restore = lambda sandbox: sandbox.restore(self._snapshots.read(parent))
 
-    def _take(self, state: SessionState) -> WorkspaceLease:
+    def _take(self, state: SessionState) -> RunWorkspace:
         idle = self._idle_workspaces.pop(state)
         idle.expiration.cancel()
-        return idle.lease
+        return idle.workspace
 
     async def _end_idle(self, state: SessionState) -> None:
         """End an idle sandbox, unless it was taken or ended meanwhile."""
@@ -291,10 +307,10 @@ class Workspaces:
             await self._take(state).release()
 
     def _save_in_background(
-        self, parent: SessionState | None, state: SessionState, lease: WorkspaceLease
+        self, parent: SessionState | None, state: SessionState, workspace: RunWorkspace
     ) -> None:
         earlier_saves = self._save_tasks_of(state.session)
-        saving = asyncio.create_task(self._save(parent, state, lease, earlier_saves))
+        saving = asyncio.create_task(self._save(parent, state, workspace, earlier_saves))
         self._save_tasks[state] = saving
         self._tasks.add(saving)
         saving.add_done_callback(self._tasks.discard)
@@ -308,7 +324,7 @@ class Workspaces:
         self,
         parent: SessionState | None,
         state: SessionState,
-        lease: WorkspaceLease,
+        workspace: RunWorkspace,
         earlier_saves: Collection[asyncio.Task[None]],
     ) -> None:
         """Save the state of a workspace, then keep its sandbox idle for a while."""
@@ -316,23 +332,23 @@ class Workspaces:
             await asyncio.wait(earlier_saves)
         is_lost = False
         try:
-            if lease.is_used:
-                is_lost = not await self._save_snapshot(state, lease)
-            if parent and (is_lost or not lease.is_used):
+            if workspace.is_used:
+                is_lost = not await self._save_snapshot(state, workspace)
+            if parent and (is_lost or not workspace.is_used):
                 await self._snapshots.alias(state, parent)
         except Exception:
             logger.exception("the workspace of %s cannot be saved", state.session.name)
-        if lease.current_sandbox and not is_lost:
-            await self._keep_idle(state, lease)
+        if workspace.current_sandbox and not is_lost:
+            await self._keep_idle(state, workspace)
         else:
-            await lease.release()
+            await workspace.release()
 
-    async def _save_snapshot(self, state: SessionState, lease: WorkspaceLease) -> bool:
+    async def _save_snapshot(self, state: SessionState, workspace: RunWorkspace) -> bool:
         """Save a snapshot. Return False if the sandbox is lost or the snapshot takes too long."""
-        assert lease.current_sandbox
+        assert workspace.current_sandbox
         try:
             async with asyncio.timeout(SNAPSHOT_S):
-                await self._snapshots.save(state, _snapshot_of(lease.current_sandbox))
+                await self._snapshots.save(state, _snapshot_of(workspace.current_sandbox))
         except (SandboxLostError, TimeoutError) as error:
             logger.warning("the workspace of %s was lost: %s", state.session.name, error)
             return False
@@ -340,13 +356,13 @@ class Workspaces:
             logger.warning("the workspace of %s cannot be saved: %s", state.session.name, error)
         return True
 
-    async def _keep_idle(self, state: SessionState, lease: WorkspaceLease) -> None:
+    async def _keep_idle(self, state: SessionState, workspace: RunWorkspace) -> None:
         while (
             state in self._idle_workspaces
         ):  # a loop, for another run may save the same state meanwhile
             await self._end_idle(state)
         self._idle_workspaces[state] = _IdleWorkspace(
-            lease, asyncio.create_task(self._expire(state))
+            workspace, asyncio.create_task(self._expire(state))
         )
         while len(self._idle_workspaces) > self._max_kept:
             await self._end_idle(next(iter(self._idle_workspaces)))
@@ -371,7 +387,7 @@ class Workspaces:
 
     async def _expire(self, state: SessionState) -> None:
         await self._clock.sleep(self._keep_s)
-        await self._idle_workspaces.pop(state).lease.release()
+        await self._idle_workspaces.pop(state).workspace.release()
 
 
 def _snapshot_of(sandbox: Sandbox) -> Callable[[Sink], Awaitable[int]]:

@@ -54,7 +54,7 @@ from proxy.agent.turn_stream import (
     prose_visibility,
 )
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
-from proxy.workspaces import WorkspaceLease
+from proxy.workspaces import RunWorkspace
 from sandbox_runtime.errors import SandboxError, SandboxLostError
 from sandbox_runtime.sandbox import Sandbox
 from sandbox_runtime.tools.base import Tool
@@ -84,7 +84,7 @@ class AgentLoop:
         task: AgentTask,
         agent_input: AgentInput,
         emit: Emit,
-        lease: WorkspaceLease,
+        lease: RunWorkspace,
         egress_watch: EgressWatch,
         clock: RunClock,
     ) -> None:

@@ -34,13 +34,13 @@ async def chat_completions(http: Request) -> Response:
     options = read_request_options(body, headers)
     steps = options.steps or default_mode(request.services.steps, headers)
     include_usage = includes_usage(body)
-    subscriber, hold = await start_or_join(
+    subscriber, stream_hold = await start_or_join(
         RunRequest(model_request=request, body=body, decision=decision, options=options)
     )
     run = subscriber.run
     head = completion_head(run.id, run.created, body["model"])
-    if hold is None:
+    if stream_hold is None:
         builder = ChatCompletionBuilder(head, run.id, steps)
         return await json_response(request, subscriber, builder, options)
     encoder = CompletionStreamEncoder(head, run.id, steps, include_usage=include_usage)
-    return await stream_response(request, subscriber, encoder, options, hold)
+    return await stream_response(request, subscriber, encoder, options, stream_hold)

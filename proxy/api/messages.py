@@ -63,7 +63,7 @@ async def create_message(http: Request) -> Response:
     options = read_request_options(translation.chat, request.headers)
     decision = resolve_route(request, translation.chat)
     context = _message_context(request, translation, decision, options)
-    subscriber, hold = await start_or_join(
+    subscriber, stream_hold = await start_or_join(
         RunRequest(
             model_request=request,
             body=translation.chat,
@@ -77,13 +77,13 @@ async def create_message(http: Request) -> Response:
         ),
     )
     run_id = subscriber.run.id
-    if hold is None:
+    if stream_hold is None:
         builder = MessageBuilder(run_id, context)
         response = await json_response(request, subscriber, builder, options)
     else:
         encoder = MessageStreamEncoder(run_id, context)
         response = await stream_response(
-            request, subscriber, encoder, options, hold, keep_alive=PING
+            request, subscriber, encoder, options, stream_hold, keep_alive=PING
         )
     response.headers.update(
         {ResponseHeader.MESSAGES_REQUEST_ID: request_id(run_id), **decision.headers}

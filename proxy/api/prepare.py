@@ -35,6 +35,7 @@ from policies.sessions import (
 )
 from policies.tool_support import SUPPORTED
 from proxy import stepwise
+from proxy.agent.model import Message
 from proxy.agent.status_hold import StatusHold
 from proxy.agent.suspended_run import SuspendedRun
 from proxy.agent.suspension import answered_keys
@@ -113,20 +114,21 @@ class RunRequest:
 
 
 async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | None]:
-    """Return a subscriber and a StatusHold. The subscriber belongs to the run of an earlier attempt
-    if the request is a retry, else to a new run. The caller must unsubscribe it. The StatusHold
-    delays the status line of a stream; it is None for JSON and for a background run.
+    """Return a subscriber, and the StatusHold of a streamed response. The subscriber belongs to the
+    run of an earlier attempt if the request is a retry, else to a new run. The caller must
+    unsubscribe it. The StatusHold is None if the client gets JSON, or if the run continues in the
+    background. A run that is joined may have been started by a request for the other form.
 
     Raises IdempotencyError, PausedError, BusyError, and the errors of `prepare_request`.
     """
     identity = await identify(request)
     services, options = request.model_request.services, request.options
-    hold = None
+    stream_hold = None
     if identity.stream and not request.is_background:
         hold_s = services.status_hold_s
         if options.read_timeout_s is not None:
             hold_s = min(hold_s, options.read_timeout_s / 2)
-        hold = StatusHold(hold_s)
+        stream_hold = StatusHold(hold_s)
     # The client's timeout does not apply if the client receives data or keep-alives, or if the run
     # continues after a disconnect.
     receives_data = identity.stream or services.nonstream_keep_alive_s is not None
@@ -135,20 +137,20 @@ async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | N
     runs = services.runs
     async with runs.lock(identity):  # so that two retries with one key share one run
         if subscriber := await runs.join(identity):
-            return subscriber, hold
+            return subscriber, stream_hold
         runs.require_no_pause()
         services.available_memory.require()
         try:
-            task = await prepare_request(request, uuid.uuid4().hex, deadline_s, hold)
+            task = await prepare_request(request, uuid.uuid4().hex, deadline_s, stream_hold)
         except ProxyError as error:
             # Another process may have started a run for the key; to join it costs no budget.
             may_join = isinstance(error, BudgetError) and identity.key is not None
             if may_join and (subscriber := await runs.join(identity)):
-                return subscriber, hold
+                return subscriber, stream_hold
             if request.translate_error:
                 request.translate_error(error)
             raise
-        return await runs.start(identity, task), hold
+        return await runs.start(identity, task), stream_hold
 
 
 async def identify(request: RunRequest) -> RequestIdentity:
@@ -199,7 +201,7 @@ async def prepare_request(
     request: RunRequest,
     run_id: str,
     deadline_s: float | None,
-    hold: StatusHold | None,
+    stream_hold: StatusHold | None,
 ) -> AgentTask:
     """Return the task of a request, with one further task for each further choice (`n`).
 
@@ -213,9 +215,7 @@ async def prepare_request(
     body, session = await _body_and_session(request, run_id)
     chat, params = parse_chat(
         body,
-        has_client_indexes=not request.is_translated
-        and [message.get("role") for message in body["messages"]]
-        == [message.get("role") for message in request.body["messages"]],
+        has_client_indexes=_has_client_indexes(request, body["messages"]),
         forces_tool=request.forces_tool,
         max_tool_calls=request.max_tool_calls,
     )
@@ -237,7 +237,7 @@ async def prepare_request(
             credentials=model_request.credentials,
             limits=profile.inputs,
             reservation=body_reservation(model_request.http),
-            container_files=await _files_in_container(services, session),
+            container_files=await _open_container(services, session),
             # The reference style appends the notes on files after the user's last message.
             style_adds_notes=profile.agent.style == "reference" and session.suspended_run is None,
         )
@@ -274,7 +274,7 @@ async def prepare_request(
         files_verdict=decision.verdict if has_refusable_files else SUPPORTED,
         limits=TaskLimits(deadline_s, tariff, reservation),
         delivery=Delivery(
-            services.narration, "all_calls" if is_single_call else options.usage, hold
+            services.narration, "all_calls" if is_single_call else options.usage, stream_hold
         ),
         credentials=model_request.credentials,
         upstream=decision.upstream,
@@ -302,16 +302,29 @@ async def _body_and_session(request: RunRequest, run_id: str) -> tuple[dict[str,
     body["messages"] = strip_steps(body["messages"])
     if forbids_tools(body):  # the client's tools only: the run has tools of the proxy
         body |= dict.fromkeys(("tools", "tool_choice", "functions", "function_call"))
+    messages, has_functions = body["messages"], bool(body.get("functions"))
+    keys = answered_keys(with_tool_call_ids(messages) if has_functions else messages)
     session = resolve_session(
         owner,
         run_id,
         model_request.headers,
         body,
-        await _suspended_run(model_request, body),
+        await _suspended_run(model_request, keys),
+        # The key of a run with `functions` is a digest, not the run id.
+        answered_run_ids=() if has_functions else keys,
         resume_point=request.resume_point,
         is_stored=request.is_stored,
     )
     return body, session
+
+
+def _has_client_indexes(request: RunRequest, messages: Sequence[Message]) -> bool:
+    """Return True if each message has the index of the same message in the client's request, so
+    that an error of the backend about a message can name it to the client."""
+    if request.is_translated:
+        return False
+    sent = request.body["messages"]
+    return [message.get("role") for message in messages] == [each.get("role") for each in sent]
 
 
 def _artifact_store(
@@ -324,13 +337,9 @@ def _artifact_store(
 # The session
 
 
-async def _suspended_run(
-    model_request: ModelRequest, body: Mapping[str, Any]
-) -> SuspendedRun | None:
-    """Return the suspended run whose tool calls are answered in the messages, or None if no such
-    run is stored."""
-    messages = with_tool_call_ids(body["messages"]) if body.get("functions") else body["messages"]
-    for key in answered_keys(messages):
+async def _suspended_run(model_request: ModelRequest, keys: Sequence[str]) -> SuspendedRun | None:
+    """Return the first of these suspended runs that is stored, or None."""
+    for key in keys:
         find = model_request.services.store.suspended_runs.find
         if suspended_run := await find(model_request.owner, key):
             return suspended_run
@@ -344,23 +353,26 @@ def resolve_session(
     body: Mapping[str, Any],
     suspended_run: SuspendedRun | None,
     *,
+    answered_run_ids: Sequence[str] = (),
     resume_point: ResumePoint | None = None,
     is_stored: bool = False,
 ) -> SessionPlan:
     """Return the session of a run: the state that it resumes from, and the states that it saves.
 
     The names of `headers` are in lower case. `suspended_run` is the run whose tool calls the client
-    has answered. `resume_point` is the state that the request names. `is_stored` is True if the run
-    saves its state under its id. A chat request names no resume point and is not stored: its
-    messages identify its state.
+    has answered. `answered_run_ids` are the ids of the runs whose tool calls the messages answer,
+    latest first, even of runs that are no longer stored. `resume_point` is the state that the
+    request names. `is_stored` is True if the run saves its state under its id. A chat request names
+    no resume point and is not stored: its messages identify its state.
     """
     resume_from, save_as = _conversation_states(owner, run_id, headers, body, resume_point)
     if resume_from is None and suspended_run is None:
         # The messages may answer tool calls of a suspended run that is no longer stored. If that
-        # run belonged to no conversation, the ids of the calls identify its files.
-        for key in answered_keys(body["messages"]):
-            if container := run_container_id(owner, key):
-                resume_from = ResumePoint(Session(owner, container), (key,), starts_empty=True)
+        # run belonged to no conversation, its id identifies its files.
+        for answered_id in answered_run_ids:
+            if container := run_container_id(owner, answered_id):
+                session = Session(owner, container)
+                resume_from = ResumePoint(session, (answered_id,), starts_empty=True)
                 break
     if suspended_run and suspended_run.resume_from:
         suspended_at = suspended_run.resume_from
@@ -408,12 +420,12 @@ def _conversation_states(
     )
 
 
-async def _files_in_container(services: Services, session: SessionPlan) -> Sequence[InputFile]:
-    """Return the files of the container in which the run resumes, or none for a run that resumes
-    from no state. Create the container if it does not exist.
+async def _open_container(services: Services, session: SessionPlan) -> Sequence[InputFile]:
+    """Create the container in which the run resumes, or extend its expiry. Return its files that
+    the sandbox needs. A run that resumes from no state has no container yet.
 
     The client's files are always included. The produced files are left out if the session has a
-    workspace snapshot, which contains them, or if the resume point has `starts_empty`.
+    saved state, which contains them, or if the resume point has `starts_empty`.
     """
     resume_from = session.resume_from
     if resume_from is None:
@@ -421,9 +433,7 @@ async def _files_in_container(services: Services, session: SessionPlan) -> Seque
     owner, container = session.owner, session.container_id
     await services.files.ensure_container(container, owner)
     client_files = await services.files.client_files(container, owner)
-    if resume_from.starts_empty or await services.store.workspaces.newest_state_name(
-        session.session
-    ):
+    if resume_from.starts_empty or await services.workspaces.has_state(session.session):
         return client_files
     return [*client_files, *await services.files.produced_files(container, owner)]
 

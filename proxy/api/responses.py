@@ -79,7 +79,7 @@ async def _run_response(
         )
         return await _start_recording(request, context, session, previous)
 
-    subscriber, hold = await start_or_join(
+    subscriber, stream_hold = await start_or_join(
         RunRequest(
             model_request=request,
             body=translation.chat,
@@ -99,9 +99,11 @@ async def _run_response(
         return await background_response(request.http, subscriber, stream=bool(body.get("stream")))
     run = subscriber.run
     context = ResponseContext(body, run.id, run.created, run.container_id, steps, translation.tools)
-    if hold is None:
+    if stream_hold is None:
         return await json_response(request, subscriber, ResponseBodyBuilder(context), options)
-    return await stream_response(request, subscriber, ResponseStreamEncoder(context), options, hold)
+    return await stream_response(
+        request, subscriber, ResponseStreamEncoder(context), options, stream_hold
+    )
 
 
 def _check_network(profile: Profile, translation: ResponsesAsChat) -> None:
@@ -148,7 +150,7 @@ async def _start_recording(
         previous_id=previous.previous_id,
         conversation_id=previous.conversation_id,
         seen_seq=previous.seen_seq,
-        worker=store.worker.id,
+        worker=store.process.id,
     )
     items = input_items(context.body["input"], context.run_id)
     items = [item for item in items if not is_reference(item)]

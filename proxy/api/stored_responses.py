@@ -406,7 +406,7 @@ async def is_running(request: Request, response: StoredResponse) -> bool:
     """Return True if the response's run is in progress, in this server process or another."""
     if response.worker is None:
         return False
-    if response.worker == get_services(request).store.worker.id:
+    if response.worker == get_services(request).store.process.id:
         run = run_of(request, response.id)
         return run is not None and not run.has_ended
     return not await get_services(request).store.is_process_dead(response.worker)

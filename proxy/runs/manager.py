@@ -395,8 +395,8 @@ class RunManager:
         try:
             if audit_log:
                 await audit_log.begin()
-            result = await self._answer(task, unfinished, emit)
-            result = await self._suspend(run.identity.owner, result)
+            result = await self._run_agent(task, unfinished, emit)
+            result = await self._store_suspended_runs(run.identity.owner, result)
             result = _with_restart_warning(result, lost_run_id)
             while unfinished:
                 await unfinished.popleft().on_result(result)
@@ -432,7 +432,7 @@ class RunManager:
             return None
         return TrajectoryRecorder(self._trajectories, owner, task)
 
-    async def _answer(
+    async def _run_agent(
         self, task: AgentTask, observers: Iterable[RunObserver], emit: Emit
     ) -> Result:
         """Return the redacted result of the agent. Pass each redacted event to `observers` and to
@@ -462,7 +462,7 @@ class RunManager:
 
         return redactor.redact_result(await self.agent.answer(task, redact))
 
-    async def _suspend(self, owner: str, result: Result) -> Result:
+    async def _store_suspended_runs(self, owner: str, result: Result) -> Result:
         """Store the suspended runs of a result. Return the result without the suspended runs."""
         if not (result.suspended_run or result.others):
             return result

@@ -24,6 +24,8 @@ from proxy.store.records import RunStatus
 MAX_BEHIND = 64
 """Back-pressure: the run waits while all subscribers have this many unread events or more."""
 Work = Callable[["Run", Emit], Awaitable[Result]]
+"""Emits the events of a run and returns its result: `RunManager._work` for a new run, or
+`RunArchive._replay_events` for a stored run that a retry joins."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,12 +97,12 @@ class Store:
         self.conversations = ConversationRepository(self._database, now, responses, quota)
         self.link_key = self._read_link_key()
         """The key that signs the links to files."""
-        self.worker = self._register_process()
+        self.process = self._register_process()
         """This process as an owner of runs. Other processes can tell whether it is alive."""
         self.messages = self._open_messages()
         """Sends messages to other processes and receives their messages; None with SQLite."""
-        self.runs = RunRepository(self._database, now, self.worker, is_shared=self._is_shared)
-        self.trajectories = TrajectoryRepository(self._database, now, self.worker, trajectories)
+        self.runs = RunRepository(self._database, now, self.process, is_shared=self._is_shared)
+        self.trajectories = TrajectoryRepository(self._database, now, self.process, trajectories)
         self._blob_repositories: tuple[BlobRepository, ...] = (
             self.uploads,
             self.containers,
@@ -132,13 +132,13 @@ class Store:
     def call_when_lost(self, callback: Callable[[], object]) -> None:
         """Call `callback`, in a thread, each time other processes have found this process dead
         although it lives. Other processes may then begin its runs again."""
-        if isinstance(self.worker, ProcessLease):
-            self.worker.on_lost = callback
+        if isinstance(self.process, ProcessLease):
+            self.process.on_lost = callback
 
     async def is_process_dead(self, process_id: str) -> bool:
         """Return True if the process has ended, or if other processes have found it dead. Raises
         StoreUnavailableError."""
-        return await self._database.read_concurrently(lambda _: self.worker.is_dead(process_id))
+        return await self._database.read_concurrently(lambda _: self.process.is_dead(process_id))
 
     async def sweep(self) -> None:
         """Delete expired records, blobs without a record, records without a blob, and the lock
@@ -153,7 +153,7 @@ class Store:
         while missing:
             batch = {missing.pop() for _ in range(min(len(missing), SWEEP_ROWS))}
             await self._database.write(partial(self._mark_missing, blobs=batch, now=now))
-        await asyncio.to_thread(self.worker.forget_dead)
+        await asyncio.to_thread(self.process.forget_dead)
 
     async def sweep_forever(self) -> None:
         """Sweep now and every `SWEEP_EVERY_S` seconds, until cancelled."""
@@ -178,18 +178,18 @@ class Store:
             raise StoreError(str(error)) from error
 
     def _register_process(self) -> Process:
-        worker: Process
+        process: Process
         try:
-            worker = ProcessLease(self._url) if self._is_shared else Owner(self.directory)
+            process = ProcessLease(self._url) if self._is_shared else Owner(self.directory)
         except OSError as error:
             raise StoreError(str(error)) from error
-        self._exit_stack.callback(worker.release)
-        return worker
+        self._exit_stack.callback(process.release)
+        return process
 
     def _open_messages(self) -> ProcessMessages | None:
         if not self._is_shared:
             return None
-        messages = ProcessMessages(self._url, self.worker)
+        messages = ProcessMessages(self._url, self.process)
         self._exit_stack.callback(messages.close)
         return messages
 

@@ -178,7 +178,7 @@ async def test_response_in_progress_at_shutdown_has_failed_after_restart(tmp_pat
 async def store_in_progress_response(store: Store, like: Response) -> str:
     """Store a response as in progress at another process, and return its id."""
     record = {**like.to_dict(), "id": "resp_other", "status": "in_progress", "background": True}
-    stored = StoredResponse("resp_other", "cntr_1", "1", record, worker=store.worker.id)
+    stored = StoredResponse("resp_other", "cntr_1", "1", record, worker=store.process.id)
     await store.responses.begin(owner_of("mine"), stored, [], [])
     return stored.id
 

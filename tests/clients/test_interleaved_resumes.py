@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -12,26 +13,29 @@ import httpx
 import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
+from sandbox_runtime.sandbox import Sink
 from tests.clients.chat_http import PATH, http_client
 from tests.fakes.backend import Held, Item, ScriptedBackend, scripted_backend
-from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.fakes.memory_sandbox import MemorySandbox, MemorySandboxes
 from tests.fakes.server import make_services, model_client, serve
 
 USER_MESSAGE = {"role": "user", "content": "Begin."}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 SUSPEND = tool_reply(call("execute_bash", command="echo kept > file"), call("weather", city="Bonn"))
+DONE = text_reply("Done.")
 WORDS = ("Rain.", "Sun.")
 
 
 @asynccontextmanager
 async def resume_client(
-    backend: ScriptedBackend, state_dir: Path, sandboxes: MemorySandboxes
+    backend: ScriptedBackend, state_dir: Path, sandboxes: MemorySandboxes, **changes: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """Serve and yield a client; all sandboxes must be closed when the server stops."""
+    """Serve and yield a client; all sandboxes must be closed when the server stops. `changes` are
+    fields of Services."""
     model = model_client(backend)
     with anyio.fail_after(20):
         async with (
-            serve(make_services(model, sandboxes, state_dir)) as url,
+            serve(make_services(model, sandboxes, state_dir, **changes)) as url,
             http_client(url) as http,
         ):
             yield http
@@ -175,3 +179,44 @@ async def test_suspended_run_survives_a_restart_between_any_two_requests(
         assert after[: len(before)] == before
     assert len(backend.requests) == 5
     assert sandboxes.opened == 1 + sum(restarts)
+
+
+class HeldSandbox(MemorySandbox):
+    """A sandbox whose snapshot waits for an event."""
+
+    def __init__(self, may_be_saved: asyncio.Event) -> None:
+        super().__init__()
+        self._may_be_saved = may_be_saved
+
+    async def snapshot(self, sink: Sink, *, max_bytes: int) -> int:
+        await self._may_be_saved.wait()
+        return await super().snapshot(sink, max_bytes=max_bytes)
+
+
+@pytest.mark.parametrize("resumes", ["suspended run", "session"])
+async def test_run_that_starts_during_a_save_gets_no_produced_files_as_input(
+    resumes: str, tmp_path: Path
+) -> None:
+    write = call("execute_bash", command="echo one > output/a.csv")
+    look = "cat output/a.csv; test -e documents/.given || echo nothing was uploaded"
+    is_suspended = resumes == "suspended run"
+    first = [tool_reply(write, call("weather"))] if is_suspended else [tool_reply(write), DONE]
+    may_be_saved = asyncio.Event()
+    sandboxes = MemorySandboxes(make_sandbox=partial(HeldSandbox, may_be_saved))
+    body = {"model": "fake-model", "messages": [USER_MESSAGE]}
+    body |= {"tools": TOOLS} if is_suspended else {"sandbox": {"session": "mine"}}
+    async with (
+        scripted_backend([*first, tool_reply(call("execute_bash", command=look)), DONE]) as backend,
+        resume_client(backend, tmp_path, sandboxes, status_wait_s=0.0) as http,
+    ):
+        message = (await http.post(PATH, json=body)).json()["choices"][0]["message"]
+        reply = tool_result(message, "Rain.") if is_suspended else USER_MESSAGE
+        body |= {"messages": [USER_MESSAGE, message, reply], "stream": True}
+        async with http.stream("POST", PATH, json=body) as response:
+            # The response has begun, so the run is prepared.
+            may_be_saved.set()
+            await response.aread()
+        seen = backend.requests[-1].body["messages"][-1]["content"]
+    assert response.status_code == 200
+    assert seen.partition("[stdout]\n")[2] == "one\nnothing was uploaded"
+    assert sandboxes.opened == 1

@@ -283,7 +283,7 @@ async def _require_nothing_left(system: System, home: Path, database: URL, s3: S
             left = {
                 "Pods": [pod["metadata"]["name"] for pod in pods],
                 "Leases": await _leases(system),
-                **_unfinished_rows(database, store.worker.id),
+                **_unfinished_rows(database, store.process.id),
                 "blobs": _blobs(s3, home.name),
                 "unfinished files": await _unfinished_files(home, database),
             }

@@ -303,9 +303,14 @@ class MemoryLease:
 class MemorySandboxes:
     """Leases fake sandboxes and records them, or fails with `failure`."""
 
-    def __init__(self, failure: SandboxError | None = None) -> None:
+    def __init__(
+        self,
+        failure: SandboxError | None = None,
+        make_sandbox: Callable[[], MemorySandbox] = MemorySandbox,
+    ) -> None:
         self.leased: list[MemorySandbox] = []
         self._failure = failure
+        self._make_sandbox = make_sandbox
 
     @property
     def opened(self) -> int:
@@ -330,7 +335,7 @@ class MemorySandboxes:
         mine: list[MemorySandbox] = []
 
         def renew() -> MemorySandbox:
-            mine.append(MemorySandbox())
+            mine.append(self._make_sandbox())
             self.leased.append(mine[-1])
             return mine[-1]
 

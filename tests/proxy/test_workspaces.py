@@ -9,11 +9,19 @@ import pytest
 from policies.sessions import ResumePoint, Session
 from proxy.workspaces import Workspaces
 from sandbox_runtime.errors import SandboxStartError
-from tests.fakes.memory_sandbox import MemorySandboxes
+from sandbox_runtime.sandbox import Sink
+from tests.fakes.memory_sandbox import MemorySandbox, MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
 from tests.fakes.waiting import until
 from tests.proxy.workspace_fixture import CHAT, ISOLATION, KEEP_S, Harness
 from tests.stores import open_store
+
+
+class SmallSandbox(MemorySandbox):
+    """A sandbox with a lower limit on the size of a snapshot."""
+
+    async def snapshot(self, sink: Sink, *, max_bytes: int) -> int:
+        return await super().snapshot(sink, max_bytes=30_000)
 
 
 @pytest.fixture(params=["memory", "store"])
@@ -44,6 +52,21 @@ async def test_request_after_the_idle_time_gets_the_files_in_a_new_sandbox(
     harness.clock.advance(KEEP_S)
     await until(lambda: harness.alive == 0)
     assert await harness.run("cat file", "2", "1") == ("one\n", "restored")
+
+
+@pytest.mark.parametrize("earlier_states", [(), ("0",)])
+async def test_workspace_too_large_for_a_snapshot_lasts_as_long_as_its_idle_sandbox(
+    earlier_states: tuple[str, ...],
+) -> None:
+    snapshots = MemorySnapshots()
+    harness = Harness(snapshots, sandboxes=MemorySandboxes(make_sandbox=SmallSandbox))
+    for state in earlier_states:
+        await harness.run("echo zero > file", state)
+    await harness.run("seq 10000 > large; echo one > file", "1")
+    assert await harness.run("cat file", "2") == ("one\n", "kept")
+    await harness.workspaces.aclose()
+    assert [state.name for state in snapshots.made] == list(earlier_states)
+    assert harness.alive == 0
 
 
 async def test_branched_session_starts_from_its_parent_state(harness: Harness) -> None:

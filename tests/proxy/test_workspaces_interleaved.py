@@ -12,7 +12,7 @@ import pytest
 
 from policies.isolation import Isolation
 from policies.sessions import ResumePoint, SessionState
-from proxy.workspaces import WorkspaceLease
+from proxy.workspaces import RunWorkspace
 from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
 from sandbox_runtime.sandbox import Sink
 from tests.fakes.interleavings import (
@@ -76,7 +76,7 @@ class SteppedRun:
         self._harness = harness
         self._state = state
         self._parents = parents
-        self._lease: WorkspaceLease | None = None
+        self._lease: RunWorkspace | None = None
         self._stack = AsyncExitStack()
         self._may_save = snapshots.may_save[state] = asyncio.Event()
 

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from policies.isolation import Isolation
 from policies.sessions import ResumePoint, Session, SessionState
-from proxy.workspaces import Origin, SnapshotStore, WorkspaceLease, Workspaces
+from proxy.workspaces import Origin, RunWorkspace, SnapshotStore, Workspaces
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_sandbox import MemorySandboxes
 
@@ -41,7 +41,7 @@ class Harness:
     @asynccontextmanager
     async def use(
         self, state: str, *parents: str, session: Session = CHAT
-    ) -> AsyncIterator[WorkspaceLease]:
+    ) -> AsyncIterator[RunWorkspace]:
         """Lease a workspace and save it as `state`."""
         async with self.workspaces.use(ResumePoint(session, parents), ISOLATION) as lease:
             yield lease

@@ -79,10 +79,10 @@ EXPIRE_ALL = "UPDATE processes SET expires_at = 0"
 
 def test_process_is_alive_until_it_gives_up_its_lease(store: Store, url: URL) -> None:
     with released_at_end(ProcessLease(url, renew_s=SLOWLY)) as other:
-        assert not store.worker.is_dead(other.id)
-        assert not other.is_dead(store.worker.id)
-    assert store.worker.is_dead(other.id)
-    assert store.worker.is_dead("unknown")
+        assert not store.process.is_dead(other.id)
+        assert not other.is_dead(store.process.id)
+    assert store.process.is_dead(other.id)
+    assert store.process.is_dead("unknown")
 
 
 def test_process_whose_lease_has_expired_counts_as_dead(store: Store, url: URL) -> None:
@@ -123,7 +123,7 @@ def test_row_of_a_process_that_died_long_ago_is_deleted_although_nobody_asked_fo
         execute(url, f"UPDATE processes SET expires_at = 0 WHERE id = '{killed.id}'")
         observer.forget_dead()
         assert killed.id not in process_ids(url)
-        assert {store.worker.id, observer.id} <= set(process_ids(url))
+        assert {store.process.id, observer.id} <= set(process_ids(url))
 
 
 def test_rows_of_processes_stay_after_a_long_downtime_of_the_server(store: Store, url: URL) -> None:
@@ -138,7 +138,7 @@ async def test_result_of_a_process_that_was_found_dead_is_not_stored(
     store: Store, url: URL, tmp_path: Path
 ) -> None:
     assert (await store.runs.begin(RUN)).joinable is None
-    execute(url, f"UPDATE processes SET is_dead = true WHERE id = '{store.worker.id}'")
+    execute(url, f"UPDATE processes SET is_dead = true WHERE id = '{store.process.id}'")
     with closing(Store(tmp_path, database_url=url)) as other:
         again = replace(RUN, id="r2")
         assert (await other.runs.begin(again)).joinable is None

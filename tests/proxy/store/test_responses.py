@@ -63,7 +63,7 @@ async def begin(
         previous_id=previous,
         conversation_id=conversation,
         seen_seq=found[1] if found else None,
-        worker=store.worker.id,
+        worker=store.process.id,
     )
     await store.responses.begin(
         MINE, response, [message_item(f"in_{id}")], chain.ids if chain else ()
@@ -97,7 +97,7 @@ async def test_running_and_ended_response_is_found_by_its_owner_only(store: Stor
     await begin(store, "resp_1")
     running = await store.responses.get(MINE, "resp_1")
     assert running
-    assert (running.record["status"], running.worker) == ("in_progress", store.worker.id)
+    assert (running.record["status"], running.worker) == ("in_progress", store.process.id)
     assert await store.responses.get(YOURS, "resp_1") is None
     await end(store, "resp_1")
     ended = await store.responses.get(MINE, "resp_1")
@@ -329,5 +329,5 @@ async def test_worker_of_a_closed_store_counts_as_dead(tmp_path: Path, clock: Ma
             running = await store.responses.get(MINE, "resp_1")
             assert running
             assert running.worker
-            assert not store.worker.is_dead(running.worker)
-        assert store.worker.is_dead(running.worker)
+            assert not store.process.is_dead(running.worker)
+        assert store.process.is_dead(running.worker)
