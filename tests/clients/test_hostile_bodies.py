@@ -147,7 +147,7 @@ async def test_json_with_too_many_values_is_refused_with_413(
 async def test_body_of_empty_objects_is_refused_while_it_is_being_sent(
     client: httpx.AsyncClient,
 ) -> None:
-    """Such a body of 60 MB once blocked the event loop for half a minute and took 3.5 GB."""
+    """A body of 60 MB once blocked the event loop for half a minute and took 3.5 GB."""
     piece = b"{}," * 20_000
     start = b'{"model": "m", "messages": ['
     head = f"POST {CHAT} HTTP/1.1\r\nHost: h\r\nContent-Length: {60 * 10**6}\r\n\r\n".encode()
