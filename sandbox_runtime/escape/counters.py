@@ -170,7 +170,7 @@ class _Bomb:
         )
 
 
-_PER_HOST = (
+_AT_STANDARD = (
     _Bomb("terminal_bomb", "pseudo-terminals", TERMINALS, _MANY_TERMINALS, _use_terminal),
     _Bomb("timer_bomb", "timers", TIMERS, _MANY_TIMERS, _command_runner("timeout 9 echo well")),
     _Bomb(
@@ -183,7 +183,8 @@ _PER_HOST = (
     _Bomb("message_queue_bomb", "message queues", QUEUES, _MANY_QUEUES, _program_runner(ONE_QUEUE)),
     _Bomb("aio_bomb", "contexts of I/O", CONTEXTS, _MANY_CONTEXTS, _program_runner(ONE_CONTEXT)),
 )
-_PER_USER = (
+_AT_STRICT = (
+    _Bomb("strict_terminal_bomb", "pseudo-terminals", TERMINALS, _MANY_TERMINALS, _use_terminal),
     _Bomb("strict_timer_bomb", "timers", TIMERS, _MANY_TIMERS, _program_runner(ONE_TIMER)),
     _Bomb(
         "strict_signal_bomb", "queued signals", SIGNALS, _MANY_TIMERS, _program_runner(ONE_SIGNAL)
@@ -197,6 +198,6 @@ _PER_USER = (
     ),
 )
 ATTACKS = (
-    *(bomb.attack() for bomb in _PER_HOST),
-    *(bomb.attack_at_strict() for bomb in _PER_USER),
+    *(bomb.attack() for bomb in _AT_STANDARD),
+    *(bomb.attack_at_strict() for bomb in _AT_STRICT),
 )

@@ -120,6 +120,43 @@ async def test_fetched_url_that_is_no_image_becomes_a_file(
     assert f"{INPUT_DIR}/{path}" in note["text"]
 
 
+async def test_url_beyond_the_byte_budget_of_a_request_is_replaced_by_a_note(
+    tmp_path: Path,
+) -> None:
+    """The files of a request's URLs share `inputs.max_total_mib`."""
+    large = PNG + b"x" * (700 << 10)
+    newest_is_fetched = asyncio.Event()
+
+    async def site(reader: Reader, writer: Writer) -> None:
+        is_newest = b"/new.png" in await reader.readuntil(b"\r\n\r\n")
+        if not is_newest:
+            await newest_is_fetched.wait()
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: %d\r\n\r\n"
+        writer.write(head % len(large) + large)
+        if is_newest:
+            await reader.read()  # until the fetcher has the file and closes the connection
+            newest_is_fetched.set()
+
+    internet = Internet()
+    inputs = Inputs(fetcher=Fetcher(resolve=internet.resolve, connect=internet.connect))
+    profiles = Profiles.only(Profile(inputs=InputLimits(max_total_mib=1)))
+    old, new = (image_part(f"http://allowed.example/{age}.png") for age in ("old", "new"))
+    async with (
+        scripted_backend([SUBMIT]) as backend,
+        internet.server(site),
+        running_proxy(backend, "memory", tmp_path, inputs=inputs, profiles=profiles) as url,
+    ):
+        await complete(url, user(old, new))
+    content = user_content(backend)
+    pictures = [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
+    assert pictures == [data_url("image/png", large)]
+    assert texts_of(content) == [
+        "[http://allowed.example/old.png was not fetched: the request's files are too large"
+        " together]",
+        f"[The image above is the file {INPUT_DIR}/new.png (image/png, {len(large):,} bytes)]",
+    ]
+
+
 async def test_stream_starts_before_the_url_is_fetched(tmp_path: Path) -> None:
     release = asyncio.Event()
 

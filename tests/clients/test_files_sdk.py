@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from policies.sessions import FileLimits
+from proxy.keys import Keyring
 from tests.fakes.backend import by_history, scripted_backend
 from tests.fakes.server import EachKey, running_proxy, single_key
 from tests.stores import blob_files, stored_blobs
@@ -377,3 +378,17 @@ async def test_unsupported_upload_methods_return_openai_errors(
         answer = await client.request(method, url + path)
     assert answer.status_code == 405
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_all_keys_of_an_open_server_share_one_quota(tmp_path: Path) -> None:
+    """Made-up keys once had a quota each, so their total had no limit."""
+    keys = [f"sk-made-up-{number}" for number in range(LIMITS.quota_mib + 2)]
+    refused: list[openai.BadRequestError] = []
+    async with files_server(tmp_path, keyring=Keyring()) as url:
+        for key in keys:
+            async with sdk_client(url, key) as client:
+                try:
+                    await client.files.create(file=("a", b"x" * MIB), purpose="user_data")
+                except openai.BadRequestError as error:
+                    refused.append(error)
+    assert [error.code for error in refused] == ["storage_quota_exceeded"] * 2

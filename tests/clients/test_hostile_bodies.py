@@ -1,7 +1,9 @@
 """Malformed request bodies: refused with an OpenAI error, or read as their sender meant them."""
 
+import asyncio
 import gzip
 import json
+import tracemalloc
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -18,6 +20,8 @@ CHAT, FILES = "/v1/chat/completions", "/v1/files"
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "Hello."}]}'
 TEXT = BODY.decode()
 DEEP = 100_000
+MAX_READ_BYTES = 2 << 20
+"""Size of the start of a body that the server has read when it finds too many values, at most."""
 PURPOSE = b'content-disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n'
 FILE = b'content-disposition: form-data; name="file"; filename="a.txt"\r\n\r\nhello\r\n'
 FORM_TYPE = "multipart/form-data; boundary=b"
@@ -138,6 +142,34 @@ async def test_json_with_too_many_values_is_refused_with_413(
         answer = await client.post(path, content=body)
         message = answer.json()["error"]["message"]
         assert (answer.status_code, message) == (413, f"The request body has more than {bound}.")
+
+
+async def test_body_of_empty_objects_is_refused_while_it_is_being_sent(
+    client: httpx.AsyncClient,
+) -> None:
+    """A body of 60 MB once blocked the event loop for half a minute and took 3.5 GB."""
+    piece = b"{}," * 20_000
+    start = b'{"model": "m", "messages": ['
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: h\r\nContent-Length: {60 * 10**6}\r\n\r\n".encode()
+    reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+    answer = asyncio.ensure_future(reader.read(1 << 16))
+    sent = 0
+    tracemalloc.start()
+    try:
+        writer.write(head + start)
+        while not answer.done() and sent < MAX_READ_BYTES:
+            writer.write(piece)
+            await writer.drain()
+            sent += len(piece)
+            assert (await client.get("/health")).status_code == 200
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        writer.transport.abort()
+    assert answer.done()
+    assert answer.result().startswith(b"HTTP/1.1 413 ")
+    assert peak < 4 * MAX_READ_BYTES
+    assert (await client.post(CHAT, content=BODY)).status_code == 200
 
 
 async def test_json_in_unusual_encodings_is_read(client: httpx.AsyncClient) -> None:

@@ -1,8 +1,11 @@
 """Turns with more tool calls than MAX_CALLS: the first ones run, and one note reports the limit."""
 
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 
 from policies.prompts import CALLS_LEFT_OUT
@@ -12,21 +15,38 @@ from tests.fakes.backend import Frames, by_history, chunk, frames, scripted_back
 from tests.fakes.server import running_proxy
 
 MANY = 100_000
+ARGUMENT_BYTES = 4 << 10
+"""Size of a long argument: the kernel's buffers of one connection hold far fewer than MANY."""
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Look."}], "stream": True}
+
+
+def call_event(index: int, command: str = "true") -> bytes:
+    function = {"name": "execute_bash", "arguments": json.dumps({"command": command})}
+    made = {"index": index, "id": f"c{index}", "type": "function", "function": function}
+    return frames(chunk({"tool_calls": [made]}))[0]
 
 
 def reply_with_calls(count: int) -> Frames:
     """Return a reply with one event for each of `count` calls."""
-    made = (
-        {
-            "index": index,
-            "id": f"c{index}",
-            "type": "function",
-            "function": {"name": "execute_bash", "arguments": '{"command": "true"}'},
-        }
-        for index in range(count)
-    )
-    return Frames([*frames(*(chunk({"tool_calls": [each]}) for each in made)), *frames("[DONE]")])
+    return Frames([*map(call_event, range(count)), *frames("[DONE]")])
+
+
+class LongCalls(Sequence[bytes]):
+    """The events of `MANY` calls with long arguments, generated while they are sent."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def __len__(self) -> int:
+        return MANY
+
+    def __getitem__(self, number: Any) -> Any:
+        return call_event(number, f": {'x' * ARGUMENT_BYTES}")
+
+    def __iter__(self) -> Iterator[bytes]:
+        for number in range(MANY):
+            self.sent += 1
+            yield self[number]
 
 
 async def test_calls_over_the_limit_are_dropped_with_one_note(
@@ -46,6 +66,23 @@ async def test_calls_over_the_limit_are_dropped_with_one_note(
     calls = [made for message in prompt for made in message.get("tool_calls") or ()]
     assert len(calls) == len(results) == MAX_CALLS
     assert str(results).count(CALLS_LEFT_OUT.format(count=MAX_CALLS)) == 1
+
+
+async def test_stream_is_cancelled_at_the_first_call_over_the_limit(tmp_path: Path) -> None:
+    events = LongCalls()
+    script = by_history([Frames(events), text_reply("Done.")])
+    with anyio.fail_after(60):
+        async with (
+            scripted_backend(script) as backend,
+            running_proxy(backend, "memory", tmp_path) as url,
+            httpx.AsyncClient(base_url=url, timeout=60) as client,
+        ):
+            text = (await client.post("/v1/chat/completions", json=BODY)).text
+            await backend.requests[0].gone.wait()
+    assert "Done." in text
+    assert MAX_CALLS < events.sent < MANY // 10
+    prompt: list[dict[str, Any]] = backend.requests[1].body["messages"]
+    assert sum(len(message.get("tool_calls") or ()) for message in prompt) == MAX_CALLS
 
 
 async def test_calls_up_to_the_limit_add_no_note(tmp_path: Path) -> None:

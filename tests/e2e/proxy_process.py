@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import yaml
@@ -41,12 +41,16 @@ def write_config(home: Path, tree: dict[str, Any] | str) -> str:
 
 
 async def run(
-    home: Path, *arguments: str, timeout_s: float = RUN_TIMEOUT_S, **variables: str
+    home: Path,
+    *arguments: str,
+    timeout_s: float = RUN_TIMEOUT_S,
+    prefix: Sequence[str] = (),
+    **variables: str,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run the command until it exits."""
+    """Run the command until it exits. `prefix` is a command that executes the command after it."""
     with anyio.fail_after(timeout_s):
         return await anyio.run_process(
-            [sys.executable, "-m", "proxy", *arguments],
+            [*prefix, sys.executable, "-m", "proxy", *arguments],
             check=False,
             cwd=home,
             env=environment(home, **variables),
@@ -70,16 +74,17 @@ class Server:
 @asynccontextmanager
 async def serving(
     home: Path,
-    kind: Kind,
+    kind: Kind | Literal["auto"],
     backend_url: str,
     more: Mapping[str, Any] | None = None,
     port: int = 0,
     start_timeout_s: float = START_TIMEOUT_S,
     prefix: Sequence[str] = (),
+    options: Sequence[str] = (),
     **variables: str,
 ) -> AsyncIterator[Server]:
     """Run `serve` on a port, or on a free port; `more` is merged into its config.yaml. `prefix` is
-    a command that executes the command after it.
+    a command that executes the command after it, and `options` are more options of `serve`.
 
     Tools are offered without a probe, so the backend receives only what clients cause, unless
     `more` changes `tool_support`.
@@ -89,7 +94,7 @@ async def serving(
     config = write_config(home, tree)
     where = ("--port", str(port), "--sandbox", kind, "--backend-url", backend_url)
     process = await anyio.open_process(
-        [*prefix, sys.executable, "-m", "proxy", "serve", "--config", config, *where],
+        [*prefix, sys.executable, "-m", "proxy", "serve", "--config", config, *where, *options],
         cwd=home,
         env=environment(home, **variables),
     )

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -122,7 +123,7 @@ async def test_server_starts_without_a_reachable_backend(
 
 
 async def test_incomplete_requests_on_many_connections_do_not_block_others(tmp_path: Path) -> None:
-    most, flood = 20, 200
+    most, flood = 20, min(2_000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
     more = {"server": {"max_connections": most}}
     with anyio.fail_after(60):
         async with (

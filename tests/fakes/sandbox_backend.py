@@ -114,6 +114,9 @@ class FakeSandboxBackend:
         self.image = "image-1"
         self.refusal: str | None = None
         """The error message of every start; None if starts succeed."""
+        self.checks: list[Check] = []
+        """The results of its checks."""
+        self.closed = False
         self.greets = True
         self.limits_are_fixed = False
         self.parallel_starts = 4
@@ -190,7 +193,7 @@ class FakeSandboxBackend:
         return 0
 
     async def check(self) -> list[Check]:
-        return []
+        return self.checks
 
     async def aclose(self) -> None:
-        pass
+        self.closed = True

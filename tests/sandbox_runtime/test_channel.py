@@ -2,14 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
 
 import anyio
 import pytest
 
 from sandbox_runtime.channel import MAX_CONNECTIONS, Channel
 from sandbox_runtime.connection_queue import BURST_CONNECTIONS
-from sandbox_runtime.errors import SandboxLostError, SandboxStartError
+from sandbox_runtime.errors import FileTimeoutError, SandboxLostError, SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
     ACK,
@@ -31,10 +32,11 @@ from sandbox_runtime.protocol import (
     frame,
     json_frame,
 )
-from sandbox_runtime.sandbox import OutputCap
+from sandbox_runtime.sandbox import TRANSFER_TIMEOUT_S, OutputCap
 from sandbox_runtime.streams import ProgramConnection
 from sandbox_runtime.tools.editor import write_file as write
 from tests.fakes.manual_clock import ManualClock
+from tests.fakes.waiting import until
 from tests.sandbox_runtime.scripted_guest import (
     REPORT,
     ScriptedGuest,
@@ -176,6 +178,45 @@ async def test_hostile_guest_is_killed_despite_the_deadline_of_a_file_operation(
             await other
     assert guest.has_ended
     await ending
+
+
+WORKSPACE_OPERATIONS: dict[str, Callable[[GuestSandbox], Coroutine[Any, Any, object]]] = {
+    "snapshot": lambda sandbox: sandbox.snapshot(drop, max_bytes=1),
+    "restore": lambda sandbox: sandbox.restore(pieces(b"42")),
+}
+
+
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock a test moves forward."""
+
+    skipped_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.skipped_s
+
+
+@pytest.mark.parametrize("operate", WORKSPACE_OPERATIONS.values(), ids=WORKSPACE_OPERATIONS.keys())
+def test_snapshot_or_restore_that_the_guest_never_answers_ends_at_its_deadline(
+    operate: Callable[[GuestSandbox], Coroutine[Any, Any, object]],
+) -> None:
+    loop = SkippingLoop()
+
+    async def wait_for_the_deadline() -> None:
+        sandbox, guest = await scripted_sandbox(lambda n: b"", ManualClock())
+        with anyio.fail_after(TRANSFER_TIMEOUT_S + 5):
+            operation = asyncio.create_task(operate(sandbox))
+            await until(lambda: EOF in guest.kinds)
+            loop.skipped_s += TRANSFER_TIMEOUT_S - 60
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not operation.done()
+            loop.skipped_s += 60
+            with pytest.raises(FileTimeoutError, match=r"pipe took longer than 300\.0 s"):
+                await operation
+            await sandbox.close()
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(wait_for_the_deadline())
 
 
 async def test_hostile_guest_is_killed_although_the_caller_is_cancelled() -> None:

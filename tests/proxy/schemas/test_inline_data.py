@@ -2,10 +2,14 @@
 
 import base64
 import random
+import tracemalloc
+from collections.abc import Callable
 
 import pytest
 
 from proxy.schemas.content_parts import InlineData, parse_data_url
+
+MAX_PIECE_BYTES = 1 << 18
 
 
 def bare(text: str) -> InlineData:
@@ -67,3 +71,21 @@ def test_long_percent_encoded_data_is_decoded_in_pieces(offset: int) -> None:
     assert data.measure() == offset + 300_000
     assert content(data) == b"x" * offset + b"A" * 300_000
     assert max(map(len, data.pieces())) < 300_000
+
+
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.encodebytes], ids=["", "in lines"])
+def test_long_base64_is_measured_and_decoded_in_pieces(encode: Callable[[bytes], bytes]) -> None:
+    """At no time does memory hold more of the file than the copies of one piece."""
+    written = bytes(16 << 20)
+    data = bare(encode(written).decode())
+    sizes: list[int] = []
+    tracemalloc.start()
+    try:
+        assert data.measure() == len(written)
+        sizes.extend(map(len, data.pieces()))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(sizes) == len(written)
+    assert max(sizes) <= MAX_PIECE_BYTES
+    assert peak < 8 * MAX_PIECE_BYTES

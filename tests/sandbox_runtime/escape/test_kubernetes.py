@@ -31,6 +31,7 @@ OPEN: Mapping[str, str] = {
     "hidden_disk_bomb": "the kubelet measures only files that it can see",
     "inode_bomb": "a Pod has no limit for the number of files",
     "terminal_bomb": "the terminals of a container have no limit of their own",
+    "strict_terminal_bomb": "the terminals of a container have no limit of their own",
 }
 """Attacks that succeed on every cluster with the nodes' own kernel."""
 OPEN_SOMETIMES: Mapping[str, str] = {
