@@ -551,7 +551,6 @@ def demo(arguments: argparse.Namespace) -> int:
         tree = config.model_dump()
         tree["server"]["data_dir"] = directory
         tree["sandbox"]["backend"] = arguments.sandbox or "bubblewrap"
-        tree["sandbox"]["bubblewrap"]["allow_weak"] = True
         if not arguments.backend_url:
             tree["backend"] |= {
                 "provider": "scripted",
