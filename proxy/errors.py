@@ -274,8 +274,8 @@ def may_be_file_refusal(error: BackendError) -> bool:
 def unreadable_files_error(
     verdict: ToolVerdict, *, param: str | None = None, refusal: str = ""
 ) -> BadRequestError:
-    """Return the error for a request with files and without a sandbox, because the model does not
-    support tools. `refusal` is the message of the backend that refused the file parts."""
+    """Return the error for a request that has files but gets no sandbox, as its model does not
+    support tools. `refusal` is the backend's message if the backend has refused the file parts."""
     quotation = f" The backend answered: {refusal}" if refusal else ""
     return BadRequestError(
         "The request has files, and it gets no sandbox in which the model could read them."

@@ -12,11 +12,11 @@ from policies.capabilities.programs import (
     Capability,
     CapabilityUse,
     CodeFragment,
+    analyse_command,
     code_of_file,
     merge_uses,
-    use_of_command,
 )
-from policies.capabilities.python import use_of_python
+from policies.capabilities.python import analyse_python
 from policies.capabilities.shell import parse_commands
 
 __all__ = ["Capability", "capabilities_of"]
@@ -69,11 +69,11 @@ def _capabilities_of_code(code: tuple[CodeFragment, ...]) -> frozenset[Capabilit
     return found
 
 
-def _use_of_shell(text: str) -> CapabilityUse:
-    return merge_uses([use_of_command(command) for command in dict.fromkeys(parse_commands(text))])
+def _analyse_shell(text: str) -> CapabilityUse:
+    return merge_uses([analyse_command(command) for command in dict.fromkeys(parse_commands(text))])
 
 
 _USE_OF_LANGUAGE: Mapping[str, Callable[[str], CapabilityUse]] = {
-    "shell": _use_of_shell,
-    "python": use_of_python,
+    "shell": _analyse_shell,
+    "python": analyse_python,
 }

@@ -208,7 +208,7 @@ _PYTHONS = frozenset({"python", "pypy", "ipython", ""})
 _ASSIGNMENT = re.compile(r"\w+\+?=")
 
 
-def use_of_command(command: Command) -> CapabilityUse:
+def analyse_command(command: Command) -> CapabilityUse:
     """Return the capabilities that a command uses."""
     uses = [_use_of_redirections(command)]
     words, gets_more_arguments = _skip_wrappers(command.words)

@@ -137,7 +137,7 @@ class _Token(NamedTuple):
 _END = _Token("newline", "\n")
 
 
-def use_of_python(text: str) -> CapabilityUse:
+def analyse_python(text: str) -> CapabilityUse:
     """Return the capabilities that a script uses."""
     return _Script(text).use()
 

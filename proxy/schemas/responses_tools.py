@@ -307,8 +307,8 @@ def starts_with_tool(choice: Any, tools: ResponsesToolSet) -> bool:
 
 
 def chat_choice(choice: Any, tools: ResponsesToolSet) -> Any:
-    """Return the `tool_choice` of the chat completion. It is None if the run must begin with a tool
-    call that may be a call of a sandbox tool."""
+    """Return the `tool_choice` of the chat completion. It is None if `starts_with_tool` is true: a
+    call of a sandbox tool then satisfies the choice too."""
     if starts_with_tool(choice, tools):
         return None
     match choice:

@@ -70,8 +70,9 @@ class ProcessLease:
         self._thread.start()
 
     def is_dead(self, process_id: str) -> bool:
-        """Return True if the process has no lease, and mark a process whose lease has expired as
-        dead. Blocks for the queries. Raises SQLAlchemyError."""
+        """Return True if the process's row is missing or marked as dead. A row that has expired is
+        marked first, unless the database server has been up for less than the time of a lease.
+        Blocks for the queries. Raises SQLAlchemyError."""
         if process_id == self.id:
             return False
         row = PROCESSES.c

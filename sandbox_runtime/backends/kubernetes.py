@@ -133,7 +133,7 @@ class KubernetesBackend:
             if not self._allow_unenforced:
                 require_enforced(await self._network_verdict())
             self._own_pods.add(name)
-            pod = self._spec.sandbox(name, self._owner.id, isolation)
+            pod = self._spec.sandbox_pod(name, self._owner.id, isolation)
             await run_to_end(self._api.create_pod(pod))
             await self._wait_until_running(name)
             stream = await self._attach(name)

@@ -120,7 +120,7 @@ async def _run_command(
     """Run the connection attempts in a Pod and return the Pod's last state."""
     name = f"check-{owner}-{uuid.uuid4().hex[:8]}"
     argv = ["bash", "-c", _CONNECT, "check", *addresses]
-    pod = spec.command(name, owner, component, argv, int(timeout_s))
+    pod = spec.command_pod(name, owner, component, argv, int(timeout_s))
     container = pod["spec"]["containers"][0]
     node = {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}
     container["env"].append(node)
@@ -176,7 +176,8 @@ def accepted_attempts(*, has_own_profile: bool) -> dict[str, str]:
 
 
 def isolation_checks(spec: PodSpec) -> Iterator[Check]:
-    """Yield a check for each part of the isolation that follows from the Pod alone."""
+    """Yield a description of each part of the isolation other than the network: kernel, system
+    calls, limits and users. These checks never fail; their texts name the weaknesses."""
     kernel = (
         f"runtime class {spec.runtime_class}"
         if spec.runtime_class

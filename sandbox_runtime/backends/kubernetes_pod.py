@@ -62,7 +62,7 @@ class PodSpec:
     """The path of a profile in the kubelet's seccomp directory; None: the runtime's default
     profile."""
 
-    def sandbox(self, name: str, owner: str, isolation: Isolation) -> dict[str, Any]:
+    def sandbox_pod(self, name: str, owner: str, isolation: Isolation) -> dict[str, Any]:
         """Return a Pod that runs the guest agent."""
         user = guest_user(isolation)
         uid = new_host_uid() if isolation.level == "strict" else user.uid
@@ -77,7 +77,7 @@ class PodSpec:
             self._add_agent_volume(pod, self.agent_image, uid, isolation)
         return pod
 
-    def command(
+    def command_pod(
         self, name: str, owner: str, component: str, argv: Sequence[str], deadline_s: int
     ) -> dict[str, Any]:
         """Return a Pod that runs one command in the sandbox image, with the isolation of the strict

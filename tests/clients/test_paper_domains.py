@@ -133,7 +133,7 @@ def test_custom_profile_can_select_a_domain_and_change_its_prompts() -> None:
     assert (agent.prompts.system, agent.prompts.no_call) == (DOMAIN_PROMPTS["math"].system, "Go.")
 
 
-def test_error_names_an_unknown_domain() -> None:
+def test_error_for_an_unknown_domain_names_the_setting() -> None:
     with pytest.raises(ConfigError, match=r"profiles\.lab\.agent\.domain: Input should be"):
         profiles(profiles={"lab": {"extends": "paper", "agent": {"domain": "law"}}})
 

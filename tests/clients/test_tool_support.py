@@ -200,7 +200,7 @@ async def test_negative_tool_verdict_is_checked_again_after_an_interval(tmp_path
     assert response.json()["sandbox"]["route"] == "auto"
 
 
-async def test_single_tool_refusal_does_not_change_the_tool_verdict(tmp_path: Path) -> None:
+async def test_tool_verdict_stays_after_one_refusal_of_tools(tmp_path: Path) -> None:
     engine = FakeEngine()
     async with served(engine, tmp_path) as server:
         await server.ask_with_verdict()

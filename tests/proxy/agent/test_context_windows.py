@@ -63,7 +63,7 @@ async def test_window_applies_only_to_its_own_model_name() -> None:
     assert found == [2048, 2048, None]
 
 
-async def test_default_window_is_dropped_after_a_call_used_more_tokens() -> None:
+async def test_window_of_the_only_listed_model_is_ignored_after_a_call_used_more_tokens() -> None:
     model, windows = ListedModels({"id": "a", "meta": {"n_ctx": 2048}}), ContextWindows()
     assert await windows.get(model, OWNER, "m") == 2048
     windows.record_usage(OWNER, "m", 2049)

@@ -108,15 +108,15 @@ async def test_first_answer_is_returned_if_the_retry_of_an_invalid_answer_fails(
 
 
 @pytest.mark.parametrize(
-    ("submitted", "finish_reason", "has_warning"),
+    ("prose", "finish_reason", "has_warning"),
     [('{"n": 42}', "stop", False), ("42", "length", True)],
 )
-async def test_submitted_answer_is_validated_if_the_final_call_is_disabled(
-    submitted: str, finish_reason: str, has_warning: bool
+async def test_prose_answer_is_validated_if_a_final_call_would_fail(
+    prose: str, finish_reason: str, has_warning: bool
 ) -> None:
-    model = ScriptedModel([text_reply(submitted), FAILURE])
+    model = ScriptedModel([text_reply(prose), FAILURE])
     result = await answered(Run(model), **OBJECT)
-    assert (result.answer, result.finish_reason) == (submitted, finish_reason)
+    assert (result.answer, result.finish_reason) == (prose, finish_reason)
     assert bool(result.warnings) is has_warning
 
 

@@ -34,16 +34,16 @@ def containers_of(pod: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("agent_image", [None, "agent:1"])
 def test_pod_has_only_fields_of_the_current_api(level: Level, agent_image: str | None) -> None:
-    validate(PodSpec("sandbox:1", agent_image).sandbox("s-1", "owner", Isolation(level=level)))
+    validate(PodSpec("sandbox:1", agent_image).sandbox_pod("s-1", "owner", Isolation(level=level)))
 
 
 def test_pod_of_a_command_has_only_fields_of_the_current_api() -> None:
-    validate(SPEC.command("check-1", "owner", "network-check", ["true"], 60))
+    validate(SPEC.command_pod("check-1", "owner", "network-check", ["true"], 60))
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_pod_meets_the_pod_security_standard_baseline(level: Level) -> None:
-    pod = SPEC.sandbox("s-1", "owner", Isolation(level=level))
+    pod = SPEC.sandbox_pod("s-1", "owner", Isolation(level=level))
     spec = pod["spec"]
     assert not {"hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"} & set(spec)
     assert all(set(volume) == {"name", "emptyDir"} for volume in spec["volumes"])
@@ -58,7 +58,7 @@ def test_pod_meets_the_pod_security_standard_baseline(level: Level) -> None:
 
 
 def test_strict_pod_meets_the_pod_security_standard_restricted() -> None:
-    pod = SPEC.sandbox("s-1", "owner", Isolation(level="strict"))
+    pod = SPEC.sandbox_pod("s-1", "owner", Isolation(level="strict"))
     assert pod["spec"]["securityContext"]["runAsUser"] in HOST_UIDS
     for container in containers_of(pod):
         context = container["securityContext"]
@@ -68,12 +68,12 @@ def test_strict_pod_meets_the_pod_security_standard_restricted() -> None:
 
 
 def test_strict_sandboxes_have_different_users() -> None:
-    pods = [SPEC.sandbox(f"s-{n}", "owner", Isolation(level="strict")) for n in range(8)]
+    pods = [SPEC.sandbox_pod(f"s-{n}", "owner", Isolation(level="strict")) for n in range(8)]
     assert len({pod["spec"]["securityContext"]["runAsUser"] for pod in pods}) == 8
 
 
 def test_pod_has_no_credentials_no_service_variables_and_no_name_server() -> None:
-    spec = SPEC.sandbox("s-1", "owner", Isolation())["spec"]
+    spec = SPEC.sandbox_pod("s-1", "owner", Isolation())["spec"]
     assert spec["automountServiceAccountToken"] is False
     assert spec["enableServiceLinks"] is False
     assert (spec["dnsPolicy"], spec["dnsConfig"]) == ("None", {"nameservers": ["127.0.0.1"]})
@@ -81,7 +81,7 @@ def test_pod_has_no_credentials_no_service_variables_and_no_name_server() -> Non
 
 
 def test_resource_requests_of_a_pod_equal_its_limits() -> None:
-    pod = SPEC.sandbox("s-1", "owner", Isolation(memory_mib=512, cpus=0.25, disk_mib=100))
+    pod = SPEC.sandbox_pod("s-1", "owner", Isolation(memory_mib=512, cpus=0.25, disk_mib=100))
     for container in containers_of(pod):
         assert container["resources"]["requests"] == container["resources"]["limits"]
     assert pod["spec"]["containers"][0]["resources"]["limits"] == {
@@ -92,13 +92,13 @@ def test_resource_requests_of_a_pod_equal_its_limits() -> None:
 
 
 def test_kubelet_ends_a_pod_later_than_its_agent_does() -> None:
-    spec = SPEC.sandbox("s-1", "owner", Isolation())["spec"]
+    spec = SPEC.sandbox_pod("s-1", "owner", Isolation())["spec"]
     assert spec["activeDeadlineSeconds"] == DEADLINE_S > LIFETIME_S
     assert spec["restartPolicy"] == "Never"
 
 
 def test_agent_is_copied_from_its_image_to_a_volume_that_is_read_only_in_the_sandbox() -> None:
-    spec = SPEC.sandbox("s-1", "owner", Isolation())["spec"]
+    spec = SPEC.sandbox_pod("s-1", "owner", Isolation())["spec"]
     (copying,) = spec["initContainers"]
     assert copying["image"] == "registry.example.com/agent:1"
     assert copying["command"][-1] == AGENT_PATH
@@ -107,14 +107,16 @@ def test_agent_is_copied_from_its_image_to_a_volume_that_is_read_only_in_the_san
 
 
 def test_image_with_the_agent_needs_no_init_container() -> None:
-    spec = PodSpec("sandbox:1").sandbox("s-1", "owner", Isolation())["spec"]
+    spec = PodSpec("sandbox:1").sandbox_pod("s-1", "owner", Isolation())["spec"]
     assert "initContainers" not in spec
     assert spec["volumes"] == []
     assert spec["containers"][0]["command"][-1] == AGENT_PATH
 
 
 def test_volumes_of_a_strict_sandbox_are_in_its_memory() -> None:
-    pod = SPEC.sandbox("s-1", "owner", Isolation(level="strict", memory_mib=1024, disk_mib=4096))
+    pod = SPEC.sandbox_pod(
+        "s-1", "owner", Isolation(level="strict", memory_mib=1024, disk_mib=4096)
+    )
     disks = [each["emptyDir"] for each in pod["spec"]["volumes"] if each["name"] != "agent"]
     assert {disk["medium"] for disk in disks} == {"Memory"}
     assert [disk["sizeLimit"] for disk in disks] == ["384Mi", "192Mi", "96Mi", "96Mi"]
