@@ -46,9 +46,6 @@ class AnswerWriter:
         self._artifact_store = task.artifact_store
         self._profile = task.profile
         self._rewrite_links = task.request.rewrite_links
-        suspended = task.session.suspended_run
-        self._earlier_paths = suspended.saved_files if suspended else ()
-        """Paths of the files that the run saved before its suspension."""
         self._link_rewriter: LinkRewriter | None = None
         self._submit_reader = TextArgument("answer")
         self._held_submission = ""
@@ -79,8 +76,8 @@ class AnswerWriter:
         await self._restart_after_narration()
 
     async def write(self, piece: str, sandbox: Sandbox | None, logprobs: Any = None) -> None:
-        """Send a piece of the answer. Paths of produced files in `sandbox`, or of files that the
-        run saved before its suspension, are rewritten to links, if the request allows that."""
+        """Send a piece of the answer. Paths of produced files in `sandbox` are rewritten to links,
+        if the request allows that."""
         if self._link_rewriter is None:
             await self._restart_after_narration()
             self._link_rewriter = LinkRewriter(
@@ -129,12 +126,10 @@ class AnswerWriter:
         return [path for path in self._linked_paths if not await self._artifact_store.has(path)]
 
     async def _linkable_paths(self, sandbox: Sandbox | None) -> list[str]:
-        """Return the paths of the files that are artifacts or will become artifacts. Links to other
-        files would be dead."""
-        if not self._rewrite_links:
+        """Return the paths of the files that will become artifacts. Links to other files would be
+        dead."""
+        if sandbox is None or not self._rewrite_links:
             return []
-        if sandbox is None:  # a resumed run may have saved files before its suspension
-            return [path for path in self._earlier_paths if await self._artifact_store.has(path)]
         try:
             files = await list_output_files(sandbox)
         except SandboxLostError:

@@ -403,10 +403,6 @@ class AgentLoop:
         return last if last in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED) else stop
 
     async def _best_answer(self, stop: StopReason) -> str:
-        sandbox = self._executor.current_sandbox
-        if stop is StopReason.SUBMITTED and not self._outcome.submitted_answer:
-            # The answer is in a file, which a resumed run may have written before its suspension.
-            sandbox = await self._acquire_resumed_sandbox()
         call = FinalCall(
             self._task,
             self._conversation,
@@ -421,7 +417,7 @@ class AgentLoop:
         best = BestAnswer(self._task, self._outcome, call, seconds, takes_prose=takes_prose)
         return await best.find(
             stop,
-            sandbox,
+            self._executor.current_sandbox,
             has_used_tools=self._has_used_tools,
             is_plain=self._is_plain_turn,
         )
@@ -448,7 +444,7 @@ class AgentLoop:
 
     async def _acquire_resumed_sandbox(self) -> Sandbox | None:
         """Return the sandbox in use, or None. A resumed run acquires its sandbox here if no tool
-        has done so yet. If that fails, return None."""
+        has done so yet."""
         suspended = self._task.session.suspended_run
         if suspended and suspended.used_sandbox and not self._executor.is_sandbox_requested:
             with suppress(SandboxError, TimeoutError):  # the next command reports the failure
@@ -470,7 +466,6 @@ class AgentLoop:
             self._conversation.history,
             self._new_ids,
             used_sandbox=self._executor.current_sandbox is not None,
-            artifacts=collected.artifacts,
         )
         legacy_state = self._task.request.legacy_state
         return Result(

@@ -53,9 +53,6 @@ class SuspendedRun:
     message_kinds: Mapping[int, Any] = field(default_factory=dict)
     """Kinds, by message index, of the messages whose kind is not the default of their role. See
     `History`."""
-    saved_files: Sequence[str] = ()
-    """Paths of the produced files that the run has saved so far. The answer of the resumed run may
-    link to them."""
 
     @property
     def key(self) -> str:
@@ -78,7 +75,6 @@ class SuspendedRun:
             "workspace": workspace,
             "began": self.used_sandbox,
             "marks": [[at, kind] for at, kind in self.message_kinds.items()],
-            "files": list(self.saved_files),
         }
 
     @classmethod
@@ -93,7 +89,6 @@ class SuspendedRun:
             resume_from=ResumePoint(Session(at[0], at[1]), at[2]) if at else None,
             used_sandbox=value.get("began", True),
             message_kinds={int(at): kind for at, kind in value.get("marks", ())},
-            saved_files=tuple(value.get("files", ())),
         )
 
 

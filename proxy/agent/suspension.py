@@ -19,7 +19,7 @@ from typing import Any
 from policies.sessions import ResumePoint, function_call_id
 from proxy.agent.history import History
 from proxy.agent.model import Message
-from proxy.agent.result import Artifact, RunOutcome
+from proxy.agent.result import RunOutcome
 from proxy.agent.suspended_run import SuspendedCall, SuspendedRun, key_of_call
 from proxy.agent.task import AgentTask
 from proxy.agent.tool_calls import ToolCall, to_custom_call
@@ -39,11 +39,9 @@ def hand_back_calls(
     new_ids: Iterator[str],
     *,
     used_sandbox: bool,
-    artifacts: Sequence[Artifact],
 ) -> tuple[list[dict[str, Any]], SuspendedRun | None]:
     """Return the calls of the client's tools in the form that the client expects, and the suspended
-    run that waits for their results; None if there are no calls. `artifacts` are the files that the
-    run has saved since it began or was resumed."""
+    run that waits for their results; None if there are no calls."""
     suspended_calls, entries = [], []
     for call in outcome.client_calls:
         client_id = _client_id(call, task, outcome, new_ids)
@@ -54,7 +52,6 @@ def hand_back_calls(
         return [], None
     session, state = task.session, task.session.state_to_save(is_suspended=True)
     earlier = session.suspended_run
-    saved_files = [*(earlier.saved_files if earlier else ()), *(file.path for file in artifacts)]
     suspended_run = SuspendedRun(
         messages=list(history.messages),
         run_start_index=history.run_start_index,
@@ -63,7 +60,6 @@ def hand_back_calls(
         resume_from=ResumePoint(state.session, [state.name]) if state else None,
         used_sandbox=used_sandbox or bool(earlier and earlier.used_sandbox),
         message_kinds=history.message_kinds,
-        saved_files=tuple(dict.fromkeys(saved_files)),
     )
     return entries, suspended_run
 
@@ -114,14 +110,10 @@ def resumed_history(
         ((call.model_id, call.tool_name, results.get(call.client_id)) for call in run.calls),
         run.calls_are_text,
     )
-    before = list(run.messages)
-    if run.calls_are_text and before[-1].get("role") == "user":
-        # The observations of the other calls of the turn: roles alternate, see result_messages.
-        answered = [_merge_results(before.pop(), answered[0])]
     after = _messages_after_results(messages, ids)
     kinds = [*("result" for _ in answered), *("theirs" for _ in after)]
-    message_kinds = {**run.message_kinds, **dict(enumerate(kinds, len(before)))}
-    return History([*before, *answered, *after], run.run_start_index, message_kinds)
+    message_kinds = {**run.message_kinds, **dict(enumerate(kinds, len(run.messages)))}
+    return History([*run.messages, *answered, *after], run.run_start_index, message_kinds)
 
 
 def _replace_instructions(run: SuspendedRun, instructions: Sequence[Message]) -> SuspendedRun:
@@ -158,16 +150,6 @@ def result_messages(
         parts = [{"type": "text", "text": text}, *other]
         return [{"role": "user", "content": parts if other else text}]
     return [{"role": "tool", "tool_call_id": id, "content": content} for id, _, content in contents]
-
-
-def _merge_results(observations: Message, results: Message) -> Message:
-    """Return one user message with the observations and then the results, which are the messages of
-    calls that were written as text."""
-    text, content = observations["content"], results["content"]
-    if isinstance(content, str):
-        return {**results, "content": f"{text}\n\n{content}"}
-    first, *other = content
-    return {**results, "content": [{**first, "text": f"{text}\n\n{first['text']}"}, *other]}
 
 
 def _messages_after_results(messages: Sequence[Message], call_ids: set[str]) -> list[Message]:

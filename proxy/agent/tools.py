@@ -79,9 +79,9 @@ class ToolExecutor:
         self._max_calls = max_calls
         self._upload_failures: list[str] = []
         self.current_sandbox: Sandbox | None = None
-        """The sandbox in use; None before the first tool requests it."""
+        """The sandbox in use; None before the run requests it."""
         self.is_sandbox_requested = False
-        """True once a tool has requested a sandbox."""
+        """True once the run has requested a sandbox."""
         self.sandbox_losses = 0
         """Number of sandboxes that were lost during a tool call."""
         self.steps = 0

@@ -56,30 +56,6 @@ async def test_relative_path_in_an_answer_becomes_a_link(
         assert (await client.get(link.group())).text == "1\n"
 
 
-async def test_answer_after_a_client_tool_call_links_to_a_file_from_before_the_call(
-    tmp_path: Path,
-) -> None:
-    make, lookup = "mkdir -p output/sub; echo 1 > output/sub/b.csv", call("lookup", key="x")
-    calls = tool_reply(call("execute_bash", command=make), lookup)
-    script = by_history([calls, text_reply("It is in output/sub/b.csv.")])
-    tool = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}
-    async with (
-        scripted_backend(script) as backend,
-        running_proxy(backend, "memory", tmp_path) as url,
-        httpx.AsyncClient(base_url=url, timeout=30) as client,
-    ):
-        body = chat_body("Make it.", tools=[tool])
-        first = (await client.post("/v1/chat/completions", json=body)).json()
-        message = first["choices"][0]["message"]
-        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "x"}
-        answer = await answer_text(
-            client, {**body, "messages": [*body["messages"], message, result]}
-        )
-        link = LINK.search(answer)
-        assert link is not None
-        assert (await client.get(link.group())).text == "1\n"
-
-
 @pytest.mark.parametrize("model", ["m", "m:plain"])
 @pytest.mark.parametrize("role", ["assistant", "user"])
 async def test_signed_link_is_removed_from_the_prompt(

@@ -1,6 +1,5 @@
 """Suspended runs resume with the client's tool results."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -19,14 +18,6 @@ from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, MemoryArtifactStore, Ru
 SUSPENDED_STATE = SessionState(Session("somebody", "run:r1"), "parked")
 SUNNY = {"type": "text", "text": "sunny"}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
-BOTH_RESULTS = """\
-Result of execute_bash:
-Exit code: 0
-[stdout]
-1
-
-Result of lookup:
-sunny"""
 MIXED = tool_reply(bash("echo kept > file; echo shown > output/shown"), call("lookup", key="x"))
 
 
@@ -146,38 +137,6 @@ async def test_result_of_a_call_written_as_text_is_a_user_message(
     assert model.requests[1]["messages"][-1] == {"role": "user", "content": expected}
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("sunny", BOTH_RESULTS),
-        ([SUNNY, PICTURE], [{"type": "text", "text": BOTH_RESULTS}, PICTURE]),
-    ],
-)
-async def test_results_of_calls_written_as_text_in_one_turn_are_one_user_message(
-    content: Any, expected: Any
-) -> None:
-    calls = [
-        {"name": "execute_bash", "arguments": {"command": "echo 1"}},
-        {"name": "lookup", "arguments": {}},
-    ]
-    text = "\n".join(f"<tool_call>{json.dumps(each)}</tool_call>" for each in calls)
-    model = ScriptedModel([text_reply(text), SUBMIT])
-    run = Run(model)
-    first, suspended = await suspended_run(run)
-    await run.go(
-        messages=[
-            USER,
-            assistant_message(first),
-            tool_result(first.client_calls[0]["id"], content),
-        ],
-        client_tools=[LOOKUP],
-        suspended_run=suspended,
-    )
-    sent = model.requests[1]["messages"]
-    assert [message["role"] for message in sent] == ["system", "user", "assistant", "user"]
-    assert sent[-1]["content"] == expected
-
-
 async def test_tool_result_without_content_is_empty() -> None:
     model = ScriptedModel([tool_reply(call("lookup", key="x")), SUBMIT])
     run = Run(model)
@@ -203,49 +162,6 @@ async def resume(run: Run, first: Result, suspended: SuspendedRun, **fields: Any
             **fields,
         }
     )
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_submit_without_an_answer_in_a_resumed_run_submits_the_file_written_before(
-    stream: bool,
-) -> None:
-    write = bash("echo 'See output/a.csv.' > output/answer.txt; echo 1 > output/a.csv")
-    model = ScriptedModel([tool_reply(write, call("lookup")), tool_reply(call("submit"))])
-    run = Run(model)
-    first, suspended = await suspended_run(run, stream=stream)
-    second = await resume(run, first, suspended, stream=stream)
-    assert (second.answer, second.stop_reason) == (
-        "See [a.csv](https://files.test/a.csv).",
-        StopReason.SUBMITTED,
-    )
-    assert run.events.answer == second.answer
-    assert second.artifacts == []  # the client has it
-    assert len(model.requests) == 2
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("is_stored", [False, True])
-async def test_answer_of_a_resumed_run_links_to_a_file_from_before_without_a_sandbox(
-    is_stored: bool, stream: bool
-) -> None:
-    sandboxes = MemorySandboxes()
-    write, again = bash("echo 1 > output/a.csv"), tool_reply(call("lookup", key="y"))
-    answer = text_reply("It is in /testbed/output/a.csv.")
-    run = Run(
-        ScriptedModel([tool_reply(write, call("lookup", key="x")), again, answer]),
-        sandboxes=sandboxes,
-    )
-    first, suspended = await suspended_run(run, stream=stream)
-    second = await resume(run, first, suspended, suspend_as=SUSPENDED_STATE, stream=stream)
-    assert second.suspended_run
-    suspended = SuspendedRun.from_json(second.suspended_run.to_json())
-    if not is_stored:
-        run.artifact_store.saved.clear()
-    result = tool_result("call_r2_1")
-    messages = [USER, assistant_message(second), result]
-    third = await resume(run, second, suspended, run_id="r3", messages=messages, stream=stream)
-    link = "[a.csv](https://files.test/a.csv)" if is_stored else "/testbed/output/a.csv"
-    assert (third.answer, sandboxes.opened) == (f"It is in {link}.", 1)
 
 
 @pytest.mark.parametrize(
