@@ -6,6 +6,7 @@ Two runs of `python -m bench`, one after the other, can differ by 10 % without a
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -17,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.backends import KINDS
 from proxy.config import DockerConfig
 
 ROOT = Path(__file__).resolve().parent.parent
+PYTHON = Path(".venv", "bin", "python")
 WORKER = ROOT / "bench" / "compare_worker.py"
-KINDS = ("docker", "bubblewrap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,13 @@ COMPARISONS = {
     "put100m": Comparison(1, 30, "100 MiB into a sandbox"),
     "get100m": Comparison(1, 16, "100 MiB out of a sandbox"),
     "run": Comparison(3, 20, "a run of 5 turns on a ready sandbox"),
-    "run-cpu": Comparison(20, 14, "the proxy's processor time for it"),
+    "run-cpu": Comparison(20, 14, "the proxy's processor time for a run of 5 turns"),
     "runs64": Comparison(128, 8, "a run, 64 at once"),
     "plain": Comparison(300, 12, "`:plain`, whole", ("bubblewrap",)),
     "plain64": Comparison(2000, 12, "`:plain`, whole, 64 at once", ("bubblewrap",)),
-    "plain64-cpu": Comparison(4000, 12, "the proxy's processor time for it", ("bubblewrap",)),
+    "plain64-cpu": Comparison(
+        4000, 12, "the proxy's processor time for `:plain`, whole, 64 at once", ("bubblewrap",)
+    ),
     "stream64": Comparison(400, 12, "`:plain`, streamed, 64 at once", ("bubblewrap",)),
 }
 
@@ -61,7 +65,7 @@ class Checkout:
     def __init__(self, directory: Path, image: str, opened: ExitStack) -> None:
         self._process = opened.enter_context(
             subprocess.Popen(
-                [directory / ".venv" / "bin" / "python", "-P", WORKER, image],
+                [directory / PYTHON, "-P", WORKER, image],
                 cwd=directory,
                 env={**os.environ, "PYTHONPATH": str(directory)},
                 stdin=subprocess.PIPE,
@@ -75,8 +79,9 @@ class Checkout:
     def measure(self, operation: str, kind: str, repetitions: int) -> list[float]:
         """Return the durations of an operation, in ms. Raises RuntimeError."""
         assert self._process.stdin
-        self._process.stdin.write(f"{json.dumps([operation, kind, repetitions])}\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # then `_read` raises
+            self._process.stdin.write(f"{json.dumps([operation, kind, repetitions])}\n")
+            self._process.stdin.flush()
         durations: list[float] = self._read()
         return durations
 
@@ -88,24 +93,33 @@ class Checkout:
 
 
 def main() -> int:
-    """Measure, and print a line for each operation and backend. Return the exit code."""
+    """Measure, and print a line for each operation and backend. Return the exit code, which is 1 if
+    a backend does not work in both checkouts."""
     arguments = _parser().parse_args()
     if unknown := set(arguments.operations) - set(COMPARISONS):
         _parser().error(f"no such operation: {', '.join(sorted(unknown))}")
+    if not (arguments.other / PYTHON).exists():
+        _parser().error(f"{arguments.other} has no {PYTHON}: run `make install` there")
+    status = 0
     with ExitStack() as opened:
         other, this = (
             Checkout(directory, arguments.image, opened)
             for directory in (arguments.other.resolve(), ROOT)
         )
-        sys.stdout.write("| | other, ms | this, ms | this / other: medians, half of the turns |\n")
+        sys.stdout.write(
+            "| | other, ms | this, ms"
+            " | this / other: median of the turns, and the range of their middle half |\n"
+        )
         sys.stdout.write("|---|---|---|---|\n")
         for operation in arguments.operations or COMPARISONS:
             for kind in COMPARISONS[operation].kinds:
                 if kind not in other.kinds or kind not in this.kinds:
+                    sys.stderr.write(f"{operation}: {kind} does not work in both checkouts\n")
+                    status = 1
                     continue
                 sys.stdout.write(f"{_compare(other, this, operation, kind)}\n")
                 sys.stdout.flush()
-    return 0
+    return status
 
 
 def _compare(other: Checkout, this: Checkout, operation: str, kind: str) -> str:

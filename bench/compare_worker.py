@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from bench.backends import BenchBackend, Kind, working_backends
 from bench.load import burst, post_request
 from bench.loop import EXPECTED_BYTES, REQUEST
-from bench.sandboxes import fill_pool
+from bench.sandboxes import fill_pool, fresh_sandbox
 from bench.servers import BenchServer, model_backend, proxy
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
@@ -31,7 +31,8 @@ LARGE_PIECES = 100
 COMMAND_TIMEOUT_S = 60
 SANDBOX_COUNT = 16
 SETTLE_S = 0.4
-"""Pause after a run, in seconds, so that the removal of its sandbox does not slow the next run."""
+"""Pause after runs, in seconds, so that the removal of their sandboxes does not slow the next
+measurement."""
 PLAIN_BODY = {
     "model": "bench:plain",
     "messages": [{"role": "user", "content": "Tell me something."}],
@@ -86,15 +87,12 @@ class Worker:
         return [await _ms(asyncio.gather(*map(work, await self._take(kind, SANDBOX_COUNT))))]
 
     async def _cold(self, kind: Kind, count: int) -> Sequence[float]:
-        async def start() -> None:
-            started.append(await start_sandbox(self._backends[kind].backend, ISOLATION))
-            await _true(started[-1])
-
-        started: list[Sandbox] = []
         took_ms = []
         for _ in range(count):
-            took_ms.append(await _ms(start()))
-            await started[-1].close()
+            began = time.perf_counter()
+            async with fresh_sandbox(self._backends[kind]) as sandbox:
+                await _true(sandbox)
+                took_ms.append((time.perf_counter() - began) * 1000)
         return took_ms
 
     async def _warm(self, kind: Kind, count: int) -> Sequence[float]:
@@ -109,6 +107,7 @@ class Worker:
             async with self._pools[kind].lease(ISOLATION) as lease:
                 await lease.sandbox()
                 took_ms.append((time.perf_counter() - began) * 1000)
+        await fill_pool(self._pools[kind], 1)  # not in the turn of the other checkout
         return took_ms
 
     async def _ping(self, kind: Kind, count: int) -> Sequence[float]:
@@ -151,7 +150,9 @@ class Worker:
 
     async def _runs64(self, kind: Kind, count: int) -> Sequence[float]:
         server = await self._server(kind)
-        return [await _ms(_send(server, REQUEST, count, 64, EXPECTED_BYTES)) / count]
+        took_ms = await _ms(_send(server, REQUEST, count, 64, EXPECTED_BYTES))
+        await asyncio.sleep(SETTLE_S)
+        return [took_ms / count]
 
     async def _plain(self, kind: Kind, count: int) -> Sequence[float]:
         return await _send(await self._server(kind), REQUESTS["whole"], count, 1)
