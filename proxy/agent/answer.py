@@ -28,8 +28,8 @@ _GUESSED_DIRS = ("/mnt/data", OUTPUT_DIR)
 _RELATIVE_OUTPUT_DIR = OUTPUT_DIR.removeprefix(f"{WORKING_DIR}/")
 _PATH_END = r"(?![\w/-]|\.\w)"
 _PATH_START = r"(?<![\w./\\\"'-])"
-"""Matches at the start of a relative path, unless the path is the rest of another path or begins a
-string in code."""
+"""Matches at the start of a relative path, unless the path is the end of a longer path or follows a
+quotation mark, as in code."""
 _LOOKBEHIND_CHARS = 2
 """Number of characters before a path that decide how the path is rewritten."""
 
@@ -187,8 +187,8 @@ def _without_space(text: str) -> str:
 
 
 async def read_answer_file(sandbox: Sandbox) -> str:
-    """Return the text of the first answer file that is not empty, or "". Files that are not regular
-    or larger than MAX_ANSWER_BYTES are ignored."""
+    """Return the text of the first answer file that is not empty, or "". A file is ignored if it is
+    not a regular file, or if it is larger than MAX_ANSWER_BYTES."""
     for path in ANSWER_FILES:
         pieces: list[bytes] = []
 

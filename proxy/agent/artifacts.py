@@ -31,7 +31,7 @@ LINK_LISTING_S = 10.0
 MAX_HASH_S, HASH_SHARE = 15.0, 0.25
 """Maximum duration of hashing files: in seconds, and as a share of the time left."""
 _MANIFEST = f"{INPUT_DIR}/.given"
-"""Path of the manifest: the input files that earlier runs put into this workspace."""
+"""Path of the manifest, which lists the input files that earlier runs put into this workspace."""
 _OUTPUT_PREFIX = f"{OUTPUT_DIR}/"
 _MAX_MANIFEST_BYTES = 1 << 20
 _TIMED_OUT_LISTING = Listing((), truncated=True)
@@ -74,7 +74,8 @@ class ArtifactCollector:
         }
         self._max_file_bytes = max_file_bytes
         self._existing_files = initial or None
-        """The files that existed before the run; None if there were none."""
+        """The files that existed before the run, and the input files in the output directory. None
+        if there are no such input files and `record_existing_files` was not called."""
         self._knows_existing_files = True
 
     async def record_existing_files(self, sandbox: Sandbox, timeout_s: float) -> None:

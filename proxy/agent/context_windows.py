@@ -13,8 +13,9 @@ from proxy.errors import BackendError
 K = TypeVar("K")
 
 WINDOW_FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length")
-"""The fields of a model list that contain the window: of vLLM and SGLang, OpenRouter, Groq,
-Mistral. llama.cpp has a field in `meta` instead."""
+"""The fields in which servers list a model's window: the first is that of vLLM and SGLang, the
+second of OpenRouter, the third of Groq, the last of Mistral. llama.cpp has a field in `meta`
+instead."""
 LISTING_TIMEOUT_S = 5.0
 """Timeout of listing the server's models, in seconds."""
 REFRESH_S = 600.0
@@ -89,9 +90,10 @@ class ContextWindows:
         return self._first_possible_window(owner, model_name, refused, listed)
 
     def record_refusal(self, owner: str, model_name: str, sizes: ContextSizes) -> None:
-        """Record the sizes in a refusal of a prompt as too long. They apply to this owner only, who
-        may be able to forge refusals. If earlier calls had more tokens, the server was replaced,
-        and their usage is forgotten."""
+        """Record the window that the backend names when it refuses a prompt as too long. The window
+        applies to this owner only, because a client may be able to forge refusals. If an earlier
+        call had more tokens than the window, the server is assumed to have been replaced since
+        then, and the usage of earlier calls is forgotten."""
         if sizes.window is not None:
             _put_bounded(self._windows_from_refusals, (owner, model_name), sizes.window)
             if sizes.window < self._max_used_tokens.get((owner, model_name), 0):

@@ -126,9 +126,10 @@ class Conversation:
         return self._model.partial_completion
 
     def append_reply(self, reply: Completion, repaired: Message) -> None:
-        """Append a reply to the history: `repaired`, the message with its tool calls repaired. A
-        run that captures tokens appends the message as the backend sent it, so that the next prompt
-        continues the tokens. `repaired` replaces that message if the backend refuses it."""
+        """Append a reply to the history. `repaired` is the reply's message with its tool calls
+        repaired, and is what most runs append. A run that captures tokens appends the message as
+        the backend sent it, so that the next prompt begins with the same tokens; `repaired`
+        replaces the message only if the backend refuses the next prompt."""
         if not self._task.captures_tokens:
             self.history.append(repaired)
             return

@@ -40,7 +40,7 @@ class ModelCallFailed:
 
 @dataclass(frozen=True, slots=True)
 class CallTokens:
-    """The tokens of one model call, as the backend reports them."""
+    """The tokens of one model call, as the backend reports them, and the version of the weights."""
 
     prompt_ids: Sequence[int] = ()
     reply_ids: Sequence[int] = ()
@@ -51,7 +51,8 @@ class CallTokens:
     """The reason for which the tokens are unknown; the sequences are empty then. None if the tokens
     are known."""
     weight_version: str | None = None
-    """The version of the model's weights, if the backend reports it."""
+    """The version of the model's weights that the backend reports, or else the version that the
+    trainer has named (see `WeightVersion`). None if there is neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,8 @@ class StepsOmitted:
 @dataclass(frozen=True, slots=True)
 class EgressDecided:
     """A program in the sandbox tried to reach a host. Emitted when the connection is closed or
-    refused, or at the end of the run."""
+    refused, or at the end of the run if the connection is still open. If many connections fail, one
+    event stands for all beyond a limit (see `EgressWatch`)."""
 
     decision: Decision
 

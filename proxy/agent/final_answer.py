@@ -67,7 +67,8 @@ class BestAnswer:
     prose.
 
     The final-answer call is made if there is none of these, if a limit has ended a run that used
-    tools, or if the answer cannot satisfy the client's parameters.
+    tools, or if the answer cannot satisfy the client's parameters. It is never made if `timeout_s`
+    is None.
     """
 
     def __init__(

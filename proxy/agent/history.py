@@ -1,5 +1,8 @@
-"""The history of a run: the messages of its prompts, in order. The history is append-only, because
-prefix caches and token histories depend on that. A compaction begins a new segment."""
+"""The history of a run: the messages of its prompts, in order.
+
+Messages that were sent to the model are not changed, because prefix caches and token histories
+depend on that. There are two exceptions: a compaction or a repair of tool calls begins a new
+segment, and the plain turn drops the run's own messages (see `AgentLoop`)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -102,8 +105,8 @@ class History:
         self._entries[-1] = replace(last, message=message, appended_text=text)
 
     def replace_messages(self, messages: Mapping[int, Message]) -> None:
-        """Begin a segment in which `messages` replace the messages at their keys, which are message
-        indexes."""
+        """Begin a segment in which some messages are replaced. `messages` has the new messages, by
+        the index of the message that each one replaces."""
         segment = list(self.entries)
         for n, message in messages.items():
             segment[n] = replace(segment[n], message=message)

@@ -65,7 +65,7 @@ NUDGE_TOKENS = 48
 """Estimated tokens of HOLD_CHARS characters: the most prose that the model may write before the
 tool call that the proxy has asked for."""
 MAX_FAILED_TURNS = 2
-"""Number of turns whose tool calls could all not be run, after which the plain turn follows."""
+"""The plain turn follows after this number of turns of which no tool call could be run."""
 
 
 class AgentLoop:
@@ -381,8 +381,9 @@ class AgentLoop:
 
     async def _fall_back_to_plain_turn(self, stop: StopReason) -> StopReason:
         """Run the plain turn if a limit ended the run before any tool ran and before the model
-        wrote any prose. Return the stop reason. Raises OutOfTimeError if the time is up before
-        there is an answer."""
+        wrote any prose. Do not run it if that limit was the time, if the run captures tokens, or if
+        the run has to end in a client tool call. Return the stop reason. Raises OutOfTimeError if
+        the time is up before there is an answer."""
         outcome = self._outcome
         has_answer = outcome.prose or outcome.prose_reply or outcome.has_cut_call
         if (

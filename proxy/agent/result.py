@@ -45,12 +45,13 @@ class RunStats:
     llm_calls: int = 0
     """Number of model calls."""
     tool_calls: int = 0
-    """Number of tool calls, including submit."""
+    """Number of calls of the proxy's tools, including submit. Calls of the client's tools and calls
+    that a limit ruled out are not counted."""
     context_tokens: int = 0
     """Tokens of the last prompt."""
     env_tokens: int = 0
-    """Tokens of tool output in the prompts, each counted once. The count follows from the growth of
-    the prompts that the backend counts, and is partly an estimate."""
+    """Tokens of tool output in the prompts, each counted once. The number is derived from the
+    backend's token counts of successive prompts, and is partly an estimate."""
     wall_ms: int = 0
     """Duration of the run, in milliseconds."""
     sandbox_ms: int = 0

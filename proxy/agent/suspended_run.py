@@ -29,7 +29,7 @@ class SuspendedCall(NamedTuple):
     """A call whose result the client sends later."""
 
     client_id: str
-    """The id of the call that the client got."""
+    """The id under which the client got the call."""
     model_id: str
     """The id that the model gave the call."""
     tool_name: str

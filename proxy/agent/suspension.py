@@ -26,8 +26,8 @@ from proxy.agent.tool_calls import ToolCall, to_custom_call
 
 NO_RESULT = "The tool was not run."
 MAX_ANSWERED_KEYS = 16
-"""Maximum number of keys that `answered_keys` returns. A request resumes one run, the first of them
-that is stored."""
+"""Maximum number of keys that `answered_keys` returns. A request resumes one run:
+the run of the first key under which a run is stored."""
 INSTRUCTION_ROLES = ("system", "developer")
 """The roles of messages with instructions."""
 
@@ -65,8 +65,8 @@ def hand_back_calls(
 
 
 def _client_id(call: ToolCall, task: AgentTask, outcome: RunOutcome, new_ids: Iterator[str]) -> str:
-    """Return the id of a call that the client gets. It contains the run id, by which the client's
-    results are assigned to the run. The id of a call of legacy `functions` is derived from
+    """Return the id under which the client gets a call. The id contains the run id, so that the
+    client's result leads back to the run. For a call of legacy `functions`, the id is derived from
     `legacy_state` and the call instead."""
     if task.request.legacy_state is not None:
         function = call.raw["function"]

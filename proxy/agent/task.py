@@ -141,7 +141,8 @@ class Params:
     optional: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of each model call until the backend refuses a call as too long."""
     final: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters of one call only: the call that writes the visible answer."""
+    """Parameters of the call that writes the visible answer. Other calls do not send them, except
+    for `logprobs` and `top_logprobs`, which each turn sends (see `LOGPROBS_PARAMS`)."""
     token_limits: Mapping[str, Any] = field(default_factory=dict)
     """The client's token limit, by the parameter name that the client used. It limits the visible
     prose. The limit that is sent with a call is raised to `limits.min_turn_tokens`, so that
@@ -295,8 +296,9 @@ class AgentTask:
     @property
     def captures_tokens(self) -> bool:
         """True if the run is recorded for training. The recorded prompts and replies are then
-        exactly those of the model: the history is never compacted, replies are not cut, replaced or
-        repeated without tools, and the client's token limit applies to each call."""
+        exactly those of the model: the history is never compacted, the proxy neither ends replies
+        early nor requests them again without tools, and the client's token limit applies to each
+        call."""
         return self.capture == "tokens"
 
     async def discard(self) -> None:

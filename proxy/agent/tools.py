@@ -39,8 +39,8 @@ KeepWarm = Callable[[], AbstractAsyncContextManager[None]]
 MAX_LOSSES = 3
 """Number of lost sandboxes at which the run fails."""
 GRACE_S = 0.5
-"""Seconds after the end of the run's time at which a tool call is cancelled. A command whose
-timeout ends with the run's time can then end by itself, and its output is not lost."""
+"""A tool call is cancelled this many seconds after the end of the run's time. A command whose
+timeout ends with the run's time can thus end by itself, and its output is not lost."""
 
 
 class ToolExecutor:

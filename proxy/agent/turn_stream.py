@@ -207,8 +207,8 @@ class StreamHandler:
             await self._emit(Narration(text))
 
     async def end_with_calls(self, turn: Turn, reply: Completion) -> Mapping[str, str]:
-        """End a turn with tool calls, whose prose is narration. Return the client's ids of the
-        calls that were emitted, by their ids in the turn."""
+        """End a turn with tool calls, whose prose is narration. Return the id under which
+        the client received each call that was emitted, by the call's id in the turn."""
         if self._streams:
             await self._end_narration(turn.calls[0].name, is_call_text=turn.calls_are_text)
             await self._narrate("".join(self._text_after_call))
@@ -290,7 +290,8 @@ class ClientCallStream:
             await self._emit(ClientCallDelta(self._client_index(delta.index), text))
 
     async def end(self, turn: Turn) -> Mapping[str, str]:
-        """End the turn. Return the ids of the started calls, by their ids in the turn."""
+        """End the turn. Return the id under which the client received each started call, by the
+        call's id in the turn."""
         await self._finish_open_call()
         # Calls that the turn ignores are not in `_called_names`: indexes may differ, the order does
         # not.

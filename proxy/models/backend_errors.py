@@ -386,7 +386,8 @@ def _llama_cpp_sizes(fields: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _first_number(patterns: Sequence[str], message: str) -> tuple[int | None, str]:
-    """Return the number in the match of the first pattern that matches, and the match."""
+    """Return the number that the first matching pattern finds, and the text that it matches. Return
+    None and "" if no pattern matches."""
     for pattern in patterns:
         if found := re.search(pattern, message, re.IGNORECASE):
             return int(re.sub("[,_]", "", found[1])[:12]), found[0]

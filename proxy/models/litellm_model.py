@@ -328,9 +328,10 @@ def _sse_event(value: Any) -> bytes:
 def call_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `acompletion` for a request body.
 
-    Fields that litellm does not translate are in `extra_body`. As arguments, a client's `api_base`
-    or `vertex_credentials` would send the proxy's key to a server of the client's choice. The
-    arguments are deep copies because litellm modifies tools and messages in place.
+    Fields that litellm does not translate are in `extra_body`. If they were arguments themselves, a
+    client could set `api_base` or `vertex_credentials`, and so have the proxy's key sent to a
+    server of its choice. The arguments are deep copies because litellm modifies tools and messages
+    in place.
     """
     fields = {key: deepcopy(value) for key, value in body.items() if key != "model"}
     arguments = {key: fields[key] for key in fields if key in _TRANSLATED_FIELDS}

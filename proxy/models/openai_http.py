@@ -180,8 +180,8 @@ class OpenAIHTTPModel:
         return parse_token_count(answer) if field == "prompt" else _count_listed_tokens(answer)
 
     async def tokenize_prompt(self, model: str, prompt: str) -> list[int] | None:
-        """See Model. Only llama.cpp's /tokenize reads the text from `content`; the server tokenizes
-        the prompts of its completions with the same options."""
+        """See Model. Only llama.cpp's /tokenize reads the text from `content`. `add_special` and
+        `parse_special` make the server tokenize the text like the prompts of its completions."""
         if not self._tokenizer.is_available:
             return None
         body = {"model": model, "content": prompt, "add_special": True, "parse_special": True}

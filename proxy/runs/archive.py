@@ -49,9 +49,9 @@ class RunArchive:
         self, metadata: RunMetadata, identity: RequestIdentity
     ) -> tuple[Run | None, str | None]:
         """Store the start of a run, unless a stored run with the same idempotency key can be
-        joined. Return a replay of the run to join or None, and the id of the lost run that the new
-        run repeats or None. Raises IdempotencyError if the run to join answers a different request.
-        """
+        joined. Return two values: a replay of the run to join, or None; and the id of the lost run
+        that the new run repeats, or None. Raises IdempotencyError if the run to join answers a
+        different request."""
         found = await self._repository.begin(_stored_run(metadata, identity))
         if found.joinable:
             return self._replay(found.joinable, identity), None

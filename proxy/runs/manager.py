@@ -179,9 +179,9 @@ class RunManager:
     async def _begin(
         self, metadata: RunMetadata, identity: RequestIdentity, task: AgentTask
     ) -> tuple[Run | None, str | None]:
-        """Store the start of a run. If there is an earlier run with the same idempotency key,
-        discard the task and return the earlier run; else return None and, if the new run repeats a
-        lost one, the id of that."""
+        """Store the start of a run. Return two values: the stored run with the same idempotency key
+        that the request joins, or None; and the id of the lost run that the new run repeats, or
+        None. If there is a run to join, discard the task."""
         try:
             joined, lost_run_id = await self._archive.begin(metadata, identity)
         except BaseException:

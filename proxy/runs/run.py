@@ -1,4 +1,5 @@
-"""One run, and its subscribers: each reads the events from the beginning, at its own pace."""
+"""One run, and its subscribers: each reads the run's events from the start of the event log on, at
+its own pace."""
 
 import asyncio
 import traceback
@@ -167,7 +168,7 @@ class Run:
         )
 
     def subscribe(self) -> "Subscriber":
-        """Subscribe to all events, including those in the event log. The caller must
+        """Subscribe to the events in the event log and to all later events. The caller must
         unsubscribe."""
         subscriber = Subscriber(self, self._log.events(), self._space_freed.set)
         self._subscribers.append(subscriber)
@@ -217,7 +218,7 @@ class Run:
 
 
 class Subscriber:
-    """Reads the events of a run at its own pace, from the first event on."""
+    """Reads the events of a run at its own pace, from the first event in the event log on."""
 
     def __init__(self, run: Run, past_events: list[Event], on_read: Callable[[], None]) -> None:
         self.run = run
