@@ -35,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 TOKEN_LIMIT_FIELDS = ("n_predict", "max_completion_tokens", "max_tokens")
 """The fields in which backends take a request's token limit."""
 MIN_ANSWER_TOKENS = 256
-"""Minimum token limit that a call is lowered to."""
+"""A call's token limit is never lowered below this number."""
 SPARE_TOKENS = 32
 SPARE_DIVISOR = 32
 """A prompt may be longer than its estimate by SPARE_TOKENS and 1/32 of the estimate."""
@@ -235,9 +235,10 @@ class _Compactor:
         return await self._summarize(overflow) or is_smaller
 
     async def _replace_observations(self, overflow: _Overflow) -> int:
-        """Replace observations by stubs, the oldest first, until the prompt takes COMPACTED_SHARE
-        of the limit. Return the prompt tokens. Observations that the model has not read yet are
-        replaced only if the prompt does not fit otherwise."""
+        """Replace observations by stubs, the oldest first, until the prompt is no longer than
+        COMPACTED_SHARE of the limit, or no long observation is left. Return the new number of
+        prompt tokens. Observations that the model has not read yet are replaced only if the prompt
+        does not fit otherwise."""
         stubs: dict[int, str] = {}
         tokens = overflow.tokens_before
         said = [n for n, entry in enumerate(self._history.entries) if entry.kind == "said"]

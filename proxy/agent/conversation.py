@@ -256,8 +256,9 @@ class Conversation:
         return await self._call_model(self._body(self.history.messages, extra_fields), on_delta)
 
     async def _report_retry(self, error: BackendError, on_delta: OnDelta | None) -> None:
-        """Report to `on_delta` that a reply broke off and is requested again. Raises the error if
-        the client has already seen a part of the reply."""
+        """If a part of the reply had arrived before the error, report to `on_delta` that the call
+        failed and is retried. Raises the error if the client has already seen a part of the
+        reply."""
         if on_delta is None or self._model.partial_completion is None:
             return
         try:

@@ -3,7 +3,7 @@
 The reference style sends the same requests as the paper's implementation, but does not repeat its
 bugs. Only the first call of a turn is run, and the other calls stay unanswered. After a turn
 without a call, the model is asked to make a call. The last message before each turn ends with the
-number of turns left."""
+number of turns left, unless it is an assistant message."""
 
 import json
 from collections.abc import Collection, Iterator, Sequence
