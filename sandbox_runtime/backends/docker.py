@@ -245,9 +245,12 @@ class DockerBackend:
     async def _remove_leftover(self, container: EngineJson) -> bool:
         """Remove a container that is not in use: its owner is dead, its lifetime is over, or its
         removal failed earlier. Return True if it was removed."""
-        labels, name = container["Labels"], container["Names"][0].strip("/")
+        labels, names = container["Labels"], container["Names"]
         expired = float(labels.get(EXPIRES_LABEL, "inf")) < time.time()
-        lost = name.startswith(f"sandbox-{self._owner.id}-") and name not in self._own_containers
+        # An engine that was killed while it removed a container lists the container without a name.
+        name = names[0].strip("/") if names else ""
+        is_own = not name or name.startswith(f"sandbox-{self._owner.id}-")
+        lost = is_own and name not in self._own_containers
         if not expired and not lost and not self._owner.is_dead(labels.get(OWNER_LABEL, "")):
             return False
         try:

@@ -197,6 +197,35 @@ async def test_sweep_removes_untracked_containers_of_this_proxy(
         await backend.aclose()
 
 
+class KilledEngine(DockerEngine):
+    """An engine that was killed while it removed containers, and lists them without names."""
+
+    half_removed = ""
+
+    async def containers(self, label: str) -> list[EngineJson]:
+        found = await super().containers(label)
+        return [
+            {**each, "Names": []} if f"/{self.half_removed}" in each["Names"] else each
+            for each in found
+        ]
+
+
+async def test_sweep_removes_a_container_without_a_name(tmp_path: Path) -> None:
+    backend = docker_backend(tmp_path)
+    used_elsewhere = backend._engine
+    backend._engine = engine = KilledEngine()
+    ours = await start_sandbox(backend, Isolation())
+    engine.half_removed = leftover = _leftover(inspect(ours.id)["Config"]["Labels"])
+    try:
+        assert await backend.sweep() == 1
+        assert [_exists(leftover), _exists(ours.id)] == [False, True]
+    finally:
+        await anyio.run_process(["docker", "rm", "-f", leftover], check=False)
+        await ours.close()
+        await backend.aclose()
+        await used_elsewhere.aclose()
+
+
 async def test_sweep_removes_only_leftovers_of_dead_owners(tmp_path: Path) -> None:
     living, sweeping = docker_backend(tmp_path), docker_backend(tmp_path)
     theirs = await start_sandbox(living, Isolation())
