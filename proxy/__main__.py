@@ -421,8 +421,9 @@ def show_config(arguments: argparse.Namespace) -> int:
     import yaml
 
     tree = _config(arguments).model_dump(mode="json")
-    sections = (tree["server"], "public_url"), (tree["backend"], "base_url")
-    for section, name in (*sections, (tree["sandbox"]["docker"], "host")):
+    urls = [(tree["server"], "public_url"), (tree["backend"], "base_url")]
+    urls += [(tree["store"], "database_url"), (tree["sandbox"]["docker"], "host")]
+    for section, name in urls:
         if section[name] is not None:
             section[name] = re.sub(r"://[^/?#]*@", "://***@", section[name])
     sys.stdout.write(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100))

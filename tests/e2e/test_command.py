@@ -99,6 +99,7 @@ async def test_shown_configuration_contains_no_secret(tmp_path: Path) -> None:
     tree = {
         "keys": [{"name": "a", "env": "CLIENT_KEY"}],
         "backend": {"base_url": "https://user:hun@ter2@models.example/v1"},
+        "store": {"database_url": "postgresql://user:hunter2@db.example/proxy"},
     }
     variables = {"CLIENT_KEY": "sk-secret"}
     config = write_config(tmp_path, tree)
@@ -106,6 +107,7 @@ async def test_shown_configuration_contains_no_secret(tmp_path: Path) -> None:
     assert shown.returncode == 0
     assert b"env: CLIENT_KEY" in shown.stdout
     assert b"base_url: https://***@models.example/v1" in shown.stdout
+    assert b"database_url: postgresql://***@db.example/proxy" in shown.stdout
     assert b"sk-secret" not in shown.stdout
     assert b"ter2" not in shown.stdout
 
