@@ -1,5 +1,5 @@
 """The suspension of a run whose model has called the client's tools, and its resumption by a later
-request that has their results. A suspended run goes through these stations:
+request that has their results. The steps:
 
 1. The loop ends the run. `hand_back_calls` returns the calls that the client gets, and a
    `SuspendedRun` as a part of the Result.
@@ -8,7 +8,7 @@ request that has their results. A suspended run goes through these stations:
    runs from the ids of the answered calls (`answered_keys`) and finds the stored run.
 4. A new run begins with the history that `resumed_history` returns.
 5. The sandbox is restored once the new run needs it: `ToolExecutor.sandbox` gets it from the
-   workspace lease.
+   `RunWorkspace`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

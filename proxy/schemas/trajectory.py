@@ -307,8 +307,8 @@ class _Reader:
 
     def _move_tokens(self, line: Line) -> Line:
         """Move the captured tokens of a model call from the call's line to the token segment that
-        the line names. Return the fields `prompt_tokens` and `reply_tokens`, the counts of these
-        tokens, or no fields if no tokens were captured."""
+        the line names. Return the fields `prompt_tokens`, the size of the whole prompt, and
+        `reply_tokens`, that of the reply; or no fields if no tokens were captured."""
         if "token_segment" not in line:
             return {}
         index = line["token_segment"]
