@@ -241,13 +241,13 @@ class RunManager:
 
     async def write_trajectories(self, owner: str, run_id: str | None = None) -> None:
         """Store the trajectories of the owner's runs as far as they are recorded: of all runs, or
-        of the run with `run_id`. Wait at most MAX_WRITE_S."""
+        of the run with `run_id`. For all runs, wait at most MAX_WRITE_S."""
         found = [
             recorder
             for recorder in self._recorders.values()
             if recorder.owner == owner and run_id in (None, *recorder.run_ids)
         ]
-        with anyio.move_on_after(MAX_WRITE_S):
+        with anyio.move_on_after(MAX_WRITE_S if run_id is None else None):
             for recorder in found:  # in the order of the runs, which is that of the list
                 await recorder.write()
 
