@@ -56,7 +56,7 @@ class ToolExecutor:
     def __init__(
         self,
         tools: Sequence[Tool],
-        workspace_lease: Lease,
+        workspace: Lease,
         emit: Emit,
         guard: Guard,
         input_files: Sequence[InputFile] = (),
@@ -70,7 +70,7 @@ class ToolExecutor:
         each call, so that the next model call finds an open connection. A tool of the proxy whose
         name is in `client_tool_names` is renamed. `max_calls` is the client's limit of calls."""
         self._tools = {_unique_name(tool.name, client_tool_names): tool for tool in tools}
-        self._workspace_lease = workspace_lease
+        self._workspace = workspace
         self._emit = emit
         self._guard = guard
         self._input_files = input_files
@@ -184,7 +184,7 @@ class ToolExecutor:
         """Return the run's sandbox. Raises SandboxStartError. Raises SandboxLostError if a new
         sandbox has replaced the sandbox in use; the next tool call then gets the new sandbox."""
         self.is_sandbox_requested = True
-        sandbox = await self._workspace_lease.sandbox()
+        sandbox = await self._workspace.sandbox()
         if self.current_sandbox and self.current_sandbox is not sandbox:
             raise SandboxLostError(f"sandbox {self.current_sandbox.id} is gone")
         if self.current_sandbox is None:
