@@ -43,8 +43,7 @@ from proxy.models.operator_proxies import proxy_for, proxy_urls
 from proxy.models.prices import Prices
 from proxy.models.retry import RetryingModel
 from proxy.models.scripted import ScriptedModel
-from proxy.models.tool_support import ToolProbe, ToolSettings, ToolVerdicts
-from proxy.models.watched_model import WatchedModel
+from proxy.models.tool_support import ToolProbe, ToolSettings, ToolVerdicts, WatchedModel
 from proxy.profiles import Profiles, build_profiles
 from proxy.runs.manager import RunManager
 from proxy.store import postgresql

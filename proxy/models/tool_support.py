@@ -16,6 +16,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
 
+from policies.reply_checks import is_quoted
 from policies.tool_support import (
     CHECK_EVERY_S,
     EVIDENCE_HOLDS_S,
@@ -29,9 +30,11 @@ from policies.tool_support import (
     tools_ignored_verdict,
     tools_refused_verdict,
 )
-from proxy.agent.model import Model, Upstream, UpstreamRequest
+from proxy.agent.events import OnDelta
+from proxy.agent.model import Completion, Model, ModelWrapper, Upstream, UpstreamRequest
 from proxy.agent.result import Result, usage_count
-from proxy.errors import BackendError, ToolsRefusedError
+from proxy.errors import BackendError, ToolsRefusedError, no_tools_error
+from proxy.metrics import Metrics
 from proxy.models.backend_errors import parse_json
 from proxy.models.relay import read_at_most
 from proxy.store.tool_verdicts import ToolVerdictRepository
@@ -409,9 +412,38 @@ def _warn_if_unsupported(verdict: ToolVerdict) -> None:
         log.warning("no tools, and so no sandbox: %s", verdict.message)
 
 
+def _refusal_error(verdict: ToolVerdict, error: ToolsRefusedError) -> BackendError:
+    """Return the error that the agent loop gets for a refusal of tools. With `tool_support: always`
+    the error is not a ToolsRefusedError, so that the loop does not answer without tools."""
+    if verdict.reason:
+        return no_tools_error(verdict)
+    return BackendError(
+        error.message, status=error.status, type=error.type, code=error.code, param=error.param
+    )
+
+
 def _put_bounded(table: dict[K, V], key: K, value: V) -> None:
     """Put a value into a table, and remove the oldest value beyond `MAX_MODELS`."""
     table.pop(key, None)
     table[key] = value
     if len(table) > MAX_MODELS:
         table.pop(next(iter(table)))
+
+
+class WatchedModel(ModelWrapper):
+    """Measures the model calls of runs, and notes the backend's refusals of tools. The error of a
+    refusal has the text of the verdict if the model's setting is `probe`."""
+
+    def __init__(self, model: Model, verdicts: ToolVerdicts, metrics: Metrics) -> None:
+        super().__init__(model)
+        self._verdicts = verdicts
+        self._metrics = metrics
+
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
+        try:
+            return await self._metrics.model_call(self._model.complete, body, on_delta)
+        except ToolsRefusedError as error:
+            if is_quoted(error.words, body):
+                raise  # a quotation of the client's own text proves nothing
+            verdict = self._verdicts.note_refusal(str(body.get("model")), error.message)
+            raise _refusal_error(verdict, error) from error

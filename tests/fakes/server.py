@@ -42,8 +42,7 @@ from proxy.metrics import Metrics
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.retry import RetryingModel
 from proxy.models.scripted import ScriptedModel
-from proxy.models.tool_support import ToolVerdicts
-from proxy.models.watched_model import WatchedModel
+from proxy.models.tool_support import ToolVerdicts, WatchedModel
 from proxy.profiles import Profiles
 from proxy.runs.manager import RunManager
 from proxy.store.runs import RunRepository
