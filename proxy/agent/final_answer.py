@@ -107,13 +107,20 @@ class BestAnswer:
         outcome = self._outcome
         if outcome.submitted_answer:
             return outcome.submitted_answer
-        if in_file := await read_answer_file(sandbox) if sandbox else "":
+        if in_file := await read_answer_file(sandbox) if sandbox else self._earlier_answer():
             return in_file
         if outcome.prose_reply is None or not self._takes_prose:
             return None
         outcome.finish_reason = outcome.prose_reply.finish_reason
         outcome.choice = outcome.prose_reply.choice
         return outcome.prose
+
+    def _earlier_answer(self) -> str:
+        """Return the text of the answer file from before the run was suspended, if the model has
+        submitted without an answer since; else ""."""
+        suspended = self._task.session.suspended_run
+        has_submitted = self._outcome.submitted_answer is not None
+        return suspended.answer_file if suspended and has_submitted else ""
 
     async def _request_answer(self, stop: StopReason, fallback: str) -> str:
         if self._timeout_s is None:

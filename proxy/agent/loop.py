@@ -10,7 +10,7 @@ from dataclasses import replace
 from policies.answer_form import is_answer
 from policies.limits import StopReason, time_plan
 from policies.prompts import WHY_NO_MORE_TOOLS, SandboxContents
-from proxy.agent.answer import AnswerWriter
+from proxy.agent.answer import AnswerWriter, read_answer_file
 from proxy.agent.artifacts import (
     SANDBOX_LOST,
     ArtifactCollector,
@@ -467,6 +467,7 @@ class AgentLoop:
             self._conversation.history,
             self._new_ids,
             used_sandbox=self._executor.current_sandbox is not None,
+            answer_file=await self._answer_file_of_suspension(),
         )
         legacy_state = self._task.request.legacy_state
         return Result(
@@ -502,6 +503,15 @@ class AgentLoop:
             sandbox_losses=self._executor.sandbox_losses,
             suspended_run=suspended_run,
         )
+
+    async def _answer_file_of_suspension(self) -> str:
+        """Return the text of the answer file if the run is suspended, or ""."""
+        if not self._outcome.client_calls:
+            return ""
+        if self._executor.current_sandbox is not None:
+            return await read_answer_file(self._executor.current_sandbox)
+        suspended = self._task.session.suspended_run
+        return suspended.answer_file if suspended else ""
 
     async def _collect_artifacts(self) -> CollectedArtifacts:
         """Save the files that the run produced. A lost sandbox becomes a warning: the answer stays

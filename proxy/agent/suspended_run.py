@@ -53,6 +53,8 @@ class SuspendedRun:
     message_kinds: Mapping[int, Any] = field(default_factory=dict)
     """Kinds, by message index, of the messages whose kind is not the default of their role. See
     `History`."""
+    answer_file: str = ""
+    """The text of the answer file in the run's sandbox, or ""."""
 
     @property
     def key(self) -> str:
@@ -75,6 +77,7 @@ class SuspendedRun:
             "workspace": workspace,
             "began": self.used_sandbox,
             "marks": [[at, kind] for at, kind in self.message_kinds.items()],
+            "answer_file": self.answer_file,
         }
 
     @classmethod
@@ -89,6 +92,7 @@ class SuspendedRun:
             resume_from=ResumePoint(Session(at[0], at[1]), at[2]) if at else None,
             used_sandbox=value.get("began", True),
             message_kinds={int(at): kind for at, kind in value.get("marks", ())},
+            answer_file=value.get("answer_file", ""),
         )
 
 

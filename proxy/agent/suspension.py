@@ -39,9 +39,11 @@ def hand_back_calls(
     new_ids: Iterator[str],
     *,
     used_sandbox: bool,
+    answer_file: str = "",
 ) -> tuple[list[dict[str, Any]], SuspendedRun | None]:
     """Return the calls of the client's tools in the form that the client expects, and the suspended
-    run that waits for their results; None if there are no calls."""
+    run that waits for their results; None if there are no calls. `answer_file` is the text of the
+    run's answer file, or ""."""
     suspended_calls, entries = [], []
     for call in outcome.client_calls:
         client_id = _client_id(call, task, outcome, new_ids)
@@ -60,6 +62,7 @@ def hand_back_calls(
         resume_from=ResumePoint(state.session, [state.name]) if state else None,
         used_sandbox=used_sandbox or bool(earlier and earlier.used_sandbox),
         message_kinds=history.message_kinds,
+        answer_file=answer_file,
     )
     return entries, suspended_run
 

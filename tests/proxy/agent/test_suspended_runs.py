@@ -1,5 +1,6 @@
 """Suspended runs resume with the client's tool results."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -183,6 +184,27 @@ async def test_resumed_run_that_needs_no_files_leases_no_sandbox(
     opened = sandboxes.opened
     second = await resume(run, first, suspended)
     assert second.answer == "42"
+    assert sandboxes.opened == opened
+
+
+@pytest.mark.parametrize("suspensions", [1, 2])
+async def test_resumed_run_that_submits_no_answer_has_the_answer_file_from_before_the_suspension(
+    suspensions: int,
+) -> None:
+    sandboxes = MemorySandboxes()
+    first_calls = tool_reply(bash("echo 41 > output/answer.txt"), call("lookup"))
+    more_calls = [tool_reply(call("lookup")) for _ in range(suspensions - 1)]
+    model = ScriptedModel([first_calls, *more_calls, tool_reply(call("submit"))])
+    run = Run(model, sandboxes=sandboxes)
+    result, suspended = await suspended_run(run)
+    opened = sandboxes.opened
+    for number in range(suspensions):
+        suspended = SuspendedRun.from_json(json.loads(json.dumps(suspended.to_json())))
+        answered = tool_result(suspended.calls[0].client_id)
+        messages = [USER, assistant_message(result), answered]
+        result = await resume(run, result, suspended, run_id=f"r{number + 2}", messages=messages)
+        suspended = result.suspended_run or suspended
+    assert result.answer == "41"
     assert sandboxes.opened == opened
 
 
