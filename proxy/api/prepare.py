@@ -115,9 +115,9 @@ class RunRequest:
 
 async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | None]:
     """Return a subscriber, and the StatusHold of a streamed response. The subscriber belongs to the
-    run of an earlier attempt if the request is a retry, else to a new run. The caller must
-    unsubscribe it. The StatusHold is None if the client gets JSON, or if the run continues in the
-    background. A run that is joined may have been started by a request for the other form.
+    run of an earlier attempt if the request is a retry, else to a new run. The earlier attempt may
+    have asked for JSON where the retry asks for a stream, or the reverse. The caller must
+    unsubscribe the subscriber. The StatusHold is None for a JSON response and for a background run.
 
     Raises IdempotencyError, PausedError, BusyError, and the errors of `prepare_request`.
     """
@@ -187,8 +187,8 @@ def _encode_fields(fields: Mapping[str, Any]) -> bytes:
 
 
 async def _fingerprint(head: bytes, raw_body: bytes | bytearray) -> str:
-    """Return the digest of a request. A large body is hashed in a thread, which does not hold the
-    GIL for it: 100 MB would block the event loop for 0.3 s."""
+    """Return the digest of a request. A large body is hashed in a thread, which releases the GIL
+    meanwhile. On the event loop, hashing 100 MB would block other requests for 0.3 s."""
     digest = hashlib.sha256(head)
     if len(raw_body) > SLOW_BYTES:
         await asyncio.to_thread(digest.update, raw_body)
@@ -300,7 +300,7 @@ async def _body_and_session(request: RunRequest, run_id: str) -> tuple[dict[str,
         body |= {"tools": None, "tool_choice": None}
         return body, _new_session(owner, run_id)
     body["messages"] = strip_steps(body["messages"])
-    if forbids_tools(body):  # the client's tools only: the run has tools of the proxy
+    if forbids_tools(body):  # forbids only the client's tools: the run keeps the proxy's tools
         body |= dict.fromkeys(("tools", "tool_choice", "functions", "function_call"))
     messages, has_functions = body["messages"], bool(body.get("functions"))
     keys = answered_keys(with_tool_call_ids(messages) if has_functions else messages)
@@ -319,8 +319,8 @@ async def _body_and_session(request: RunRequest, run_id: str) -> tuple[dict[str,
 
 
 def _has_client_indexes(request: RunRequest, messages: Sequence[Message]) -> bool:
-    """Return True if each message has the index of the same message in the client's request, so
-    that an error of the backend about a message can name it to the client."""
+    """Return True if each of `messages` has the same index in the client's request. An index in a
+    backend's error then names the same message to the client."""
     if request.is_translated:
         return False
     sent = request.body["messages"]
@@ -338,7 +338,7 @@ def _artifact_store(
 
 
 async def _suspended_run(model_request: ModelRequest, keys: Sequence[str]) -> SuspendedRun | None:
-    """Return the first of these suspended runs that is stored, or None."""
+    """Return the first suspended run that is stored under one of `keys`, or None."""
     for key in keys:
         find = model_request.services.store.suspended_runs.find
         if suspended_run := await find(model_request.owner, key):

@@ -210,8 +210,8 @@ async def replay_stream(request: Request, stored_response: StoredResponse) -> Re
 
 
 def _require_frame(number: int, first_number: int) -> None:
-    """Raise BadRequestError if the frame with this number was dropped. `first_number` is that of
-    the oldest frame."""
+    """Raise BadRequestError if the frame `number` was dropped. `first_number` is the number of the
+    oldest frame that is left."""
     if number < first_number:
         raise BadRequestError(
             f"Events before number {first_number} are no longer stored.",
@@ -250,9 +250,11 @@ async def _frames_from(log: FrameLog, first: int) -> AsyncIterator[bytes]:
 async def _frames_elsewhere(
     request: Request, stored_response: StoredResponse, first: int
 ) -> AsyncIterator[bytes]:
-    """For a response whose run is in another process, return the frames from number `first` on.
+    """Return the frames from number `first` on of a response whose run is in another process. If
+    the run has ended meanwhile, the frames come from the database.
 
-    Raises BadRequestError, and RunElsewhereError if that process does not answer."""
+    Raises BadRequestError, and RunElsewhereError if that process does not answer.
+    """
     batches = get_services(request).runs.follow_frames(
         run_id(stored_response.id), partial(_process_of, request, stored_response.id)
     )
@@ -278,8 +280,9 @@ async def _followed_frames(
     batches: AsyncGenerator[tuple[int, Sequence[str]]],
     first: int,
 ) -> AsyncIterator[bytes]:
-    """Yield the frames from number `first` on: those of `begun`, then those of `batches`, without
-    frames that come again. If the run is lost, continue with `_frames_after_loss`."""
+    """Yield the frames from number `first` on, each once: first those of the batch `begun`, then
+    those of `batches`. A batch has the number of its first frame, and may repeat earlier frames. If
+    the run is lost, continue with `_frames_after_loss`."""
     number, frames = begun
     try:
         while True:
@@ -301,8 +304,8 @@ async def _followed_frames(
 async def _frames_after_loss(
     request: Request, stored_response: StoredResponse, first: int, error: ProxyError
 ) -> AsyncIterator[bytes]:
-    """Yield the stored frames from number `first` on, or frames that say that the response has
-    failed."""
+    """Yield the stored frames from number `first` on. If none are stored, yield frames that report
+    `error` as the failure of the response."""
     stored = await get_services(request).store.responses.frames(
         get_owner(request), stored_response.id
     )

@@ -113,7 +113,7 @@ async def retrieve_trajectory(
     services: ServicesDep, owner: Owner, run_id: str, query: Annotated[TrajectoryQuery, Query()]
 ) -> Response:
     """Return the trajectory of a captured run. The trajectory of a run in progress contains the run
-    so far. Both paths are the same: the id of a trajectory is that of its run."""
+    so far. Both paths are equivalent: a trajectory has the id of its run."""
     stored_trajectory = await services.runs.trajectory(owner, run_id)
     if stored_trajectory is None:
         await find_run(services, owner, run_id)
@@ -135,7 +135,7 @@ async def retrieve_trajectory(
 async def delete_trajectory(services: ServicesDep, owner: Owner, run_id: str) -> Deleted:
     """Delete the trajectory of a run. If the run is the first choice of a request with `n`, delete
     the trajectories of the other choices too. Later turns of a run in progress are not stored. Both
-    paths are the same."""
+    paths are equivalent."""
     if not await services.runs.delete_trajectory(owner, run_id):
         raise NotFoundError(f"No trajectory of a run {run_id!r}.")
     return Deleted(id=run_id, object="run.trajectory.deleted")
