@@ -1,4 +1,4 @@
-"""The memory that is still available to this process, and the refusal of work when it is little."""
+"""Measures the memory that is available to this process, and refuses work when little is left."""
 
 import gc
 import logging
@@ -37,7 +37,8 @@ class AvailableMemory:
 
     The limits are the machine's memory, and the limits of this process's cgroup and of the cgroups
     above it. File caches count as available. Within each limit, `reserve_bytes` must stay
-    available; None: a twentieth of the limit, at most MAX_RESERVE_BYTES; 0: nothing is refused.
+    available. None stands for a twentieth of the limit, at most MAX_RESERVE_BYTES. With 0, nothing
+    is refused.
     """
 
     def __init__(self, reserve_bytes: int | None = None) -> None:
@@ -142,8 +143,9 @@ def _machine_limit() -> MemoryLimit | None:
 
 
 def memory_cgroups(mounts: str, paths: str) -> Iterator[Cgroup]:
-    """Yield a process's cgroup of the memory controller, and the cgroups above it that it can see.
-    `mounts` and `paths` are the texts of its files `mountinfo` and `cgroup` in `/proc`."""
+    """Yield a process's cgroup of the memory controller, and the cgroups above it that the process
+    can see. `mounts` and `paths` are the texts of `mountinfo` and `cgroup` in the process's
+    directory in `/proc`."""
     for line in mounts.splitlines():
         front, _, back = line.partition(" - ")
         root, mount_point = front.split(" ")[3:5]

@@ -28,8 +28,8 @@ class BodyMemory:
         max_bytes_per_owner: int | None = None,
         available: AvailableMemory | None = None,
     ) -> None:
-        """`max_bytes_per_owner` is the maximum for the requests of one owner; None: `max_bytes`.
-        `available` refuses bytes when little memory is available; None: it is not asked."""
+        """`max_bytes_per_owner` is the maximum for the requests of one owner, by default
+        `max_bytes`. `available`, if it is given, refuses bytes when little memory is available."""
         self._max_bytes = max_bytes
         self._available = available
         self.max_bytes_per_owner = max_bytes if max_bytes_per_owner is None else max_bytes_per_owner

@@ -186,8 +186,8 @@ class ConnectionRegistry(ServerState):
             each.open_connections.add(connection)
             each.idle_connections[connection] = None
             if each.exceeds_headroom:
-                # A burst is accepted in one pass of the loop, and read in the next one. Only after
-                # that it is known which of its connections are idle.
+                # The loop accepts a burst of connections in one pass, and reads from them in the
+                # next one. Only then is it known which of them are idle.
                 loop.call_soon(loop.call_soon, each.close_excess)
 
     def mark_idle(self, connection: "HTTPProtocol") -> None:

@@ -284,8 +284,8 @@ class Inputs:
     # Files on the web
 
     async def refuse_unsafe_urls(self, urls: Sequence[str], owner: str) -> None:
-        """Raise BadRequestError for a URL that is not http or https, such as a path, and, unless
-        the backend may download any URL, for the URLs that `refuse_private_urls` refuses."""
+        """Raise BadRequestError for a URL that is not http or https, such as a path. Unless the
+        backend may download any URL, raise it also for a URL that `refuse_private_urls` refuses."""
         for url in urls:
             if not url.lower().startswith(("http:", "https:")):
                 raise local_file_error(url)
@@ -296,8 +296,9 @@ class Inputs:
     async def _with_content_part(
         self, part: FilePart, content: _FileContent, media: "ModelMedia"
     ) -> _FileContent:
-        """Return a downloaded file with its content part for the model. The part has the bytes and
-        not the URL, which the backend would download from inside its network."""
+        """Return a downloaded file with its content part for the model. Unless the backend may
+        download any URL, the part has the bytes in place of the URL, which the backend would
+        download from inside its network."""
         if self.backend_fetches_urls:
             return replace(content, content_part=part.content_part)
         if content.fetched_file is None or part.kind not in self._modalities:

@@ -164,8 +164,9 @@ class ClientKeys:
             raise timeout_error("it does not say whether it accepts the key") from error
 
     async def _model_list_decides(self) -> bool:
-        """Return True if the backend lists its models only for valid keys: a random key is tried.
-        Raises BackendError if the backend accepts any key."""
+        """Return True if the backend lists its models only for valid keys. A request with a random
+        key finds this out, and the result is cached. Raises BackendError if the backend accepts any
+        key."""
         if self._now() >= self._lists_until:
             random_key = Credentials(f"sk-{secrets.token_hex(24)}")
             self._lists_for_keys = await self._listing_status(random_key) in _REFUSED_STATUSES

@@ -233,7 +233,8 @@ class _LabelValues:
         self._max_values = max_added + len(self._known)
 
     def add(self, value: str) -> None:
-        """Add a value if there is room for it and it is printable."""
+        """Add a printable value of at most `MAX_LABEL_CHARS`, unless the maximum number is
+        reached."""
         has_room = len(self._known) < self._max_values
         if has_room and 0 < len(value) <= MAX_LABEL_CHARS and value.isprintable():
             self._known.add(value)

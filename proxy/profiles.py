@@ -73,8 +73,7 @@ class Profiles:
 
     @property
     def default(self) -> Profile:
-        """The profile of requests for which neither the request, the model nor the key names
-        one."""
+        """The profile of a request if neither the request, its model nor its key names one."""
         return self.by_name[self._default]
 
     def select(self, key: Key, model: str, name: str | None, tree: Tree) -> Profile:
@@ -342,8 +341,8 @@ def _merge_settings(base: Mapping[str, Any], tree: Any) -> Any:
 
 
 def _settings_reset_by_mode(network: Tree, mode: object) -> dict[str, Any]:
-    """Return the network settings that the mode resets. If `network` sets the mode, the hosts that
-    were allowed in the previous mode are dropped. Without a network, hosts have no meaning."""
+    """Return the new values of the network settings that `mode` resets. If `network` sets the mode,
+    only the hosts that `network` itself allows stay. In the mode `none`, hosts have no meaning."""
     if "mode" not in network:
         return {"allowed_hosts": ()} if mode == "none" else {}
     kept = {"allowed_hosts": network.get("allowed_hosts", ())}

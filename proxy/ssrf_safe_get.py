@@ -32,7 +32,8 @@ async def ssrf_safe_get(
     dialer: Dialer,
     tls: ssl.SSLContext,
 ) -> AsyncIterator[StreamedResponse]:
-    """Send a GET request to `url`: scheme, host, port and path. Raises EgressError, OSError."""
+    """Send a GET request, and yield the response. `url` is a tuple of scheme, host, port and path.
+    Raises EgressError, OSError."""
     scheme, host, port, path = url
     target = httpcore.URL(scheme=scheme, host=host, port=port, target=path)
     try:

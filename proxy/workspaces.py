@@ -178,8 +178,8 @@ class Workspaces:
         confirm_target: ConfirmTarget | None = None,
         owner: str = "",
     ) -> AsyncIterator[RunWorkspace]:
-        """Open a workspace for the duration of the block. After a block that did not fail, save the
-        workspace in the background if its `save_as` is set. Owners take turns if requests must wait
+        """Open a workspace for the duration of the block. If the block sets `save_as` and does not
+        fail, the workspace is then saved in the background. Owners take turns if requests must wait
         for sandboxes."""
         parent = await self._find_start_state(resume_from) if resume_from else None
         workspace = self._take_idle(parent, isolation) or RunWorkspace(
@@ -264,8 +264,8 @@ class Workspaces:
         return await self._newest_state(session)
 
     async def _newest_state(self, session: Session) -> SessionState | None:
-        """Return the state that the last run of a session has saved, or None. A workspace that is
-        too large for a snapshot has only its idle sandbox."""
+        """Return the state that the last run of a session has saved, or None. If its workspace is
+        too large for a snapshot, the state has only an idle sandbox."""
         newest = await self._snapshots.newest_state_name(session)
         idle = [state for state in self._idle_workspaces if state.session == session]
         if idle and idle[-1].name != newest:
@@ -344,7 +344,8 @@ class Workspaces:
             await workspace.release()
 
     async def _save_snapshot(self, state: SessionState, workspace: RunWorkspace) -> bool:
-        """Save a snapshot. Return False if the sandbox is lost or the snapshot takes too long."""
+        """Save a snapshot. Return False if the workspace is lost: its sandbox is lost, or the
+        snapshot takes too long. After another failure, which is logged, the sandbox can be kept."""
         assert workspace.current_sandbox
         try:
             async with asyncio.timeout(SNAPSHOT_S):

@@ -338,7 +338,7 @@ class _DayVerifier:
 
     def verify_index(self, earlier_hashes: dict[str, list[str]], oldest_day: str) -> Finding:
         """Return the state of the index. `earlier_hashes` contains the hashes in the indexes of
-        earlier days."""
+        earlier days, by day. Days before `oldest_day` may be missing."""
         name = f"{self._directory.name}/{INDEX_NAME}"
         entries = self.index_log.entries
         if self.index_log.fault:
