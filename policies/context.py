@@ -38,8 +38,9 @@ class ContextSizes:
 
     @property
     def is_overflow(self) -> bool:
-        """True if a prompt of these sizes does not fit into the window. If it would fit, the sizes
-        contradict the refusal, and the caller ignores them, as it does if the window is unknown."""
+        """True if a prompt of these sizes does not fit into the window. False if the window is
+        unknown, or if the prompt would fit: the sizes then contradict the refusal, so the caller
+        ignores them."""
         if self.window is None:
             return False
         return self.prompt is None or self.prompt + (self.answer or 0) > self.window

@@ -1,4 +1,5 @@
-"""Removes from a client's messages the steps of runs that the proxy added to earlier answers.
+"""Removes the steps of earlier runs from a client's messages: the proxy adds steps to its answers,
+and clients send them back.
 
 A model that finds steps in its own earlier messages imitates them instead of calling tools.
 """

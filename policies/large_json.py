@@ -239,7 +239,8 @@ def encode_in_steps(
     piece_size: int = PIECE_SIZE,
 ) -> Steps[bytearray]:
     """Return a JSON value as `encode` encodes it. Placeholders for the long strings, and for
-    integers of more than 64 bits, begin with the random string `mark`. Raises TypeError."""
+    integers of more than 64 bits, begin with the random string `mark`. Raises TypeError for a value
+    that JSON cannot represent."""
     replaced: list[str | int] = []
     outline = yield from _with_placeholders(value, mark, replaced)
     first, *others = encode(outline).split(f'"{mark}'.encode())

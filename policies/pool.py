@@ -118,8 +118,8 @@ def _read_fields(names: tuple[str, ...], isolation: Isolation) -> PoolKey:
 
 @lru_cache
 def limited_to(settings: PoolSettings, max_sandboxes: int) -> PoolSettings:
-    """Return the settings with their own maximum number of sandboxes or `max_sandboxes`, whichever
-    is less, but at least 1."""
+    """Return the settings for at most `max_sandboxes` sandboxes, but at least 1. `min_ready` is
+    reduced to the new maximum, too."""
     most = max(1, min(settings.max_sandboxes, max_sandboxes))
     return replace(settings, max_sandboxes=most, min_ready=min(settings.min_ready, most))
 

@@ -1,9 +1,9 @@
 """The profile, which contains every policy of a run, and the rules for overriding its settings.
 
 A model overrides settings of a profile, a key overrides settings of a model, and a request
-overrides settings of a key. Each override can only make a setting stricter, except for the few
-settings that have no stricter value. A less strict value of a model or key has no effect; a request
-with a less strict value is refused.
+overrides settings of a key. An override can only make a setting stricter, except for a few settings
+that accept any value, such as `prompt`. A less strict value of a model or key has no effect; a
+request with a less strict value is refused.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
