@@ -32,7 +32,7 @@ class SandboxLifecycle:
 
     `on_change` is called whenever the pool may be able to start or lease a sandbox: after a start
     has succeeded or failed, a sandbox has ended, a backoff has ended or sandboxes were replaced,
-    and after each round of pings.
+    and in each round of pings.
     """
 
     def __init__(

@@ -158,7 +158,8 @@ class Pool:
         self._schedule()
 
     def when_full(self, on_full: OnFull) -> None:
-        """Call `on_full` when the pool is full and a lease waits, to free a session's sandbox."""
+        """Call `on_full` when the pool is full and a lease waits. `on_full` may end another lease,
+        such as that of an idle session."""
         self._on_full = on_full
 
     def when_acquired(self, on_acquired: OnAcquired) -> None:
