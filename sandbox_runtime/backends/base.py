@@ -111,8 +111,8 @@ class Backend(Protocol):
 
     @property
     def max_outage_s(self) -> float:
-        """Longest outage of its connection that a running sandbox survives, in seconds, because the
-        backend connects to the sandbox again; 0 if a sandbox ends with its connection."""
+        """Seconds that a running sandbox survives without a connection, while the backend connects
+        to it again; 0 if a sandbox ends with its connection."""
 
     async def start(self, isolation: Isolation) -> Guest:
         """Start a guest agent in a new sandbox. Raises SandboxStartError: its subclass

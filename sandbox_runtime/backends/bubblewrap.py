@@ -53,10 +53,10 @@ class BubblewrapBackend:
     """Starts sandboxes with bubblewrap.
 
     If the proxy is not root, sandboxes run as the proxy's user. If it is root, they run as `uid`.
-    If the proxy is root and `uid` is None, each sandbox has a uid of its own from HOST_UIDS; all
-    run as nobody instead if there is a `rootfs`, whose files belong to one user, or if HOST_UIDS
-    are not mapped on this host. Choose a `uid` that nothing else on the host uses: a program that
-    escapes has the rights of its sandbox's user.
+    Choose a `uid` that nothing else on the host uses: a program that escapes has the rights of its
+    sandbox's user. If the proxy is root and `uid` is None, each sandbox has a uid of its own from
+    HOST_UIDS. But if HOST_UIDS are not mapped on this host, or if there is a `rootfs`, whose files
+    belong to one user, all sandboxes run as nobody.
 
     `rootfs` is a directory that belongs to the sandboxes' user, or a tar archive as `docker export`
     writes it, which is unpacked once below `state_dir`. Without it, sandboxes have the host's /usr.

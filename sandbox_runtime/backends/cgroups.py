@@ -144,8 +144,8 @@ class Cgroups:
 
 
 def find_cgroups(proc: Path = Path("/proc")) -> Cgroups | None:
-    """Return the cgroups in which this process may limit memory and pids, or None if there are
-    none."""
+    """Return the hierarchies in which this process can create cgroups that limit memory and pids,
+    or None if there are none."""
     mounts = list(_mounts(proc))
     return _find_version_1(mounts) or _find_version_2(mounts, proc)
 
@@ -299,7 +299,7 @@ def _kill_members(directory: Path) -> None:
         except OSError:
             continue  # it has ended, or is in a pid namespace that we cannot see
         try:
-            # Checked again: the pidfd now names the process, whatever reuses the number.
+            # Checked again: another process may have got the pid before the pidfd was opened.
             if pid in _member_pids(directory):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         except ProcessLookupError:

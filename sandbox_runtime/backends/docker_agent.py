@@ -1,9 +1,9 @@
 """The guest agent's program on a Docker engine: a volume that sandboxes mount read-only.
 
 The program is uploaded over the engine's API, so remote engines work too. The name of the volume
-contains a hash of the program. Before the first sandbox of this process uses a volume, its content
-is compared with the program and replaced if it differs: a proxy may have died while writing it, or
-someone may have changed it.
+contains a hash of the program. Before a process uses a volume for the first time, it compares the
+content with the program, and replaces content that differs: a proxy may have died while writing the
+content, or someone may have changed it.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """The client of a Docker engine: the calls of its API, and a container's standard streams.
 
 All calls use asyncio. The SDK is used once, before any call: it finds the engine, agrees on the
-version of the API and reads the engine's info. A call through the SDK took a thread and several
-times the processor time. Requests and responses have the format of the engine's API, because the
-SDK's builders lack some of its fields.
+version of the API and reads the engine's info. A call through the SDK would need a thread and
+several times the processor time. Requests and responses have the format of the engine's API,
+because the SDK's builders lack some of its fields.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class EngineConflictError(EngineError):
 def connect(host: str | None = None) -> tuple[Any, str]:
     """Return a docker.APIClient for the engine at `host` or DOCKER_HOST, and the engine's URL.
 
-    Raises EngineMissingError. The result is Any, because many of the client's methods have no
+    Raises EngineMissingError. The client has the type Any, because many of its methods have no
     types."""
     engine = {"DOCKER_HOST": host} if host else {}
     try:
@@ -241,7 +241,7 @@ class DockerEngine:
                 await self._call("DELETE", f"volumes/{volume['Name']}")
             except EngineError as error:
                 if not error.status:
-                    raise  # a refusal is fine: another sweep has removed it
+                    raise  # no answer; a refusal is fine: another sweep removed the volume
 
     async def aclose(self) -> None:
         """Close all connections. A later call would open new ones."""

@@ -6,8 +6,9 @@ is started with `exec`. If the connection is lost, the proxy attaches again, and
 the proxy dies, the agent ends after LEASE_S; the Pod's object remains until another proxy sweeps
 it.
 
-Unlike a local sandbox, a Pod has a network interface. A network policy must deny its traffic, and
-no sandbox is started before it is verified that the cluster enforces the policy.
+Unlike a local sandbox, a Pod has a network interface. A network policy must deny its traffic. The
+backend starts no sandbox before it has verified that the cluster enforces the policy, unless the
+configuration accepts sandboxes with network access.
 """
 
 import asyncio

@@ -126,7 +126,8 @@ class ProcessGuest:
                 "sandbox %s: process %d does not end after SIGKILL", self._id, self._process.pid
             )
         self._stdio.abort()
-        # Process 1 of the sandbox has the other end open, and all processes end with process 1.
+        # Wait until process 1 of the sandbox has ended, which has the other end open: all other
+        # processes of the sandbox end with it.
         await self._stderr_reader.wait()
         self._stderr.close()
         if self._cgroup:

@@ -1,8 +1,8 @@
 """The byte stream to an agent over connections that may be lost: `ResumableStream`.
 
 Its bytes travel in packets (see `sandbox_runtime.packets`). When a connection ends, the stream
-opens another, tells the agent how many bytes it has received, and each side sends again what the
-other has not received. Nothing above the stream notices.
+opens another. On the new connection, each side tells the other how many bytes it has received, and
+sends again what the other has not received. The users of the stream do not notice.
 """
 
 import asyncio
@@ -133,7 +133,7 @@ class ResumableStream:
         """Queue data even without room. If too much of it waits, `receive` raises ProtocolError."""
         self._unread_bytes = 0 if self._has_room() else self._unread_bytes + len(data)
         if self._unread_bytes > MAX_UNREAD_BYTES:
-            self._has_overflowed = True  # it is known only here if there is no connection now
+            self._has_overflowed = True  # `fail` has no effect while there is no connection
             self._connection.fail(ProtocolError("the agent does not read its input"))
         else:
             self.write(data)
