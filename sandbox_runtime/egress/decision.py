@@ -47,7 +47,8 @@ class EgressError(Exception):
 
 
 class DeniedError(EgressError):
-    """The connection is forbidden (403), malformed (400), too slow (408) or one too many (503)."""
+    """The connection is forbidden (403), malformed (400), too slow (408) or one too many (503), or
+    its method or command is not offered (405)."""
 
     def __init__(self, reason: str, status: int = 403) -> None:
         super().__init__(reason, status)

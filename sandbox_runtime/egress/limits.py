@@ -48,11 +48,11 @@ class TrafficQuota:
         """The time at which all traffic so far would have passed at the allowed rate."""
 
     def limit_further_traffic(self, count: int) -> None:
-        """Limit the traffic from now on to `count` bytes, until the next call."""
+        """Limit the traffic from now on to `count` bytes. Another call replaces the limit."""
         self._cap_bytes = self.bytes + max(0, count)
 
     def check(self) -> None:
-        """Raise DeniedError if the traffic is used up."""
+        """Raise DeniedError if the quota is used up."""
         if self._cap_bytes is not None and self.bytes >= self._cap_bytes:
             raise DeniedError("the budget for network traffic is used up")
 

@@ -61,7 +61,7 @@ class Relay:
             raise UnreachableError(f"nothing passed for {self._timeouts.idle_s:g} s", 504)
 
     async def send_to_server(self, data: bytes) -> None:
-        """Send to the server. Raises DeniedError if the traffic is used up."""
+        """Send to the server. Raises DeniedError if the traffic quota is used up."""
         await self._traffic.consume(len(data))
         # Bytes for a server that no longer reads are dropped: it may have answered already, and
         # if it is gone, the other direction raises.
@@ -79,7 +79,7 @@ class Relay:
 
     async def send_to_program(self, data: bytes) -> None:
         """Send to the program. Raises ConnectionError if the program is gone, and DeniedError if
-        the traffic is used up."""
+        the traffic quota is used up."""
         await self._traffic.consume(len(data))
         self.bytes_down += len(data)
         await self._connection.send(data)
