@@ -72,9 +72,9 @@ class CommandOutput:
         return self._text[head_kind], self._text[tail_kind]
 
     def text(self, name: StreamName, report: OutputReport, omitted: int, path: str) -> str:
-        """Return a stream in full. If a part is left out, return its head and tail with a line
-        between them that says how much is left out and that the file `path` has it. `omitted` is
-        the result of `omitted_bytes`."""
+        """Return the text of a stream: in full, or, if a part is left out, its head, a truncation
+        marker and its tail. The marker names the file `path` that keeps the output, unless `path`
+        is empty. `omitted` is the result of `omitted_bytes`."""
         head, tail = self._head_and_tail(name)
         if omitted <= 0:
             return (head + tail).decode(errors="replace")

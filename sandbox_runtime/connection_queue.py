@@ -1,5 +1,5 @@
-"""The connections that programs of one sandbox open. Those beyond the rate of `ConnectionRate` wait
-in a queue."""
+"""Serves the connections that programs of one sandbox open, at a limited rate: a connection beyond
+the rate of `ConnectionRate` waits in a queue."""
 
 import asyncio
 import logging
@@ -110,7 +110,6 @@ class ConnectionQueue:
         connection.abort()
         self._on_served(connection.number)
         error = None if task.cancelled() else task.exception()
-        if error and not isinstance(
-            error, ConnectionError
-        ):  # which the program or the end of the guest caused
+        # The program or the end of the guest causes a ConnectionError.
+        if error and not isinstance(error, ConnectionError):
             logger.error("a connection from inside failed", exc_info=error)

@@ -113,7 +113,8 @@ class GuestSandbox:
         return self._channel.lost
 
     async def ping(self, timeout_s: float) -> None:
-        """Return when the guest agent answers. Raises SandboxLostError if it does not."""
+        """Return when the guest agent answers. If it does not answer in time (see `Channel.ping`),
+        end the sandbox and raise SandboxLostError."""
         await self._channel.ping(timeout_s)
 
     async def resize(self, isolation: Isolation) -> None:

@@ -42,8 +42,9 @@ class OutputCap:
 class ExecResult:
     """The exit code and the output of a command.
 
-    A stream that exceeds the cap is its head and tail, with a line between them that says how much
-    is left out and which file has the full output. Bytes that are not UTF-8 appear as U+FFFD.
+    Of a stream that exceeds the cap, `stdout` or `stderr` has the head and the tail, with a line
+    between them that says how much is left out and which file has the full output. Bytes that are
+    not UTF-8 appear as U+FFFD.
     """
 
     exit_code: int

@@ -57,7 +57,8 @@ class EscapeSandbox(Sandbox, Protocol):
     """A sandbox under attack. The attack can handle the connections that programs inside open."""
 
     async def ping(self, timeout_s: float) -> None:
-        """Return when the guest agent answers. Raises SandboxLostError if it does not."""
+        """Return when the guest agent answers. Raises SandboxLostError if it does not answer in
+        time."""
 
     def set_connection_handler(self, on_connection: OnConnection | None) -> None:
         """Set the handler of the connections that programs inside open; None refuses them."""
