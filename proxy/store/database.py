@@ -51,7 +51,8 @@ class Database:
     """An SQLite or PostgreSQL database. Several processes may have it open.
 
     A transaction that conflicts with a concurrent transaction runs again. So the functions that are
-    passed to `read` and `write` may be called several times.
+    passed to `read` and `write` may be called several times. `read` and `write` raise
+    StoreUnavailableError if the database cannot be reached or the conflicts do not end.
     """
 
     def __init__(self, url: URL) -> None:
@@ -81,8 +82,8 @@ class Database:
         return await self._run(self._write_engine, transaction)
 
     def write_now(self, transaction: Callable[[Connection], T]) -> T:
-        """Run a function that may write, in a transaction in this thread, which blocks. For the
-        start of the server."""
+        """Run a function that may write, in a transaction in this thread, which blocks. Call it
+        only while the server starts."""
         return self._in_transaction(self._write_engine, transaction)
 
     async def read_concurrently(self, transaction: Callable[[Connection], T]) -> T:

@@ -101,8 +101,8 @@ class ProcessLease:
             self.on_lost()
 
     def forget_dead(self) -> None:
-        """Delete the rows of processes that have been dead for long, also of those that nobody has
-        marked as dead."""
+        """Delete the rows that expired more than `REMEMBER_S` ago. Rows that no process has marked
+        as dead are deleted too, once the database server has been up for the time of a lease."""
         row = PROCESSES.c
         is_dead = row.is_dead | _has_been_up(self._lease_s)
         with self._engine.connect() as connection:

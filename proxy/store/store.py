@@ -124,7 +124,8 @@ class Store:
         await self._database.read(lambda connection: connection.execute(select(1)))
 
     async def check_quota(self, owner: str, size: int, quota: int) -> None:
-        """Raise QuotaError if a file of that size would exceed the owner's quota."""
+        """Raise QuotaError if a file of `size` bytes would exceed the owner's `quota` in bytes, or
+        the maximum number of files."""
         await self._database.read(
             lambda connection: check_quota(connection, owner, size, quota, self.now())
         )

@@ -342,8 +342,8 @@ class TrajectoryRepository:
         reason: DeletionReason,
         limit: int | None = None,
     ) -> int:
-        """Delete the parts and the rewards of trajectories, at most `limit`, and leave tombstones.
-        Return the number of trajectories."""
+        """Replace the trajectories that match `where` by tombstones, at most the `limit` oldest of
+        them. Return their number. A tombstone has no parts and no rewards."""
         oldest_first = (_COLUMNS.ended_at, _COLUMNS.seq)
         query = select(_COLUMNS.id).where(where, _IS_LIVE).order_by(*oldest_first).limit(limit)
         ids = connection.execute(query).scalars().all()
