@@ -238,7 +238,7 @@ def _grade_math(sample: Sample, text: str) -> Grade:
     import math_verify
 
     latex = math_verify.LatexExtractionConfig()
-    # The process of the grading has a timeout; the package's own ones count as a wrong answer.
+    # run_isolated has a timeout. After one of its own, math-verify would find the answer wrong.
     right, given = (
         math_verify.parse(f"{_BOX_START}{each}}}", targets, parsing_timeout=None)
         for each, targets in (

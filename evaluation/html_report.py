@@ -68,7 +68,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """One problem, model and repeat in the viewer."""
+    """A row of the viewer: the answers of a model to a problem in one repeat."""
 
     number: int
     model: str
@@ -175,7 +175,7 @@ def _template_source(templates: Environment, name: str) -> str:
 
 
 def _styles(templates: Environment) -> Markup:
-    # A file of this package, not of a model.
+    # Not escaped: the style sheet is a file of this package, not text of a model.
     return Markup(_template_source(templates, "report.css"))
 
 

@@ -36,9 +36,8 @@ class RequestError(Exception):
         status: int | None = None,
         headers: Mapping[str, str] = NO_HEADERS,
     ) -> None:
-        """`code` is the code of the server's error, or `http_STATUS` if that has none. If the
-        response is missing or not complete, `code` is `timeout`, `connection_error` or
-        `too_large`."""
+        """`code` is the code of the server's error, or `http_STATUS` if the error has no code.
+        Without a complete response, `code` is `timeout`, `connection_error` or `too_large`."""
         super().__init__(message)
         self.code = code
         self.status = status
@@ -49,7 +48,7 @@ class RequestError(Exception):
 
 class HTTPClient:
     """Sends requests to an API. Each request uses an idle connection, or a new one if none is idle,
-    so the caller limits the number of requests at a time.
+    so the caller must limit the number of requests at a time.
 
     The environment variables for HTTP proxies, such as `HTTPS_PROXY`, and `SSL_CERT_FILE` apply.
     """

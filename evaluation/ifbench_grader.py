@@ -56,7 +56,7 @@ def check_instructions(entry: Mapping[str, Any], answer: str) -> tuple[bool, boo
         if found := _RESOURCE.search(str(error)):
             raise UngradableError(_missing_data_reason(found[1])) from error
         raise
-    except PermissionError as error:  # NLTK reads no hard links, as uv makes them
+    except PermissionError as error:  # NLTK refuses to read hard links, which uv creates
         reason = f"NLTK refuses to read its data; install it with pip, or copy it: {error}"
         raise UngradableError(reason) from error
     return strict.follow_all_instructions, loose.follow_all_instructions

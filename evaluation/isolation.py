@@ -82,8 +82,8 @@ class Request:
 
 
 class _Server:
-    """The server, which is started when a grading needs it: the first one, or the next one after
-    the server has ended."""
+    """The server of the gradings. The first grading starts it, and the next grading starts it again
+    if it has ended."""
 
     def __init__(self) -> None:
         self.modules: Sequence[str] = ()
@@ -104,8 +104,9 @@ class _Server:
                 socket.send_fds(self._start(), [b"0"], fds)
 
     def _start(self) -> socket.socket:
-        """Start the server, and return the socket for the connections of gradings. The server ends
-        when this socket is closed, at the latest by the end of this process."""
+        """Start the server, and return the control socket, over which the server receives the
+        connections of gradings. The server ends when this socket is closed, at the latest at the
+        end of this process."""
         self._control, remote = socket.socketpair()
         with remote:
             arguments = [str(remote.fileno()), " ".join(self.modules), *sys.path]
@@ -143,8 +144,8 @@ def preload(modules: Iterable[str]) -> None:
 def run_isolated(
     function: Callable[..., _Result], *arguments: Any, timeout_s: float = TIMEOUT_S
 ) -> _Result:
-    """Return the function's result from a new process, which imports the function's module by its
-    name. A function of the main script is not found.
+    """Call a function in a new process and return its result. The process imports the function's
+    module by its name, so the function must not be defined in the main script.
 
     The function's standard output and its log records are discarded. Raises UngradableError if a
     package is not installed or if the function raises it, and GraderError if there is no result for

@@ -1,8 +1,8 @@
 """The server that forks a process for each grading of evaluation/isolation.py.
 
-It imports slow modules once, and has one thread, so that it can fork. Of each grading it has two
-connections to the caller: one for the request and the outcome, which the process of the grading
-uses, and one for the state of this process.
+The server imports slow modules once, and has a single thread, so that it can fork. Each grading has
+two connections to the caller. The forked process receives the request and sends the outcome on the
+first one; the server reports the start and the end of the forked process on the second one.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """The grader `judge`: a model compares answers with the reference answers of their problems.
 
 The judge votes several times on each answer, at any endpoint of the chat completions API. Each
-verdict is written to judgements.jsonl at once, so that no report asks for it again, also after an
-interruption.
+verdict is written to judgements.jsonl when it arrives, so that no later report requests it again,
+even after an interruption.
 """
 
 import asyncio
@@ -313,8 +313,8 @@ def strict_prompt(question: JudgeQuestion) -> str:
 
 
 def strict_verdict(reply: str, is_cut: bool) -> Verdict | None:
-    """Return the last of the words CORRECT and INCORRECT in a reply. None if there is none, if it
-    is negated, or if the reply was cut off."""
+    """Return the last of the words CORRECT and INCORRECT in a reply. Return None without such a
+    word, if `NOT` precedes the last one, or if the reply was cut off."""
     found = list(_VERDICT.finditer(reply))
     if is_cut or not found or found[-1][1]:
         return None

@@ -55,8 +55,8 @@ def evaluation_of(
     graders: Graders,
     graded: Sequence[GradedResult],
 ) -> Evaluation:
-    """Return the evaluation in a directory, with the patterns of all its trajectories and with the
-    accuracies, whose intervals take seconds to compute."""
+    """Return the evaluation of graded results, with the pattern counts of the trajectories in the
+    directory, and with the accuracies. The intervals of the accuracies take seconds to compute."""
     trajectories = Trajectories(directory)
     patterns = {}
     for each in graded:
@@ -110,7 +110,7 @@ def average(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The difference of two accuracies over the problems that have a grade in both."""
+    """The difference between two accuracies, over the problems that have a grade for both."""
 
     estimate: Estimate
     p_value: PValue
@@ -118,7 +118,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """The accuracy in a domain, from 0 to 1. None where nothing has a grade."""
+    """The accuracy of both modes in a domain, from 0 to 1, and their difference. A field is None if
+    no problem has the grades for it."""
 
     domain: str
     plain: Estimate | None

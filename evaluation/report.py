@@ -1,4 +1,4 @@
-"""The sections of the report of an evaluation, and their form in Markdown."""
+"""The sections of an evaluation's report, and the functions that render them in Markdown."""
 
 import json
 import re
@@ -70,7 +70,7 @@ def render(evaluation: Evaluation) -> str:
 
 
 def setting_texts(evaluation: Evaluation) -> list[tuple[str, str]]:
-    """Return the settings of the evaluation: names and values."""
+    """Return the settings, versions and graders of the evaluation, each as a name and a text."""
     settings = evaluation.info.settings
     return [
         ("sandbox", f"`{json.dumps(settings.sandbox)}`"),
@@ -95,8 +95,8 @@ def suites_section(evaluation: Evaluation) -> Section:
 
 
 def model_sections(evaluation: Evaluation, model: str) -> list[Section]:
-    """Return the sections about a model that do not depend on time. The first one is the paper's
-    table."""
+    """Return all sections about a model except its speed. The first section is the accuracy, the
+    paper's table."""
     graded = evaluation.results_of_model(model)
     return [
         _accuracy_section(evaluation.accuracies[model]),
@@ -157,7 +157,7 @@ def percent_text(estimate: Estimate | None, sign: str = "") -> str:
 
 
 def p_value_text(p_value: PValue) -> str:
-    """Return a p-value with four digits. An estimated p-value begins with `≈`."""
+    """Return a p-value with four decimal places. An estimated p-value begins with `≈`."""
     if not p_value.is_exact:
         return f"≈ {p_value.value:.4f}"
     return f"{p_value.value:.4f}" if p_value.value >= 0.0001 else "< 0.0001"
@@ -476,8 +476,8 @@ def _markdown_table(section: Section) -> str:
 
 
 def _escape_cells(cells: Sequence[str]) -> list[str]:
-    """Return each cell on one line, with HTML tags, links and images escaped: a cell may contain
-    the code of an error, which is a hostile text."""
+    """Return each cell on one line, with HTML tags, links and images escaped. A cell may contain
+    the code of an error, which is untrusted text from a server."""
     lines = (
         " ".join(cell.split()).replace("\\", r"\\").replace("|", r"\|").replace("](", r"\](")
         for cell in cells

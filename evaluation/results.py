@@ -1,6 +1,6 @@
 """Reads and writes the directory of an evaluation. Each result is written when its request ends.
 
-run.json             the settings, which must stay the same when a later run continues
+run.json             the settings, which a later run that continues the evaluation must not change
 results.jsonl        one record a line, in the order in which the requests end
 trajectories.jsonl   the steps of each completion, with --capture also the turns, one record a line
 report.md            the report
@@ -266,7 +266,7 @@ def _write_run_info(directory: Path, info: RunInfo) -> None:
 
 
 def read_run_info(directory: Path) -> RunInfo:
-    """Return the contents of run.json. Raises ResultsError."""
+    """Return the contents of run.json. Raises ResultsError if it is missing or malformed."""
     path = directory / RUN_FILE
     try:
         return RunInfo.model_validate_json(path.read_bytes())
@@ -277,7 +277,8 @@ def read_run_info(directory: Path) -> RunInfo:
 
 
 def read_results(directory: Path) -> list[Result]:
-    """Return the newest record of each key, sorted by key. Raises ResultsError."""
+    """Return the newest record of each key, sorted by key. Raises ResultsError if the file cannot
+    be read or if a record is malformed."""
     latest = {result.key: result for result in read_records(directory / RESULTS_FILE, Result)}
     return [latest[key] for key in sorted(latest)]
 
@@ -286,8 +287,8 @@ class Trajectories:
     """The trajectories of an evaluation. They stay in the file, and are read one at a time."""
 
     def __init__(self, directory: Path) -> None:
-        """Find the records. An evaluation without the file has no trajectories. Raises
-        ResultsError if a record is malformed."""
+        """Index the records of trajectories.jsonl. Without this file, an evaluation has no
+        trajectories. Raises ResultsError if a record is malformed."""
         self._path = directory / TRAJECTORIES_FILE
         self._line_positions: dict[tuple[Key, str], tuple[int, int]] = {}
         if not self._path.exists():

@@ -1,4 +1,4 @@
-"""Sends the samples to the proxy, in both modes, and writes each result at once."""
+"""Sends the samples to the proxy, in both modes, and writes each result when it arrives."""
 
 import asyncio
 import base64
@@ -94,8 +94,8 @@ class Plan:
                 yield suite, sample
 
     def jobs(self) -> "Iterator[Job]":
-        """Yield all requests. For each model, the requests of one mode come before those of the
-        next, so that the speeds of the modes can be compared."""
+        """Yield a job for each request. For each model, the requests of one mode come before those
+        of the next, so that the speeds of the modes can be compared."""
         samples = list(self.samples())
         repeats = max(map(self.repeats_of, self.suites), default=0)
         for model in self.models:
@@ -182,9 +182,11 @@ class Runner:
             self._on_result(result)
 
     async def _send_job(self, job: Job) -> tuple[Result, Trajectory | None]:
-        """Send a request, and send it again after temporary errors, also if the proxy dies before
-        the turns of the run are read. Return its result, and the trajectory of the completion or
-        None."""
+        """Send the request of a job. Return the result, and the completion's trajectory or None.
+
+        The request is sent again after a temporary error, and also if the proxy can no longer be
+        reached when the turns of the run are read.
+        """
         failures: list[Failure] = []
         body = self._request_body(job)
         while True:
@@ -233,7 +235,7 @@ class Runner:
         else:
             content = [*map(_file_part, texts, texts.values())]
             content.append({"type": "text", "text": sample.problem})
-            # Every answer of this column comes from a run with a sandbox, or is refused.
+            # By default, the proxy runs each of these requests with a sandbox, or refuses it.
             sandbox = plan.sandbox_of(job.suite)
             body["sandbox"] = {"enabled": "always", **sandbox, "steps": "events"}
             if plan.capture_turns:
@@ -266,7 +268,7 @@ def _file_part(name: str, text: str) -> dict[str, Any]:
 def _completion_fields(
     mode: Mode, completion: Mapping[str, Any], failures: Sequence[Failure]
 ) -> dict[str, Any]:
-    """Return the fields of a result that are from a completion, after the failures of earlier
+    """Return the fields of a result that come from a completion. `failures` are those of earlier
     attempts. Raises the errors of MALFORMED_ERRORS."""
     choice = completion["choices"][0]
     usage = completion.get("usage")

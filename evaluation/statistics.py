@@ -74,8 +74,8 @@ def paired_p_value(differences: Sequence[Fraction]) -> PValue:
 
     With one repeat and scores of 0 and 1, the differences are -1, 0 and 1, and the test is
     McNemar's exact test. If the exact test would exceed MAX_EXACT_STEPS, as with many differences
-    of many denominators, the p-value is estimated from FLIPS random assignments with a fixed seed.
-    The observed assignment then counts as one more of them, so that the test keeps its level
+    whose denominators differ, the p-value is estimated from FLIPS random assignments with a fixed
+    seed. The observed assignment then counts as one more of them, so that the test keeps its level
     (Phipson and Smyth 2010, "Permutation p-values should never be zero"). The standard error of an
     estimate near 0.05 is 0.002.
     """

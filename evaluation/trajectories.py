@@ -121,8 +121,8 @@ def patterns_of(result: Result, trajectory: Trajectory) -> PatternCounts:
 
 
 def _turn_counts(result: Result, trajectory: Trajectory) -> TurnCounts | None:
-    """Return the numbers of turns of a run, or None unless all its turns were captured, with all
-    their tool calls and the capabilities that the proxy finds in them."""
+    """Return the numbers of turns of a run. Return None if one of its turns was not captured, if
+    the trajectory leaves out tool calls, or if the proxy did not classify them."""
     run, turns = result.sandbox, trajectory.turns or ()
     is_complete = run is not None and len(turns) == run.turns and not trajectory.steps_left_out
     if run is None or not is_complete or any(turn.capabilities is None for turn in turns):
@@ -146,8 +146,8 @@ def capabilities_of(step: Step) -> list[str]:
 
 
 def shorten(text: str, max_chars: int) -> str:
-    """Return a text; if it is longer than `max_chars`, leave out its middle. A mark in place of the
-    middle says how many characters are left out."""
+    """Return the text, without its middle if it is longer than `max_chars`. A truncation marker in
+    place of the middle says how many characters are left out, and is not counted itself."""
     if len(text) <= max_chars:
         return text
     head, tail = text[: max_chars // 2], text[len(text) - max_chars // 2 :]
