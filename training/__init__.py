@@ -1,4 +1,5 @@
-"""Reinforcement learning in a sandbox: tasks made from contexts, and their rewards.
+"""Reinforcement learning in a sandbox: tasks made from contexts, their rewards, and rollouts for
+trainers.
 
 The command line is `sandbox-train`.
 """

@@ -1,4 +1,4 @@
-"""The command line of tasks and rewards: `sandbox-train`."""
+"""The command `sandbox-train`, also `python -m training`."""
 
 import argparse
 import json

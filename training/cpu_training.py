@@ -242,8 +242,8 @@ def train_with_grpo(model: Any, tokenizer: Any, measures: Measures, plan: Plan) 
 
 
 def train_in_environments(model: Any, tokenizer: Any, measures: Measures, plan: Plan) -> None:
-    """Train the model with GRPO in the loop of TRL, whose tool calls the proxy runs, and fill in
-    the measures. The proxy has no backend but the server of the environments."""
+    """Train the model with GRPO, and fill in the measures. TRL runs the agent loop, and the proxy
+    runs the tool calls. The proxy's only backend is the server of the environments."""
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     began, before = time.monotonic(), _weight_fingerprint(model)
@@ -307,8 +307,8 @@ def _add_measures(measures: Measures, rollouts: Sequence[Rollout]) -> None:
 
 @torch.inference_mode()
 def logprob_differences(model: Any, segment: Segment) -> list[float]:
-    """Return the difference, for each sampled token, between the captured log probability and the
-    log probability that the model computes now."""
+    """Return the absolute difference, for each sampled token, between the captured log probability
+    and the log probability that the model computes now."""
     ids = torch.tensor([[*segment.prompt_ids, *segment.response_ids]])
     logprobs = model(ids).logits[0, :-1].float().log_softmax(-1)
     own = logprobs.gather(-1, ids[0, 1:, None]).squeeze(-1)[len(segment.prompt_ids) - 1 :]

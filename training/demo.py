@@ -7,7 +7,7 @@ read its files. `make train-demo` runs it.
 3. The same training with random rewards is the control.
 4. GRPOTrainer trains it again, now with TRL's own loop of generation and tool calls.
 
-The command fails if the first or the last training does not learn, or the control does.
+The command fails if the training of step 2 or 4 does not learn, or if the control does.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Finds answers that a run wrote without a source: no command read a file or computed anything.
 
-The prompts of the reference forbid such answers. The result is a flag beside the reward, whose
-value stays the same. In case of doubt, a command counts as reading or computing.
+The prompts of the reference implementation forbid such answers. The flag is reported beside the
+reward and does not change its value. In case of doubt, a command counts as reading or computing.
 """
 
 import ast

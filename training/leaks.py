@@ -24,9 +24,9 @@ def normalise(text: str) -> str:
 def contains_answer(words: str, answer: str) -> bool:
     """Return True if normalised words contain an answer.
 
-    Numbers and answers of less than MIN_SUBSTRING_CHARS ASCII characters are compared as whole
-    words, so that 19 is not found in 1912. Other answers are also found inside of words, as some
-    scripts have no spaces between them. An answer without words is found nowhere.
+    Numbers and answers of fewer than MIN_SUBSTRING_CHARS ASCII characters are compared as whole
+    words, so that 19 is not found in 1912. Other answers are also found inside words, because some
+    scripts have no spaces between words. An answer without words is found nowhere.
     """
     gold = normalise(answer)
     if not gold:

@@ -221,7 +221,7 @@ class _Server(ThreadingHTTPServer):
     policy: PolicyServer
 
     def handle_error(self, request: object, client_address: object) -> None:
-        log.debug("a connection failed", exc_info=True)  # a client that ends resets its own
+        log.debug("a connection failed", exc_info=True)  # a client that ends resets its connections
 
 
 class _Handler(BaseHTTPRequestHandler):

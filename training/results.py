@@ -1,5 +1,5 @@
-"""The results of a training on a CPU: the measured values, what they must show, and their summary
-on disk and on the terminal.
+"""The results of trainings on a CPU: the measured values, the checks that these must pass, and a
+summary on disk and on the terminal.
 """
 
 import json
@@ -64,8 +64,8 @@ def gain(rewards: Sequence[float]) -> float:
 
 
 def training_faults(results: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each training whose losses are not finite, that has rollouts without a
-    reward, or whose captured log probabilities are not the trainer's own."""
+    """Yield a sentence for each fault of a training: losses that are not finite, rollouts without a
+    reward, and log probabilities that were not compared or are not the trainer's own."""
     for each in results["trainings"]:
         if not each["loss"] or not all(map(math.isfinite, each["loss"])):
             yield f"{each['name']}: the losses of the steps are not finite: {each['loss']}"

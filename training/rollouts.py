@@ -119,7 +119,7 @@ class RolloutClient:
         """Let the proxy start no new runs until `resume`, for at most `timeout_s` seconds. Return
         the number of runs in progress, which continue. With `drain`, wait until there are none.
         Needs the operator's key if the proxy has several keys. Raises HTTPError. Raises
-        RolloutError, also if the pause ends while runs are in progress."""
+        RolloutError if the proxy refuses the key, or if the pause ends while `drain` waits."""
         state = await self._pause_request("POST", "/pause", {"timeout_s": timeout_s})
         while drain and state["runs_at_work"]:
             await asyncio.sleep(DRAIN_INTERVAL_S)
@@ -149,9 +149,9 @@ class RolloutClient:
         return state
 
     async def run(self, rows: Sequence[TaskRow], group_id: str | None = None) -> list[Rollout]:
-        """Return a rollout of each row, in their order. Rollouts of the same row are a group; with
-        `group_id`, all of them are the group of this id. The first RolloutError cancels the other
-        rollouts and is raised."""
+        """Return a rollout of each row, in the order of the rows. Rollouts of the same row are a
+        group; with `group_id`, all rollouts are one group with this id. The first RolloutError
+        cancels the other rollouts and is raised."""
         step = uuid.uuid4().hex
         slots = asyncio.Semaphore(self._concurrency)
         async with self.connect(self._concurrency) as http:
@@ -195,8 +195,9 @@ class RolloutClient:
         group_id: str,
         sandbox: Mapping[str, Any] | None = None,
     ) -> Rollout:
-        """Run a task without repetition, with these further fields of the request's `sandbox`
-        object, and append the reward to its trajectory. Raises RolloutError."""
+        """Run a task once, and append the reward to its trajectory. `sandbox` has further fields of
+        the request's `sandbox` object. A failed request gives a rollout with the outcome
+        INFRA_ERROR. Raises RolloutError."""
         try:
             return await self._attempt_rollout(http, row, self._request(row, group_id, sandbox))
         except (httpx.HTTPError, KeyError, ValueError) as error:
@@ -281,8 +282,8 @@ def _data_url(text: str) -> str:
 
 
 def _tokens_missing(trajectory: Mapping[str, Any]) -> str | None:
-    """Return the reason for which a run has no token segments; None if it has some, or if it says
-    nothing about the backend."""
+    """Return the reason why a run has no token segments. Return None if it has some, if the
+    infrastructure spoilt the run, or if no model call has a reason."""
     if trajectory["token_segments"] or trajectory["outcome"] == INFRA_ERROR:
         return None
     reasons = (call.get("tokens_missing") for call in trajectory["model_calls"])

@@ -180,8 +180,8 @@ class SandboxEnvironments:
         return [{"prompt": prompt, "task_id": id} for id in self._rows]
 
     def begin(self, environment: "SandboxEnvironment", task_id: str) -> TrainerRollout:
-        """Begin a rollout for an environment. TRL resets each environment once in a batch, so that
-        the second rollout of one begins another batch, with other group ids."""
+        """Begin a rollout for an environment. TRL resets each environment once in a batch, so a
+        second rollout of the same environment begins a new batch, with new group ids."""
         if environment in self._batch:
             self._batch_id = uuid.uuid4().hex
             self._batch.clear()
@@ -197,8 +197,8 @@ class SandboxEnvironments:
 
 
 class SandboxEnvironment:
-    """The environment of one rollout at a time, which `reset` begins. TRL shows the model the
-    other methods without an underscore as tools. TRL hides errors of a tool from the trainer;
+    """The environment of one rollout at a time, which `reset` begins. TRL shows the other public
+    methods to the model as tools. TRL hides errors of a tool from the trainer;
     `reward_of_environment` raises a RolloutError again."""
 
     def __init__(self, environments: SandboxEnvironments) -> None:
@@ -280,8 +280,8 @@ def reward_of_environment(
     **_: Any,
 ) -> list[float | None]:
     """Return the rewards of the rollouts of environments: the reward function for GRPOTrainer. The
-    text of a completion's last message is the answer of a run without `submit`. A run that the
-    infrastructure has spoilt has no reward. Raises RolloutError, also if there is no other run."""
+    text of a completion's last message is the answer of a run without `submit`. The reward of a run
+    that the infrastructure has spoilt is None. Raises RolloutError, also if all runs are spoilt."""
     rollouts = [each.rollout for each in environments if each.rollout]
     answers = [_last_text(completion) for completion in completions]
     ended = environments[0].environments.end(rollouts, answers)

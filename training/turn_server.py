@@ -1,6 +1,6 @@
-"""Rollouts whose turns the caller supplies, such as a trainer that runs the agent loop.
+"""Rollouts whose turns come from the caller, such as a trainer that runs the agent loop itself.
 
-The proxy sends its model calls to a server in this process, which answers each one with the turn
+The proxy sends its model calls to a server in this process, which answers each call with the turn
 that the caller supplies next. The proxy runs the tool calls in a sandbox, applies its limits and
 keeps the trajectory, as with a model.
 """
@@ -36,11 +36,11 @@ not end it. JSON permits spaces before a value."""
 
 
 class TrainerRollout:
-    """A rollout whose turns the caller supplies. The methods wait for the proxy; of two threads,
-    only one may wait at a time."""
+    """A rollout whose turns the caller supplies. `prompt` and `call_tool` block until the proxy
+    responds, and must not be called by two threads at a time."""
 
     def __init__(self, run: Coroutine[Any, Any, Rollout], spoilt: Rollout) -> None:
-        """Start the run, in the server's event loop. `spoilt` is the rollout if it is cancelled."""
+        """Start the run, in the server's event loop. `spoilt` is the result of a cancelled run."""
         self._loop = asyncio.get_running_loop()
         self._spoilt = spoilt
         self._prompts = asyncio.Queue[list[Message]]()
@@ -80,8 +80,8 @@ class TrainerRollout:
 
     async def end(self, answer: str) -> Rollout:
         """Supply a last turn without a call, unless the run has ended, and return the rollout. If
-        the proxy asks for further turns, they are empty, as is the answer of a second call of
-        `end`. Raises RolloutError."""
+        the proxy asks for further turns, they are empty. A second call of `end` ignores its answer
+        and returns the same rollout. Raises RolloutError."""
         if not self._is_ending:
             self._is_ending = True
             self._turns.put_nowait({"role": "assistant", "content": answer})
@@ -131,7 +131,7 @@ class TurnServer:
     must list the server's `url` in `backend.upstreams`.
 
     The server has no authentication: every process that reaches it can read the prompts of its
-    rollouts. The proxy sends it the key of its backend.
+    rollouts. The proxy sends its API key for the backend to the server.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class TurnServer:
         self._server = uvicorn.Server(config)
 
     def __enter__(self) -> Self:
-        """Start to serve. Raises OSError if the port is in use."""
+        """Start the server. Raises OSError if the port is in use."""
         self._socket = socket.create_server(self._address)
         started = Future[None]()
         self._thread = threading.Thread(
@@ -170,7 +170,7 @@ class TurnServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Cancel the rollouts that have not ended, and stop to serve."""
+        """Cancel the rollouts that have not ended, and stop the server."""
         with suppress(RuntimeError):  # the event loop has ended
             self._loop.call_soon_threadsafe(self._cancel_rollouts)
         self._server.should_exit = True
