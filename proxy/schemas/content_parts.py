@@ -293,8 +293,8 @@ def _file_by_url(
 
 
 def media_type_to_show(part: FilePart, mime_type: str) -> str | None:
-    """Return the MIME type for showing the model a file that was fetched for a part. Return None if
-    the file is not of the part's kind (image, audio or video)."""
+    """Return the MIME type with which the model receives a file that was downloaded for a part.
+    Return None if the file is not of the part's kind (image, audio or video)."""
     if part.content_part is None or part.kind not in _URL_PARTS.values():
         return None
     if _file_kind(mime_type) != part.kind:
@@ -313,8 +313,8 @@ def replace_url(part: FilePart, url: str) -> dict[str, Any]:
 
 
 def _check_detail(value: Any, param: str) -> None:
-    """Raise BadRequestError for a `detail` that OpenAI does not know. The backend cannot refuse it,
-    because not every image is sent to the backend."""
+    """Raise BadRequestError for a `detail` that OpenAI does not know. This check cannot be left to
+    the backend, which does not receive every image."""
     detail = value.get("detail") if isinstance(value, dict) else None
     if detail is not None and detail not in _DETAIL_VALUES:
         raise BadRequestError(

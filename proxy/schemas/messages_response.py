@@ -187,8 +187,9 @@ class MessagesEncoder:
         return self._think(self._text.render(event))
 
     def _narration_as_thinking(self, event: Event) -> list[_Json]:
-        """Return the narration as thinking, and clear it, if `event` begins a step or a turn or
-        belongs to the answer. Otherwise return an empty list."""
+        """Return the narration as thinking, and clear it, if `event` begins a turn, belongs to the
+        answer or, in a message with thinking blocks, begins a step. Otherwise return an empty
+        list."""
         text = self._narration
         if not text:
             return []

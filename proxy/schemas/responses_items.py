@@ -75,7 +75,7 @@ class ReasoningItems:
     `summary`."""
 
     def __init__(self, output: OutputItems, *, has_encrypted_content: bool) -> None:
-        """`has_encrypted_content`: True if the request includes `encrypted_content`."""
+        """`has_encrypted_content` is True if the request includes `encrypted_content`."""
         self._output = output
         self._item: ItemRef | None = None
         self._text: list[str] = []
@@ -410,7 +410,7 @@ class CodeInterpreterItems(HostedToolItems):
     _code: str
 
     def __init__(self, output: OutputItems, state: AnswerState, *, with_outputs: bool) -> None:
-        """`with_outputs`: True if the request includes the outputs of the calls."""
+        """`with_outputs` is True if the request includes the outputs of the calls."""
         super().__init__(output, state)
         self._with_outputs = with_outputs
 

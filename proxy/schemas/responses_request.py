@@ -235,9 +235,9 @@ def _result_content(item: Item) -> Any:
 
 
 def _add_message(chat: ChatMessages, item: Item, path: str) -> None:
-    """Add a message. The text of a second consecutive message of the assistant, or of a second
-    system message, is added to the last message, because many chat templates refuse consecutive
-    messages of these roles."""
+    """Add a message. Consecutive messages of the assistant become one message, and so do
+    consecutive system messages that have only text: many chat templates refuse consecutive messages
+    of these roles."""
     role, content = item["role"], item["content"]
     last = _last_message(chat)
     if role == "assistant":

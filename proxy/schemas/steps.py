@@ -1,9 +1,9 @@
 """The steps of a run as clients see them, and the state of an answer that is being sent.
 
-There is one renderer for each value of `sandbox.steps`: `StepTextRenderer` renders steps as text in
+The renderers implement the values of `sandbox.steps`: `StepTextRenderer` renders steps as text in
 the reasoning (`reasoning`), `StepEventRenderer` as JSON objects of server-sent events (`events`),
-and `StepCardRenderer` as cards of Open WebUI (`items`). The encoders of all APIs use the renderers
-and an `AnswerState`.
+and `StepCardRenderer` as cards of Open WebUI (`items`, in chat completions). The encoder of each
+API uses some of the renderers and an `AnswerState`.
 """
 
 import re
@@ -180,7 +180,8 @@ class _OutputShortener:
         return "".join(map(self._show, lines))
 
     def end(self, observation: str) -> str:
-        """Return the rest of a short output, or the last lines of a long observation."""
+        """Return the rest of the output if the output is short, else the last lines of the
+        observation."""
         unfinished = [text for text in self._unfinished_lines.values() if text]
         rest = "".join([*map(self._show, unfinished), *self._withheld_lines])
         if not self._is_long:

@@ -223,7 +223,7 @@ def _user_message(task: AgentTask) -> str:
 
 def _index_of(value: Mapping[str, Any], indexes: dict[bytes, int]) -> tuple[int, bytes | None]:
     """Return the index of `value`, and its JSON text if the value is new, else None. `indexes` maps
-    the SHA-256 of each known value's JSON text to the index; a new value is added to it."""
+    the SHA-256 of each known value's JSON text to the value's index, and gets each new value."""
     text, count = encode_json(value), len(indexes)
     index = indexes.setdefault(hashlib.sha256(text).digest(), count)
     return index, text if index == count else None
@@ -307,8 +307,8 @@ class _Reader:
 
     def _move_tokens(self, line: Line) -> Line:
         """Move the captured tokens of a model call from the call's line to the token segment that
-        the line names. Return the fields `prompt_tokens`, the size of the whole prompt, and
-        `reply_tokens`, that of the reply; or no fields if no tokens were captured."""
+        the line names. Return the fields `prompt_tokens` and `reply_tokens`: the number of tokens
+        of the whole prompt, and of the reply. Return no fields if no tokens were captured."""
         if "token_segment" not in line:
             return {}
         index = line["token_segment"]
