@@ -196,7 +196,7 @@ class TimePlan:
 
 def time_plan(wall_time_s: float, deadline_s: float | None = None) -> TimePlan:
     """Return the plan for a run whose work is limited to `wall_time_s`. If the client has announced
-    a timeout of `deadline_s`, the whole run takes no longer."""
+    a timeout of `deadline_s`, the whole run is planned to end within this time."""
     if deadline_s is None:
         return TimePlan(wall_time_s, math.inf, wall_time_s, StopReason.WALL_TIME)
     answer_s = deadline_s - min(deadline_s * _MARGIN_SHARE, _MAX_MARGIN_S)
