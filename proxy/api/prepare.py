@@ -405,7 +405,7 @@ def _conversation_states(
     resume_point: ResumePoint | None,
 ) -> tuple[ResumePoint | None, SessionState | None]:
     """Return the state that the run resumes from and the state that it saves, as the request's
-    conversation determines them. Both are None if the request names no conversation."""
+    conversation or `resume_point` determines them. Both are None if the request names neither."""
     chat = named_session(headers, body)
     if resume_point and (chat is None or chat.resumes_by_messages):
         return resume_point, SessionState(resume_point.session, run_id)

@@ -1,7 +1,7 @@
 """The relay of requests to the backend, and of its responses, as bytes.
 
-The relay ends when the client disconnects, rejects URLs that the backend must not fetch, and
-charges the daily budget (see `proxy.api.daily_budget`). The routes of chat, messages,
+The relay rejects URLs that the backend must not fetch, charges the daily budget (see
+`proxy.api.daily_budget`), and ends when the client disconnects. The routes of chat, messages,
 responses and passthrough decide which requests are relayed.
 """
 
@@ -80,8 +80,8 @@ ResponseHook = Callable[[UpstreamResponse], UpstreamResponse]
 async def relay_chat(request: ModelRequest, decision: RoutingDecision) -> Response:
     """Relay a chat completion to the backend. The headers of `decision` are added to the response.
 
-    Raises BadRequestError for a private URL, and for files that a model without tools cannot read;
-    BudgetError, BackendError if the backend cannot be reached, ClientDisconnect.
+    Raises BadRequestError for a private URL and for files that a model without tools cannot read,
+    BackendError if the backend cannot be reached, BudgetError and ClientDisconnect.
     """
     await refuse_private_urls(request, request.body)
     has_files = await check_files(request, decision, request.body)
