@@ -113,10 +113,10 @@ class Database:
         scope: ColumnElement[bool],
         visible: ColumnElement[bool],
     ) -> Page[T]:
-        """Return a page of the visible rows in `scope`. Raises BadRequestError if `request.after`
-        names no row in `scope`.
+        """Return a page of the visible rows in `scope`. Raises BadRequestError if
+        `request.after_id` names no row in `scope`.
 
-        The row of `request.after` may be invisible: a client can continue after a deleted row.
+        The row of `request.after_id` may be invisible: a client can continue after a deleted row.
         """
 
         def transaction(connection: Connection) -> Page[T]:

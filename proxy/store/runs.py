@@ -216,8 +216,8 @@ class RunRepository:
         )
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete expired runs and summaries, and mark the runs of dead processes as lost. See
-        Repository."""
+        """Delete expired runs and summaries, and old publications of ended runs. Mark the runs of
+        dead processes as lost. See Repository."""
         running = select(RUNS.c.process).where(RUNS.c.status == "running").distinct()
         dead = list(filter(self._process.is_dead, connection.execute(running).scalars()))
         lost = update(RUNS).where(RUNS.c.status == "running", RUNS.c.process.in_(dead))
