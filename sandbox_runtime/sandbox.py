@@ -42,9 +42,9 @@ class OutputCap:
 class ExecResult:
     """The exit code and the output of a command.
 
-    Of a stream that exceeds the cap, `stdout` or `stderr` has the head and the tail, with a line
-    between them that says how much is left out and which file has the full output. Bytes that are
-    not UTF-8 appear as U+FFFD.
+    If a stream exceeds the cap, `stdout` or `stderr` has its head and its tail, with a line between
+    them that says how much is left out and which file has the full output. Bytes that are not UTF-8
+    appear as U+FFFD.
     """
 
     exit_code: int
@@ -156,8 +156,9 @@ class Sandbox(Protocol):
 
         A command that cannot be started has exit code 126, with the reason in `stderr`.
 
-        A command with a `command_id` runs at most once: a second call with the same id returns the
-        result of the first. Ids have letters, digits, `_` and `-`.
+        A call with a `command_id` does not start the command a second time: it attaches to the
+        command that an earlier call has started under the same id. Once the command's final result
+        has been returned, the id is free again. Ids have letters, digits, `_` and `-`.
         """
 
     async def wait(

@@ -126,8 +126,8 @@ class DockerGuest:
                 await asyncio.to_thread(self._runsc.end, self._name)
 
     async def _find_cause(self) -> str:
-        """Return why the stream has ended. Waits a little, because the engine may notice the end
-        later than the proxy."""
+        """Return why the stream has ended. Wait up to _CAUSE_WAIT_S for the engine, which may
+        notice the end later than the proxy."""
         with anyio.move_on_after(_CAUSE_WAIT_S):
             try:
                 code = await self._engine.exit_code(self._name, _EXIT_WAIT_S)

@@ -136,8 +136,8 @@ class KubernetesGuest:
 
 
 def _is_over(pod: Json | None) -> bool:
-    """Return True if the agent has ended for certain. The object of a Pod may be deleted while the
-    Pod runs on a node that is cut off."""
+    """Return True if the agent has certainly ended. A missing Pod object does not prove it: the
+    object may be deleted while the Pod runs on a node that is cut off."""
     if pod is None or not has_ended(pod):
         return False
     return pod["status"].get("phase") in ("Failed", "Succeeded") or has_stopped(pod)

@@ -1,7 +1,7 @@
 """HTTP/1: the strict parsing of request and response heads, and the relaying of one plain exchange.
 
-A request is parsed so strictly that no server can understand it differently, which would allow
-request smuggling.
+Requests are parsed strictly: a request that a server might understand differently, which would
+allow request smuggling, is denied.
 """
 
 import re

@@ -230,8 +230,8 @@ def i386_calls() -> str | None:
 
 
 def _require_x86_64(kind: str) -> None:
-    """Raise OSError on a machine without this kind of system calls, as `syscall_number` does. For a
-    NotApplicableError, a server would refuse the backend."""
+    """Raise OSError on a machine without this kind of system calls, as `syscall_number` does. After
+    a NotApplicableError, a server would refuse the backend."""
     if platform.machine() != "x86_64":
         raise OSError(errno.ENOSYS, f"{kind} system calls do not exist on {platform.machine()}")
 
