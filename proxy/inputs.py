@@ -491,8 +491,8 @@ class TextTokenCounter:
     async def token_counts(
         self, model: str, texts: Iterable[str], credentials: Credentials | None = None
     ) -> dict[str, int]:
-        """Return the token counts of the texts that are cached or counted before the timeout.
-        `credentials` are the client's own credentials for the backend."""
+        """Return the token count of each text that is cached, or counted before the timeout, by
+        text. `credentials` are the client's own credentials for the backend."""
         backend = self._model.with_credentials(credentials) if credentials else self._model
         found: dict[str, int] = {}
         unknown: dict[str, tuple[str, bytes]] = {}
