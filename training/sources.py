@@ -233,8 +233,9 @@ def _question(row: Row, fields: Mapping[str, Any]) -> Question:
 
 
 def _choice_question(row: Row, text: str, choices: Any, answer: Any) -> Question:
-    """Return a question with choices. The answer is a letter, the text of a choice, or a list of
-    them. None and an empty list mean that no choice is right."""
+    """Return a question with choices. The answer is a letter or the text of a choice, or several of
+    them, as a list or with commas between them. None and an empty list mean that no choice is
+    right. Raises TaskError."""
     letters = string.ascii_uppercase
     if not isinstance(choices, list) or not 2 <= len(choices) <= len(letters):
         raise TaskError(f"{row.location}: choices: a list of 2 to {len(letters)} texts is required")
