@@ -33,7 +33,7 @@ from evaluation.results import MODES, Mode, read_run_info
 from evaluation.statistics import Estimate
 
 MAX_MODELS = 50
-"""Maximum number of models in all directories."""
+"""Maximum number of models in all directories together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ComparedModel:
     """The results of one model in one directory."""
 
     label: str
-    """A capital letter or, after 26 of them, a number."""
+    """A letter from A to Z; a number from the 27th model on."""
     evaluation: Evaluation
     model: str
     by_domain: dict[str, Sequence[GradedResult]]

@@ -36,7 +36,7 @@ MAX_REPLY_TOKENS = 16_384
 MAX_REPLY_CHARS = 2_000
 """The number of characters at the end of a reply that judgements.jsonl keeps."""
 MAX_ATTEMPTS = 2
-"""Maximum requests for one vote. A reply without a verdict is asked for again."""
+"""Maximum requests for one vote. The judge is asked again after a reply without a verdict."""
 MAX_RETRIES = 3
 """Retries of one request after a temporary error."""
 TIMEOUT_S = 600.0

@@ -20,7 +20,7 @@ ALL_DOMAINS = "all domains"
 CAPABILITIES = ("computation", "external_resources", "file_management")
 """The paper's meta-capabilities, as the proxy names them."""
 MAX_PAUSE_SHARE = 0.1
-"""Maximum share of the time of a mode without a running request, for its speed to be measured."""
+"""Maximum share of a mode's time without a running request. Beyond it, no speed is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +278,8 @@ class ToolUse:
     """The share of turns without a submission and without a capability. It is a lower bound where
     the turns were not captured: a turn with several capabilities is subtracted once for each."""
     pattern_shares: Mapping[str, float]
-    """The share of turns that match TABLE15, over the runs that have a trajectory. In runs whose
-    turns were not captured, each matching tool call counts as a turn."""
+    """The share of turns that match TABLE15, by capability, over the runs that have a trajectory.
+    In runs whose turns were not captured, each matching tool call counts as a turn."""
     pattern_idle_share: float | None
     """The share of turns without a submission and without a pattern of TABLE15, over the runs that
     have a trajectory; None without such runs. In runs whose turns were not captured it is a lower
@@ -364,9 +364,9 @@ class Speed:
     """Answers per minute: the concurrency divided by the mean latency."""
     measured_per_minute: float | None
     """Answers per minute between the first start and the last end of all requests of the mode.
-    None for a single domain, as the requests of the domains take turns, if there was no request for
-    more than MAX_PAUSE_SHARE of that time, as between the parts of an evaluation that was
-    continued, and if the concurrency changed."""
+    None for a single domain, because the requests of the domains take turns. Also None if no
+    request ran for more than MAX_PAUSE_SHARE of that time, such as between two `sandbox-eval run`
+    of one evaluation, or if the concurrency changed."""
     p50_s: float
     p95_s: float
     pairs: Pairs

@@ -87,8 +87,8 @@ class PaperSuite:
     reference_configuration: str
     """The name of the suite's configuration in REFERENCE_DATA_SET."""
     parquet_patterns: Sequence[str] = ()
-    """Patterns for the paths if the authors' data set was converted to Parquet, as the hub and the
-    package `datasets` do it. Empty if this format does not have all that the suite needs."""
+    """Patterns for the paths of the Parquet files into which the hub or the package `datasets`
+    converts the authors' data set. Empty if these files lack something that the suite needs."""
     package: Package | None = None
     """A package that contains the data."""
     repeats: int = 1

@@ -28,7 +28,7 @@ from evaluation.trajectories import MALFORMED_ERRORS, replace_surrogates, trajec
 from evaluation.turns import with_turns
 
 PLAIN_SUFFIX = ":plain"
-"""The end of a model's name that makes the proxy send the request without a sandbox."""
+"""The suffix of a model's name with which the proxy answers without a sandbox."""
 OVERFLOW_CODE = "context_length_exceeded"
 """OpenAI's error code for a prompt that does not fit the context window. In the plain mode, the
 proxy relays the backend's error unchanged, so its code may differ."""

@@ -21,16 +21,17 @@ WINDOW_CHARS = 40_000
 window."""
 CHARS_PER_TOKEN = 4
 SYSTEM_TOKENS = 100
-"""The tokens of a system message, whatever its length: its text depends on the machine. So few that
-the proxy's estimates, whose tokens for each byte have a lower bound, do not depend on it either."""
+"""The tokens of a system message of any length, because its text depends on the machine. The number
+is so low that the proxy estimates later prompts with its minimum of tokens per byte, and these
+estimates do not depend on the text either."""
 WORKED_OUT = "1. I worked it out.\n2. I checked it."
 """The text before a right answer in prose: one word of verification, and two marks of structure."""
 CHECKING = "1. I run a program.\n2. I verify its output."
 """The text before the commands of the conduct `checks`: one word of verification, and two marks of
 structure."""
 SOLVE = "mkdir -p /testbed/output\n{{ {solution}\n}} > /testbed/output/answer.txt"
-"""A command that runs a solution. The answer is the file's content, so that it really comes from
-the command."""
+"""A command that runs a solution. The model submits the file that the command writes, so that the
+answer really comes from the command."""
 # The outputs of these commands are the same on each machine.
 STUMBLE = (
     "cat /testbed/documents/missing.txt 2> /dev/null || { echo 'There is no such file.'; false; }"
@@ -58,7 +59,7 @@ class Behaviour:
     tools: ToolConduct
     """The conduct with tools. computes: run the solution, then submit its output. stumbles: the
     same after a command that fails. installs: the same after an attempt to install a package.
-    checks: say so, run the solution and read its output in one turn, then submit. guesses: submit
+    checks: run the solution and read its output in one turn, then submit. guesses: submit
     a wrong answer at once. wanders: look around or do nothing in turns, and never submit. fails:
     the server answers with status 500."""
 

@@ -36,8 +36,8 @@ from training.leaks import normalise
 from training.rows import TaskError, TaskRow
 
 MAX_LENGTH_RATIO = 4
-"""Maximum length of an answer of the type span or free, in lengths of the right answer. A longer
-answer gets 0 instead of ROUGE-L."""
+"""Maximum length of an answer of the type span or free, as a multiple of the right answer's length.
+A longer answer gets 0 instead of ROUGE-L."""
 _LETTERS = re.compile(r"[A-Z](?:\s*(?:,|;|\band\b|\s)\s*[A-Z])*")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _LATEX_OR_DIGIT = re.compile(r"[\d\\]")

@@ -76,7 +76,7 @@ class Rollout:
     answer: str = ""
     segments: tuple[Segment, ...] = ()
     tokens_missing: str | None = None
-    """The reason for which there are no segments, if the backend sent none."""
+    """The reason why the backend sent no tokens, so that there are no segments; else None."""
     turns: int = 0
     tool_calls: int = 0
     is_hardcoded: bool = False

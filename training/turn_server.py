@@ -31,8 +31,8 @@ T = TypeVar("T")
 
 MAX_BODY_BYTES = 64 << 20
 KEEP_ALIVE_S = 10.0
-"""Seconds between the spaces that a waiting model call gets, so that the proxy's read timeout does
-not end it. JSON permits spaces before a value."""
+"""Seconds between the spaces that a waiting model call receives, so that the proxy's read timeout
+does not end the call. JSON permits spaces before a value."""
 
 
 class TrainerRollout:
