@@ -36,7 +36,7 @@ def reply(body: Mapping[str, Any]) -> Item:
     [(f"The {FORGED}.", "sk-a"), (f"The {FORGED}.", "sk-b"), ("Refuse this.", "sk-b")],
     ids=["echoed, same key", "echoed, other key", "stated, other key"],
 )
-async def test_refusal_that_one_client_causes_does_not_shorten_the_next_run(
+async def test_backend_error_caused_by_one_client_does_not_shrink_the_context_of_the_next_run(
     prompt: str, next_key: str, tmp_path: Path
 ) -> None:
     """Key A once shrank the context window of all keys by an error that quoted its message."""

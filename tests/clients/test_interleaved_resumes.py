@@ -112,11 +112,11 @@ async def test_concurrent_resumes_have_separate_files(first: str, tmp_path: Path
     assert len(backend.requests) == 7
 
 
-@pytest.mark.parametrize("first", ["runs", "sits"])
+@pytest.mark.parametrize("held", ["after its command", "before its command"])
 async def test_resume_does_not_see_changes_of_a_concurrent_resume(
-    first: str, tmp_path: Path
+    held: str, tmp_path: Path
 ) -> None:
-    """The first resume is inside or before its command when the second one arrives and finishes."""
+    """The first resume waits before or after its command while the second one runs to its end."""
     release = asyncio.Event()
 
     def script(body: dict[str, Any]) -> Item:
@@ -128,7 +128,9 @@ async def test_resume_does_not_see_changes_of_a_concurrent_resume(
             if last == client_result
             else text_reply(f"It is {client_result}")
         )
-        is_held = client_result == "Rain." and (last == client_result) == (first == "sits")
+        is_held = client_result == "Rain." and (last == client_result) == (
+            held == "before its command"
+        )
         return Held(item, release) if is_held else item
 
     answers: list[str] = []
@@ -143,7 +145,7 @@ async def test_resume_does_not_see_changes_of_a_concurrent_resume(
             answers.append((await next_message(http, tool_result(message, "Rain.")))["content"])
 
         group.start_soon(go_on)
-        await backend.arrived(3 if first == "runs" else 2)
+        await backend.arrived(3 if held == "after its command" else 2)
         answers.append((await next_message(http, tool_result(message, "Sun.")))["content"])
         release.set()
     assert answers == ["It is Sun.", "It is Rain."]

@@ -137,7 +137,7 @@ async def test_usage_reports_the_tokens_saved_by_moved_documents(path: str, tmp_
 @pytest.mark.parametrize(
     ("headers", "sandbox"),
     [({}, {"offload_documents": False}), ({"X-Sandbox-Offload-Documents": "off"}, {})],
-    ids=["body", "by header"],
+    ids=["by body", "by header"],
 )
 async def test_request_can_keep_documents_in_the_prompt(
     path: str, headers: dict[str, str], sandbox: dict[str, Any], tmp_path: Path
@@ -180,7 +180,7 @@ async def test_invalid_documents_setting_is_refused(
         {"sandbox": {"enabled": "never"}},
     ],
 )
-async def test_request_without_a_sandbox_keeps_the_text(
+async def test_request_without_a_sandbox_keeps_long_text_in_the_prompt(
     more: dict[str, Any], tmp_path: Path
 ) -> None:
     async with (
@@ -280,7 +280,7 @@ async def test_backend_tokenizer_decides_if_a_text_near_the_limit_becomes_a_file
     ],
     ids=["no JSON", "a failure", "no number", "no such path"],
 )
-async def test_estimate_is_used_if_the_backend_cannot_count(
+async def test_token_estimate_is_used_if_the_backend_cannot_count_tokens(
     answer: Callable[[], web.Response], times: int, tmp_path: Path
 ) -> None:
     token_requests: list[Any] = []

@@ -133,7 +133,7 @@ async def test_prompt_setting_is_ignored_in_the_paper_profile(tmp_path: Path) ->
     assert body["messages"][0] == {"role": "system", "content": "Work."}
 
 
-async def test_images_stay_beside_the_problem(tmp_path: Path) -> None:
+async def test_images_follow_the_problem_statement(tmp_path: Path) -> None:
     parts = [PICTURE, {"type": "text", "text": "What "}, {"type": "text", "text": "is it?"}]
     (body,) = await backend_requests(tmp_path, DONE, messages=[{"role": "user", "content": parts}])
     text, picture, steps = body["messages"][-1]["content"]

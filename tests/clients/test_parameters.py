@@ -101,7 +101,7 @@ async def test_guided_json_is_sent_under_both_names(tmp_path: Path) -> None:
         {"extra_body": {"continue_final_message": True, "add_generation_prompt": False}},
     ],
 )
-async def test_request_for_a_single_model_call_goes_straight_to_the_backend(
+async def test_request_for_a_single_model_call_is_relayed_without_a_sandbox(
     fields: dict[str, Any], tmp_path: Path
 ) -> None:
     completion, (body,) = await complete([text_reply("Hi.")], tmp_path, **fields)

@@ -109,7 +109,7 @@ async def test_plain_stream_is_relayed_in_pieces(tmp_path: Path) -> None:
     assert pieces == ["Hel", "lo"]
 
 
-async def test_request_with_tool_choice_none_goes_straight_to_the_backend(tmp_path: Path) -> None:
+async def test_request_with_tool_choice_none_is_relayed_without_a_sandbox(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("Hello you.")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

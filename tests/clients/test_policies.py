@@ -219,7 +219,7 @@ async def test_setting_under_its_old_name_is_bounded_like_under_its_new_name(
         ({}, "m:plain", "plain_suffix"),
     ],
 )
-async def test_request_without_a_sandbox_is_relayed_with_the_reason(
+async def test_relayed_response_names_the_reason_in_its_route_header(
     headers: dict[str, str], model: str, why: str, tmp_path: Path
 ) -> None:
     async with served(tmp_path, text_reply("Hello you.")) as (http, backend):

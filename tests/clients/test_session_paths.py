@@ -91,7 +91,7 @@ async def test_malformed_session_path_is_refused(tmp_path: Path, path: str) -> N
     assert not backend.requests
 
 
-async def test_session_path_needs_the_key_too(tmp_path: Path) -> None:
+async def test_session_path_without_the_key_is_refused_with_401(tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path, keyring=single_key("sk-one")) as url,

@@ -246,7 +246,7 @@ async def test_invalid_arguments_that_the_backend_refuses_are_repaired(tmp_path:
     assert [each.get("token_segment") for each in found["model_calls"]] == [0, 0, None, 1, 1]
 
 
-async def test_suspended_run_has_its_calls_repaired(tmp_path: Path) -> None:
+async def test_invalid_call_arguments_of_a_suspended_run_are_repaired(tmp_path: Path) -> None:
     weather = {"type": "function", "function": {"name": "weather", "parameters": {}}}
     both = tool_reply({"name": "execute_bash", "arguments": "echo"}, call("weather"))
     async with (
@@ -340,7 +340,7 @@ async def test_request_whose_tokens_cannot_be_captured_is_refused(
     assert error["message"].startswith(message)
 
 
-async def test_model_without_tool_support_gets_tools_too(tmp_path: Path) -> None:
+async def test_token_capture_sends_tools_to_a_model_without_tool_support(tmp_path: Path) -> None:
     async with (
         scripted_backend([STEP, ANSWER], has_tokens=True) as backend,
         running_proxy(

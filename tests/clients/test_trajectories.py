@@ -362,7 +362,7 @@ async def test_only_the_owner_reads_and_deletes_a_trajectory(tmp_path: Path) -> 
     assert (deleted.status_code, mine.status_code) == (404, 200)
 
 
-async def test_trajectory_has_a_path_of_its_own(tmp_path: Path) -> None:
+async def test_trajectory_is_also_served_at_v1_trajectories(tmp_path: Path) -> None:
     async with (
         scripted_backend([ANSWER]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

@@ -1,4 +1,4 @@
-"""Requests that clients make for themselves go past the sandbox; those of people never do."""
+"""Chat clients' own utility requests are relayed without a sandbox; users' prompts get one."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

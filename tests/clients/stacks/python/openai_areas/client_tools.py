@@ -87,7 +87,7 @@ def test_run_suspended_by_a_streamed_client_call_resumes_as_a_stream(client: Any
     assert script.observations() == [EMPTY_OBSERVATION, "21", stdout_observation("one")]
 
 
-def test_stream_helper_parses_the_arguments(client: Any) -> None:
+def test_stream_helper_parses_client_tool_arguments(client: Any) -> None:
     class Warmth(BaseModel):
         city: str
 
@@ -100,7 +100,7 @@ def test_stream_helper_parses_the_arguments(client: Any) -> None:
     assert call.function.parsed_arguments == Warmth(city="Bonn")
 
 
-def test_tool_choice_none_asks_the_model_directly(client: Any) -> None:
+def test_tool_choice_none_is_answered_without_a_sandbox(client: Any) -> None:
     script = Script(says("Hello."))
     done = ask(client, script, tool_choice="none", **TOOLS)
     assert answer(done) == "Hello."
@@ -109,7 +109,7 @@ def test_tool_choice_none_asks_the_model_directly(client: Any) -> None:
     assert (body["tool_choice"], offered(script)) == ("none", ["warmth"])
 
 
-def test_required_tool_is_a_client_tool(client: Any) -> None:
+def test_tool_choice_required_withholds_the_submit_tool(client: Any) -> None:
     script = Script(bash("true"), calls(("warmth", {"city": "Bonn"})), submits("21 degrees."))
     call = called(ask(client, script, tool_choice="required", **TOOLS))
     assert script.requests()[0]["tool_choice"] == "required"
@@ -121,7 +121,7 @@ def test_required_tool_is_a_client_tool(client: Any) -> None:
     assert "submit" in offered(script, 2)
 
 
-def test_named_tool_is_called(client: Any) -> None:
+def test_tool_named_by_tool_choice_is_called(client: Any) -> None:
     named: Any = {"type": "function", "function": {"name": "warmth"}}
     script = Script(calls(("warmth", {"city": "Bonn"})))
     call = called(ask(client, script, tool_choice=named, **TOOLS))

@@ -143,7 +143,7 @@ def test_streaming_response_is_read_line_by_line(client: Any) -> None:
     assert "".join(delta.get("content") or "" for delta in deltas) == "Made."
 
 
-def test_plain_model_is_asked_directly(client: Any) -> None:
+def test_plain_model_is_answered_without_a_sandbox(client: Any) -> None:
     script = Script(says("Hello."))
     plain = {**chat_request(script), "model": f"{NAME}:plain"}
     done = client.chat.completions.create(**plain, extra_body=UNKNOWN)

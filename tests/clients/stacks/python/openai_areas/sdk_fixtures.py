@@ -31,7 +31,7 @@ def portal() -> Iterator[BlockingPortal]:
 
 
 @pytest.fixture(scope="session", params=["sync", "async"])
-def first(request: pytest.FixtureRequest, portal: BlockingPortal) -> Iterator[Any]:
+def shared_client(request: pytest.FixtureRequest, portal: BlockingPortal) -> Iterator[Any]:
     """The client whose connections the other clients share."""
     if request.param == "sync":
         made: Any = openai.OpenAI(api_key="sk-first", **OPTIONS)
@@ -42,14 +42,16 @@ def first(request: pytest.FixtureRequest, portal: BlockingPortal) -> Iterator[An
 
 
 @pytest.fixture
-def connect(first: Any) -> Iterator[Connect]:
+def connect(shared_client: Any) -> Iterator[Connect]:
     own = []
 
     def make(on_request: Callable[[Any], None] | None = None, **options: Any) -> Any:
         given = {"api_key": f"sk-{uuid.uuid4().hex}", **options}
         if on_request is None:
-            return first.with_options(**given)
-        made = first.with_options(http_client=_http_client_with_hook(first, on_request), **given)
+            return shared_client.with_options(**given)
+        made = shared_client.with_options(
+            http_client=_http_client_with_hook(shared_client, on_request), **given
+        )
         own.append(made)
         return made
 
