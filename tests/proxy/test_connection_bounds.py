@@ -63,7 +63,9 @@ async def send_requests(server: RunningServer, count: int) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/models", "/healthy"])
-async def test_request_above_the_limit_is_refused(path: str, tmp_path: Path) -> None:
+async def test_request_above_the_connection_limit_is_refused_with_503(
+    path: str, tmp_path: Path
+) -> None:
     async with full_server(tmp_path) as (_, client):
         for content in (b"{}", b" " * (4 << 20)):
             response = await client.post(path, content=content)
@@ -76,7 +78,7 @@ async def test_request_above_the_limit_is_refused(path: str, tmp_path: Path) -> 
             assert ("type" in body) == (path == "/v1/messages")
 
 
-async def test_health_and_metrics_are_answered_above_the_limit(tmp_path: Path) -> None:
+async def test_health_and_metrics_are_answered_above_the_connection_limit(tmp_path: Path) -> None:
     async with full_server(tmp_path) as (server, client):
         assert (await client.get("/health")).json() == {"status": "ok"}
         await server.connect_in_order(HEADROOM - 1)
@@ -109,7 +111,7 @@ async def test_health_is_answered_in_the_middle_of_a_burst_of_connections(tmp_pa
     assert answer.startswith(b"HTTP/1.1 200 OK")
 
 
-async def test_request_above_the_limit_closes_the_longest_idle_connection() -> None:
+async def test_request_above_the_connection_limit_closes_the_longest_idle_connection() -> None:
     async with running_server(App(), MOST) as server:
         first, second, third = await server.connect_in_order(MOST)
         await first.send(http_request("/"))  # now it is the most recently idle one
@@ -167,7 +169,7 @@ async def test_disconnect_with_pipelined_requests_cancels_the_request_being_answ
         await app.client_left.wait()
 
 
-async def test_disconnects_with_pipelined_requests_do_not_raise_the_limit() -> None:
+async def test_disconnects_with_pipelined_requests_do_not_raise_the_connection_limit() -> None:
     app = App()
     async with running_server(app, MOST) as server:
         for _ in range(MOST):

@@ -159,7 +159,9 @@ async def test_redirect_is_followed_and_checked_like_the_first_url() -> None:
         ("http://[::1", "malformed"),
     ],
 )
-async def test_bad_redirect_is_refused(location: str, message: str) -> None:
+async def test_redirect_in_a_loop_or_to_an_invalid_url_is_refused(
+    location: str, message: str
+) -> None:
     site = Site(answer(f"Location: {location}", status="301 Moved"))
     assert message in await fetch_error(site)
 
@@ -209,7 +211,7 @@ async def test_unreachable_url_is_reported(url: str, message: str) -> None:
     assert message in await fetch_error(Site(answer()), url)
 
 
-async def test_silent_server_times_out() -> None:
+async def test_download_from_a_silent_server_times_out() -> None:
     internet = Internet()
     finished = asyncio.Event()
 

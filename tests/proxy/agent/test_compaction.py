@@ -222,7 +222,7 @@ async def test_too_long_conversation_is_summarized_from_a_transcript() -> None:
 
 
 @pytest.mark.parametrize(
-    "summary", ["", "<think>I think", "x" * 100_000], ids=["none", "thoughts", "an endless one"]
+    "summary", ["", "<think>I think", "x" * 100_000], ids=["empty", "only reasoning", "endless"]
 )
 async def test_best_answer_is_returned_if_the_model_writes_no_usable_summary(summary: str) -> None:
     write_answer = tool_reply(bash("echo 42 > output/answer.txt"))

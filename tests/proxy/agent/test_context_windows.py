@@ -152,7 +152,7 @@ async def test_changed_model_list_overrides_earlier_usage() -> None:
     assert windows.known_window("a", "m") == 2048
 
 
-async def test_number_of_learnt_model_names_is_bounded() -> None:
+async def test_number_of_models_with_learnt_windows_is_bounded() -> None:
     windows = ContextWindows()
     for number in range(MAX_LEARNT + 1):
         windows.record_refusal("a", f"m{number}", ContextSizes(2048))

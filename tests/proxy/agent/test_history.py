@@ -34,7 +34,7 @@ def make_history(*messages: dict[str, Any]) -> History:
     return history
 
 
-def test_history_does_not_modify_the_clients_list() -> None:
+def test_history_does_not_modify_the_message_list_of_the_client() -> None:
     client_messages = list(CLIENT)
     history = History(client_messages)
     history.append(tool_result("a"))

@@ -180,7 +180,7 @@ async def test_traffic_counts_toward_the_daily_budget_if_the_client_disconnects(
 
 
 @pytest.mark.parametrize("per_day", [DailyBudget(egress_mib=5), DailyBudget(tokens=10**9), None])
-async def test_idle_sandbox_has_no_traffic_under_a_daily_egress_budget(
+async def test_sandbox_traffic_between_runs_is_denied_only_under_a_daily_egress_budget(
     per_day: DailyBudget | None, tmp_path: Path
 ) -> None:
     sandboxes = MemorySandboxes()

@@ -362,7 +362,15 @@ def test_context_sizes_are_parsed_from_the_message_of_an_overflow(
         " tokens.",
         "maximum context length is \N{ARABIC-INDIC DIGIT FOUR} tokens",
     ],
-    ids=["none", "none either", "a word", "too small", "too large", "prompt fits", "other digits"],
+    ids=[
+        "no number",
+        "no number, requested model",
+        "a word",
+        "too small",
+        "too large",
+        "prompt fits",
+        "other digits",
+    ],
 )
 def test_overflow_message_without_plausible_sizes_yields_no_sizes(message: str) -> None:
     error = backend_error({"error": {"message": message}}, status=400)

@@ -156,7 +156,7 @@ async def test_fields_unknown_to_litellm_are_preserved() -> None:
     assert completion.message == {**message, "reasoning_content": "hm"}
 
 
-def test_provider_specific_fields_stay_for_other_providers() -> None:
+def test_provider_specific_fields_of_other_providers_are_kept_without_duplicates() -> None:
     signatures = {"thought_signatures": ["abc"], "citations": None}
     blocks = [{"type": "thinking", "thinking": "hm", "signature": "SIG"}]
     fields = {"role": "assistant", "content": "hi", "thinking_blocks": blocks}
@@ -240,7 +240,7 @@ async def test_error_in_a_relayed_stream_is_an_event() -> None:
 # Connections
 
 
-async def test_cancelled_stream_ends_the_backends_work() -> None:
+async def test_cancelled_stream_disconnects_from_the_backend() -> None:
     first_delta = asyncio.Event()
 
     async def on_delta(delta: ModelDelta) -> None:
@@ -256,7 +256,7 @@ async def test_cancelled_stream_ends_the_backends_work() -> None:
             await run
 
 
-async def test_closed_relayed_body_ends_the_backends_work() -> None:
+async def test_closed_relayed_body_disconnects_from_the_backend() -> None:
     held = Held(text_reply("The answer is 42."), until=asyncio.Event(), after_pieces=2)
     async with opened([held]) as (backend, model):
         relayed = await model.relay({**BODY, "stream": True}, {})

@@ -417,7 +417,7 @@ async def test_relayed_response_keeps_only_headers_for_the_client() -> None:
 
 
 @pytest.mark.parametrize("pieces_read", [0, 1])
-async def test_closed_relayed_body_ends_the_backends_work(pieces_read: int) -> None:
+async def test_closed_relayed_body_disconnects_from_the_backend(pieces_read: int) -> None:
     held = Held(text_reply("It is 42."), until=asyncio.Event(), after_pieces=1)
     async with opened([held]) as (backend, model):
         relayed = await model.relay({**BODY, "stream": True}, {})
@@ -439,7 +439,7 @@ async def test_truncated_relayed_response_is_an_error() -> None:
 # Connections
 
 
-async def test_cancelled_stream_ends_the_backends_work() -> None:
+async def test_cancelled_stream_disconnects_from_the_backend() -> None:
     held = Held(text_reply("It is 42."), until=asyncio.Event(), after_pieces=1)
     async with opened([held]) as (backend, model):
         run = asyncio.create_task(model.complete(BODY, DeltaRecorder()))
@@ -450,7 +450,7 @@ async def test_cancelled_stream_ends_the_backends_work() -> None:
             await run
 
 
-async def test_cancelled_request_ends_the_backends_work() -> None:
+async def test_cancelled_request_disconnects_from_the_backend() -> None:
     held = Held(text_reply("It is 42."), until=asyncio.Event())
     async with opened([held]) as (backend, model):
         run = asyncio.create_task(model.complete(BODY, None))
@@ -461,7 +461,7 @@ async def test_cancelled_request_ends_the_backends_work() -> None:
             await run
 
 
-async def test_exception_of_the_listener_propagates_and_ends_the_backends_work() -> None:
+async def test_exception_of_the_listener_propagates_and_disconnects_from_the_backend() -> None:
     async def refuse(delta: ModelDelta) -> None:
         raise TimeoutError("the client is too slow")
 

@@ -115,5 +115,5 @@ def test_usage_of_a_response_that_reports_none_is_estimated_by_its_text() -> Non
         (JSON, b'{"usage": {"prompt_tokens": 7}}' + b" " * (MAX_USAGE_BYTES + 1)),
     ],
 )
-def test_response_without_readable_usage_is_ignored(content_type: str, body: bytes) -> None:
+def test_usage_of_an_unreadable_response_is_empty(content_type: str, body: bytes) -> None:
     assert read(content_type, body).usage == {}

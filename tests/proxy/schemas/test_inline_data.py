@@ -73,7 +73,9 @@ def test_long_percent_encoded_data_is_decoded_in_pieces(offset: int) -> None:
     assert max(map(len, data.pieces())) < 300_000
 
 
-@pytest.mark.parametrize("encode", [base64.b64encode, base64.encodebytes], ids=["", "in lines"])
+@pytest.mark.parametrize(
+    "encode", [base64.b64encode, base64.encodebytes], ids=["in one line", "in lines"]
+)
 def test_long_base64_is_measured_and_decoded_in_pieces(encode: Callable[[bytes], bytes]) -> None:
     """At no time does memory hold more of the file than the copies of one piece."""
     written = bytes(16 << 20)

@@ -101,7 +101,7 @@ def test_process_that_could_not_renew_its_lease_because_the_server_was_down_is_a
         assert not observer.is_dead(cut_off.id)
 
 
-def test_process_that_was_found_dead_goes_on_under_a_new_id(store: Store, url: URL) -> None:
+def test_process_that_was_found_dead_continues_under_a_new_id(store: Store, url: URL) -> None:
     observer = ProcessLease(url, lease_s=0, renew_s=SLOWLY)
     lost = threading.Event()
     with released_at_end(observer), released_at_end(ProcessLease(url, renew_s=SLOWLY)) as cut_off:
@@ -115,7 +115,7 @@ def test_process_that_was_found_dead_goes_on_under_a_new_id(store: Store, url: U
         assert cut_off.id != before
 
 
-def test_row_of_a_process_that_died_long_ago_is_deleted_although_nobody_asked_for_it(
+def test_row_of_a_process_that_died_long_ago_is_deleted_without_a_lookup(
     store: Store, url: URL
 ) -> None:
     observer = ProcessLease(url, lease_s=0, renew_s=SLOWLY)

@@ -63,7 +63,7 @@ async def test_oldest_snapshots_beyond_the_quota_are_deleted(tmp_path: Path) -> 
     store.close()
 
 
-async def test_aliased_snapshots_count_once(tmp_path: Path) -> None:
+async def test_aliased_snapshots_count_once_toward_the_quota(tmp_path: Path) -> None:
     store = open_store(tmp_path, SessionSettings(quota_mib=3))
     other = SessionState(Session("me", "another chat"), "1")
     await store.workspaces.save(other, sending(os.urandom(MIB)))
