@@ -129,7 +129,7 @@ async def test_failed_file_operation_leaves_the_sandbox_usable(operation: str) -
     assert not killed
 
 
-async def test_failed_wait_says_that_the_job_is_missing() -> None:
+async def test_wait_for_an_unknown_job_raises_job_missing_error() -> None:
     outcome, killed = await run_with_report("wait", b'{"error": "unknown"}')
     assert isinstance(outcome, JobMissingError)
     assert not killed

@@ -114,7 +114,7 @@ print(socket.send_fds(near, [b"x"], [0]))
 
 @needs_root
 async def test_file_descriptors_in_flight_are_counted_per_sandbox() -> None:
-    """The kernel counts them for the host's user: beyond RLIMIT_NOFILE that user sends no more."""
+    """The kernel counts descriptors in flight per host user, up to RLIMIT_NOFILE."""
     async with (
         new_sandbox() as neighbour,
         new_sandbox() as sandbox,

@@ -237,7 +237,7 @@ async def test_process_that_floods_stderr_raises_protocol_error() -> None:
 
 @pytest.mark.parametrize("number", [1, 2], ids=["output", "diagnostics"])
 async def test_small_frames_of_the_engine_pause_their_container(number: int) -> None:
-    """Each write of the agent may be a frame of the engine: they cost time whatever is in them."""
+    """Each write of the agent may become an engine frame, which costs time whatever its size."""
     taken = bytearray()
 
     def take(data: bytes | memoryview) -> None:

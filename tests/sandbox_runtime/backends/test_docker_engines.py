@@ -28,14 +28,16 @@ def _engine_at(port: int, state_dir: Path) -> DockerBackend:
 
 
 @pytest.fixture
-async def line(tmp_path: Path) -> AsyncIterator[EngineSocketRelay]:
+async def engine_relay(tmp_path: Path) -> AsyncIterator[EngineSocketRelay]:
     await docker_backend(tmp_path).aclose()  # skips where there is no engine
     async with relay() as opened:
         yield opened
 
 
-async def test_engine_over_tcp_runs_sandboxes(line: EngineSocketRelay, tmp_path: Path) -> None:
-    backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
+async def test_engine_over_tcp_runs_sandboxes(
+    engine_relay: EngineSocketRelay, tmp_path: Path
+) -> None:
+    backend = await asyncio.to_thread(_engine_at, engine_relay.port, tmp_path)
     sandbox = await start_sandbox(backend, Isolation())
     assert await output(sandbox, "echo far away") == "far away\n"
     await sandbox.close()
@@ -43,9 +45,9 @@ async def test_engine_over_tcp_runs_sandboxes(line: EngineSocketRelay, tmp_path:
 
 
 async def test_engine_is_not_reached_through_http_proxy_variables(
-    line: EngineSocketRelay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine_relay: EngineSocketRelay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
+    backend = await asyncio.to_thread(_engine_at, engine_relay.port, tmp_path)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     sandbox = await start_sandbox(backend, Isolation())
@@ -63,8 +65,8 @@ async def test_engine_behind_tls_runs_sandboxes(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DOCKER_CERT_PATH", str(tmp_path))
     monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
-    async with relay(await _certificates(tmp_path)) as line:
-        backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
+    async with relay(await _certificates(tmp_path)) as engine_relay:
+        backend = await asyncio.to_thread(_engine_at, engine_relay.port, tmp_path)
         sandbox = await start_sandbox(backend, Isolation())
         assert await output(sandbox, "echo in secret") == "in secret\n"
         await sandbox.close()
@@ -91,9 +93,9 @@ async def test_docker_host_with_an_unknown_scheme_is_refused(tmp_path: Path) -> 
 
 
 async def test_sandbox_of_a_lost_engine_is_lost_but_can_still_be_closed(
-    line: EngineSocketRelay, tmp_path: Path
+    engine_relay: EngineSocketRelay, tmp_path: Path
 ) -> None:
-    backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
+    backend = await asyncio.to_thread(_engine_at, engine_relay.port, tmp_path)
     sandbox = await start_sandbox(backend, Isolation())
     recorder = OutputRecorder()
 
@@ -106,7 +108,7 @@ async def test_sandbox_of_a_lost_engine_is_lost_but_can_still_be_closed(
         async with anyio.create_task_group() as group:
             group.start_soon(run)
             await recorder.something.wait()
-            line.cut()
+            engine_relay.cut()
         with pytest.raises(SandboxStartError):
             await start_sandbox(backend, Isolation())
         with pytest.raises(SandboxStartError):
@@ -115,7 +117,7 @@ async def test_sandbox_of_a_lost_engine_is_lost_but_can_still_be_closed(
         await sandbox.close()
         # The container's input has ended with the connection, and so has the agent.
         await until(lambda: not names(tmp_path))
-        line.restore()
+        engine_relay.restore()
         again = await start_sandbox(backend, Isolation())
         assert await output(again, "echo healed") == "healed\n"
         await again.close()
@@ -123,25 +125,25 @@ async def test_sandbox_of_a_lost_engine_is_lost_but_can_still_be_closed(
 
 
 async def test_lost_connection_is_distinguished_from_a_stopped_engine(
-    line: EngineSocketRelay, tmp_path: Path
+    engine_relay: EngineSocketRelay, tmp_path: Path
 ) -> None:
-    backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
+    backend = await asyncio.to_thread(_engine_at, engine_relay.port, tmp_path)
     guest = await backend.start(Isolation())
     with anyio.fail_after(30):
         assert await next_output(guest)
-        line.cut()
+        engine_relay.cut()
         assert await next_output(guest) == b""
         assert guest.diagnostics().startswith("the engine closed the connection")
-        line.restore()
+        engine_relay.restore()
         await guest.kill()
     await backend.aclose()
 
 
 async def test_remote_engine_runs_all_strict_sandboxes_as_one_user(
-    line: EngineSocketRelay, tmp_path: Path
+    engine_relay: EngineSocketRelay, tmp_path: Path
 ) -> None:
-    """Whether that host gives away a range of uids cannot be seen from here."""
-    backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
+    """The proxy cannot see whether a remote host maps a range of uids for sandboxes."""
+    backend = await asyncio.to_thread(_engine_at, engine_relay.port, tmp_path)
     sandbox = await start_sandbox(backend, Isolation(level="strict"))
     assert await output(sandbox, "id -u; id -g") == "1000\n1000\n"
     await sandbox.close()
@@ -151,9 +153,9 @@ async def test_remote_engine_runs_all_strict_sandboxes_as_one_user(
 
 
 async def test_missing_block_io_limit_is_logged_once_and_sandboxes_start(
-    line: EngineSocketRelay, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    engine_relay: EngineSocketRelay, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
+    backend = await asyncio.to_thread(_engine_at, engine_relay.port, tmp_path)
     for _ in range(2):
         sandbox = await start_sandbox(backend, Isolation())
         walls = (await asyncio.to_thread(inspect, sandbox.id))["HostConfig"]
@@ -175,8 +177,8 @@ async def test_disk_is_watched_if_the_engine_rejects_a_quota(
     caplog.set_level("INFO")
     await docker_backend(tmp_path).aclose()
     fill = "for n in 1 2 3; do head -c 12M /dev/zero > $n; done; mkfifo never; cat never"
-    async with relay(change=_pretend_quota) as line:
-        backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
+    async with relay(change=_pretend_quota) as engine_relay:
+        backend = await asyncio.to_thread(_engine_at, engine_relay.port, tmp_path)
         sandbox = await start_sandbox(backend, Isolation(disk_mib=16))
         assert "the storage driver sets no disk limit" in caplog.text
         with anyio.fail_after(40), pytest.raises(SandboxLostError, match="exceeded the limit"):

@@ -165,7 +165,7 @@ async def test_sandbox_that_no_node_has_room_for_may_be_retried(admin: ClusterAd
     await backend.aclose()
 
 
-async def test_exhausted_quota_may_be_retried(admin: ClusterAdmin) -> None:
+async def test_start_refused_by_an_exhausted_quota_may_be_retried(admin: ClusterAdmin) -> None:
     await admin.apply("sandboxes.yaml", LIMITED)
     quota = {"metadata": {"name": "one-pod", "namespace": LIMITED}, "spec": {"hard": {"pods": "1"}}}
     await admin.apply_object({"apiVersion": "v1", "kind": "ResourceQuota", **quota})

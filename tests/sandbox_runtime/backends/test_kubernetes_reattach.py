@@ -160,7 +160,7 @@ async def test_end_of_a_pod_is_reported_although_the_watch_was_cut_in_a_line(
             await running
 
 
-async def test_agent_is_told_to_end_when_its_sandbox_is_closed(tmp_path: Path) -> None:
+async def test_agent_is_ended_by_close_even_if_its_pod_cannot_be_deleted(tmp_path: Path) -> None:
     async with started(tmp_path, lease_s=3600.0) as (cluster, sandbox):
         cluster.refuses_to_delete = True
         agent = cluster.pods[sandbox.id].process

@@ -153,7 +153,7 @@ async def test_paused_stream_stops_reading_the_websocket() -> None:
         assert sum(calls) == total
 
 
-async def test_too_much_standard_error_breaks_the_protocol() -> None:
+async def test_too_much_standard_error_raises_protocol_error() -> None:
     async with attached() as (stream, peer):
         receiving = asyncio.create_task(read_all(stream))
         await peer.send_bytes(b"\x02" + b"x" * (MAX_STDERR_BYTES + 1))

@@ -132,10 +132,10 @@ async def test_failed_gvisor_start_leaves_no_process(backend: DockerBackend) -> 
         await until(lambda: orphans() <= before)
 
 
-async def test_only_processes_of_dead_owners_are_swept(
+async def test_sweep_ends_only_runsc_processes_of_dead_owners(
     backend: DockerBackend, tmp_path: Path
 ) -> None:
-    """A process that is called as runsc's are stands in for what it leaves when a start fails."""
+    """A process with the name of a runsc process replaces one that a failed start leaves behind."""
     container_id = "ab" * 32
     RunscProcesses(tmp_path).record("sandbox-0123456789abcdef-0", container_id)
     sleep = f"{sys.executable} -c 'import time; time.sleep(1000)' {container_id}"
@@ -172,7 +172,7 @@ with open("/proc/1/fd/2", "wb", buffering=0) as output:
 async def test_flood_through_descriptors_of_the_agent_loses_only_its_sandbox(
     backend: DockerBackend, program: str
 ) -> None:
-    """gVisor lets all programs inside open them."""
+    """gVisor lets every program in the sandbox open the agent's descriptors."""
     hostile, sound = await start_sandbox(backend, SMALL), await start_sandbox(backend, SMALL)
     with anyio.fail_after(60), pytest.raises(SandboxLostError, match="broke the protocol"):
         await hostile.exec(

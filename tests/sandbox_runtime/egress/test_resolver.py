@@ -106,7 +106,7 @@ async def test_addresses_of_one_ip_version_do_not_wait_for_the_other(tmp_path: P
 async def test_name_that_is_denied_for_one_ip_version_is_found_in_the_other(
     denied: str, found: str, tmp_path: Path
 ) -> None:
-    """RFC 4074, section 4.2: some name servers say so of names that have addresses."""
+    """RFC 4074, section 4.2: some name servers deny that a name exists if asked for AAAA."""
     async with name_server(tmp_path, RECORDS, denied_kinds=[denied]) as (resolver, _):
         assert await resolver("both.example") == [found]
 

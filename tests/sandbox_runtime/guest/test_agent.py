@@ -52,7 +52,9 @@ def test_an_agent_answers_a_ping(agent: AgentProcess) -> None:
 
 
 def test_fifos_at_paths_of_the_agent_do_not_block_it(agent: AgentProcess) -> None:
-    """The first command finds the place in its own arguments; the numbers are those of commands."""
+    """The first command finds the agent's directory in its own arguments, and names its FIFOs after
+    the numbers of the next commands.
+    """
     place = r"tr '\0 ' '\n\n' < /proc/$$/cmdline | grep -om1 '.*/\.shell-[0-9a-f]*'"
     agent.exec(1, "one", f"cd $({place}) && mkfifo 2 3.command", shell_state="snapshot")
     assert agent.read_to_end(1)[2]["exit_code"] == 0

@@ -82,7 +82,7 @@ def test_uploaded_file_is_the_concatenation_of_its_pieces(
 def test_agent_sends_no_more_file_data_than_the_credit_of_its_host(
     agent: AgentProcess, size: int, grants: list[int]
 ) -> None:
-    """The model: so many bytes as there was credit for, and the end once there is more of it."""
+    """Expected: as many bytes as there is credit for, and the end once credit exceeds the size."""
     content, stream = _content(size), agent.new_stream()
     with tempfile.NamedTemporaryFile() as file:
         file.write(content)

@@ -103,7 +103,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def run_by(kind: str, tmp_path: Path, volumes: set[str]) -> Callable[[bytes], Backend]:
+def backend_with_agent(kind: str, tmp_path: Path, volumes: set[str]) -> Callable[[bytes], Backend]:
     """Return a function that makes a backend which starts a given program in place of the agent."""
 
     def make(program: bytes) -> Backend:
@@ -121,8 +121,8 @@ def run_by(kind: str, tmp_path: Path, volumes: set[str]) -> Callable[[bytes], Ba
 
 
 @pytest.fixture
-def hostile(run_by: Callable[[bytes], Backend]) -> Backend:
-    return run_by(AGENT)
+def hostile(backend_with_agent: Callable[[bytes], Backend]) -> Backend:
+    return backend_with_agent(AGENT)
 
 
 @pytest.fixture
@@ -258,11 +258,11 @@ async def test_cancelled_operations_that_never_end_lose_only_their_own_sandbox(
 
 @pytest.mark.parametrize("greeting", HELLOS.values(), ids=HELLOS)
 async def test_invalid_hello_fails_the_start(
-    run_by: Callable[[bytes], Backend], greeting: str
+    backend_with_agent: Callable[[bytes], Backend], greeting: str
 ) -> None:
     program = AGENT.replace(b"""'{"version": 4}'""", repr(greeting).encode())
     assert program != AGENT
-    backend = run_by(program)
+    backend = backend_with_agent(program)
     with anyio.fail_after(ENOUGH_S), pytest.raises(SandboxStartError, match="protocol"):
         await start_sandbox(backend, SMALL)
     await backend.aclose()

@@ -32,7 +32,7 @@ async def test_text_files_of_all_kinds_are_shown_with_line_numbers(name: str) ->
     assert await _view(sandbox, f"/testbed/{name}") == shown
 
 
-async def test_a_relative_path_is_taken_from_the_working_directory() -> None:
+async def test_relative_path_is_taken_from_testbed_after_a_cd() -> None:
     sandbox = MemorySandbox({"/testbed/sub/file": b"x\n"})
     await output(sandbox, "cd /tmp")
     assert await _view(sandbox, "sub/file") == "     1\tx"

@@ -39,71 +39,69 @@ class ToolSession:
 
 
 @pytest.fixture(params=["bubblewrap", "bubblewrap-python"])
-async def computer(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ToolSession]:
+async def session(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ToolSession]:
     async with open_backend(request.param, tmp_path) as sandbox:
         yield ToolSession(sandbox)
 
 
-async def test_only_files_carry_over_between_commands(computer: ToolSession) -> None:
-    assert await computer.bash("cd /tmp; export X=1; f() { :; }; touch /testbed/kept; pwd") == (
+async def test_only_files_carry_over_between_commands(session: ToolSession) -> None:
+    assert await session.bash("cd /tmp; export X=1; f() { :; }; touch /testbed/kept; pwd") == (
         "/tmp\n"
     )
-    assert await computer.bash("pwd; echo [$X]; type f >/dev/null 2>&1 || echo none; ls") == (
+    assert await session.bash("pwd; echo [$X]; type f >/dev/null 2>&1 || echo none; ls") == (
         "/testbed\n[]\nnone\ndocuments\nkept\noutput\n"
     )
 
 
-async def test_commands_run_as_arguments_of_bash_c(computer: ToolSession) -> None:
-    assert await computer.bash("echo \"$0 $# $-\"; echo 'it'\"'\"'s'") == "bash 0 hBc\nit's\n"
-    assert (await computer.bash("echo 'open")).endswith(
+async def test_commands_run_as_arguments_of_bash_c(session: ToolSession) -> None:
+    assert await session.bash("echo \"$0 $# $-\"; echo 'it'\"'\"'s'") == "bash 0 hBc\nit's\n"
+    assert (await session.bash("echo 'open")).endswith(
         "\\[STDERR]\nbash: -c: line 1: unexpected EOF while looking for matching `''\n"
     )
-    assert await computer.bash("kill -9 $$") == (
+    assert await session.bash("kill -9 $$") == (
         "Exit code: Error: Exit code 137\nExecution output of \\[execute_bash]:\n\\[STDOUT]\n"
     )
 
 
-async def test_a_command_too_long_for_an_argument_is_run(computer: ToolSession) -> None:
-    assert await computer.bash(f"echo {'x' * 200_000} | wc -c") == "200001\n"
+async def test_a_command_too_long_for_an_argument_is_run(session: ToolSession) -> None:
+    assert await session.bash(f"echo {'x' * 200_000} | wc -c") == "200001\n"
 
 
-async def test_a_command_that_takes_too_long_is_stopped(computer: ToolSession) -> None:
-    assert await computer.bash("echo begun; sleep 60", timeout_s=0.5) == (
+async def test_a_command_that_takes_too_long_is_stopped(session: ToolSession) -> None:
+    assert await session.bash("echo begun; sleep 60", timeout_s=0.5) == (
         "The command took too long to execute (>0.5s)"
     )
 
 
-async def test_pip_is_quiet_and_uses_no_mirror(computer: ToolSession) -> None:
-    assert await computer.bash(
-        "env | grep ^PIP_ | grep -v BREAK | sort; ls ~/.pip 2>/dev/null"
-    ) == (
+async def test_pip_is_quiet_and_uses_no_mirror(session: ToolSession) -> None:
+    assert await session.bash("env | grep ^PIP_ | grep -v BREAK | sort; ls ~/.pip 2>/dev/null") == (
         "PIP_DISABLE_PIP_VERSION_CHECK=1\nPIP_NO_WARN_SCRIPT_LOCATION=1\nPIP_ROOT_USER_ACTION=ignore\n"
     )
 
 
-async def test_path_argument_is_never_evaluated_by_the_shell(computer: ToolSession) -> None:
+async def test_path_argument_is_never_evaluated_by_the_shell(session: ToolSession) -> None:
     for path in ("/testbed/my file.py", "/testbed/x.py; touch pwned", "/testbed/$(touch pwned).py"):
-        assert (await computer.edit(command="create", path=path, file_text="1")).startswith(
+        assert (await session.edit(command="create", path=path, file_text="1")).startswith(
             f"File created at {path}. Here's the result"
         )
-    assert await computer.edit(command="view", path="/testbed/my file.py") == (
+    assert await session.edit(command="view", path="/testbed/my file.py") == (
         "Here's the result of running `cat -n` on /testbed/my file.py:\n     1\t1\n     2\t"
     )
-    assert (await computer.edit(command="view", path="-delete")) == "Error: Path not found: -delete"
-    assert await computer.bash("ls; find . -name pwned") == (
+    assert (await session.edit(command="view", path="-delete")) == "Error: Path not found: -delete"
+    assert await session.bash("ls; find . -name pwned") == (
         "$(touch pwned).py\ndocuments\nmy file.py\noutput\nx.py; touch pwned\n"
     )
 
 
 async def test_view_lists_directories_and_python_files_only(
-    computer: ToolSession,
+    session: ToolSession,
 ) -> None:
-    await computer.bash("mkdir -p d/e/f .h; touch d/a.py d/b.txt d/e/c.rst d/e/f/g.py .h/i.py")
-    assert await computer.edit(command="view", path="/testbed/d/b.txt") == (
+    await session.bash("mkdir -p d/e/f .h; touch d/a.py d/b.txt d/e/c.rst d/e/f/g.py .h/i.py")
+    assert await session.edit(command="view", path="/testbed/d/b.txt") == (
         "ERROR: Viewing non-Python files is disallowed for saving context. File"
         " '/testbed/d/b.txt' is not a .py or .rst file."
     )
-    heading, *names = (await computer.edit(command="view", path="/testbed/d")).splitlines()
+    heading, *names = (await session.edit(command="view", path="/testbed/d")).splitlines()
     assert heading.endswith("2 levels deep in /testbed/d, excluding hidden:")
     assert sorted(names) == [
         "/testbed/d",
@@ -114,56 +112,56 @@ async def test_view_lists_directories_and_python_files_only(
     ]
 
 
-async def test_create_makes_directories_and_overwrites(computer: ToolSession) -> None:
+async def test_create_makes_directories_and_overwrites(session: ToolSession) -> None:
     for text in ("one\n", "two\n"):
-        await computer.edit(command="create", path="/testbed/new/dir/a.py", file_text=text)
-    assert await computer.bash("cat -A new/dir/a.py") == "two$\n$\n"
+        await session.edit(command="create", path="/testbed/new/dir/a.py", file_text=text)
+    assert await session.bash("cat -A new/dir/a.py") == "two$\n$\n"
 
 
-async def test_failed_create_reports_the_reason(computer: ToolSession) -> None:
-    assert await computer.edit(command="create", path="/testbed/output", file_text="x") == (
+async def test_failed_create_reports_the_reason(session: ToolSession) -> None:
+    assert await session.edit(command="create", path="/testbed/output", file_text="x") == (
         "Error creating file: bash: line 1: /testbed/output: Is a directory\n"
     )
-    await computer.bash("touch f")
-    seen = await computer.edit(command="create", path="/testbed/f/a.py", file_text="x")
+    await session.bash("touch f")
+    seen = await session.edit(command="create", path="/testbed/f/a.py", file_text="x")
     assert seen.startswith("Error creating file: mkdir: cannot create directory")
 
 
-async def test_edit_of_a_link_changes_its_target(computer: ToolSession) -> None:
-    await computer.bash("printf 'a\\tb\\r\\n' > real.py; ln -s real.py link.py")
-    seen = await computer.edit(
+async def test_edit_of_a_link_changes_its_target(session: ToolSession) -> None:
+    await session.bash("printf 'a\\tb\\r\\n' > real.py; ln -s real.py link.py")
+    seen = await session.edit(
         command="str_replace", path="/testbed/link.py", old_str="b", new_str="c"
     )
     assert "     1\ta       c\n     2\t\n" in seen
-    assert await computer.bash("cat -A real.py; readlink link.py") == "a       c$\n$\nreal.py\n"
+    assert await session.bash("cat -A real.py; readlink link.py") == "a       c$\n$\nreal.py\n"
 
 
-async def test_an_edit_keeps_bytes_that_are_not_utf_8(computer: ToolSession) -> None:
-    await computer.bash("printf '\\377 a' > a.py")
-    seen = await computer.edit(command="insert", path="/testbed/a.py", insert_line=1, new_str="b")
+async def test_an_edit_keeps_bytes_that_are_not_utf_8(session: ToolSession) -> None:
+    await session.bash("printf '\\377 a' > a.py")
+    seen = await session.edit(command="insert", path="/testbed/a.py", insert_line=1, new_str="b")
     assert "     1\t\N{REPLACEMENT CHARACTER} a\n     2\tb\n" in seen
-    assert await computer.bash("od -An -c a.py") == " 377       a  \\n   b  \\n\n"
+    assert await session.bash("od -An -c a.py") == " 377       a  \\n   b  \\n\n"
 
 
-async def test_edit_of_a_missing_file_creates_no_file(computer: ToolSession) -> None:
+async def test_edit_of_a_missing_file_creates_no_file(session: ToolSession) -> None:
     insertion = {"command": "insert", "path": "/testbed/no.py", "insert_line": 0, "new_str": "x"}
-    assert await computer.edit(**insertion) == "Error: Could not read file /testbed/no.py"
+    assert await session.edit(**insertion) == "Error: Could not read file /testbed/no.py"
     replacement = {"command": "str_replace", "path": "/testbed/no.py", "old_str": "a"}
-    assert await computer.edit(**replacement, new_str="b") == (
+    assert await session.edit(**replacement, new_str="b") == (
         "Error: No occurrences of old_str found in /testbed/no.py for replacement."
     )
-    assert await computer.bash("ls") == "documents\noutput\n"
+    assert await session.bash("ls") == "documents\noutput\n"
 
 
-async def test_file_larger_than_a_program_argument_is_written(computer: ToolSession) -> None:
-    await computer.edit(command="create", path="/testbed/a.py", file_text="x" * 300_000)
-    assert await computer.bash("wc -c < a.py") == "300001\n"
+async def test_file_larger_than_a_program_argument_is_written(session: ToolSession) -> None:
+    await session.edit(command="create", path="/testbed/a.py", file_text="x" * 300_000)
+    assert await session.bash("wc -c < a.py") == "300001\n"
 
 
 async def test_non_object_arguments_give_the_error_of_the_reference(
-    computer: ToolSession,
+    session: ToolSession,
 ) -> None:
-    editor, bash, submit = await computer.run_all("ls")
+    editor, bash, submit = await session.run_all("ls")
     assert editor.text == EDITED
     assert bash.text == "Exit code: 0\nExecution output of \\[execute_bash]:\n"
     assert (submit.text, submit.finished) == ("<<< Finished >>>", True)
@@ -171,23 +169,23 @@ async def test_non_object_arguments_give_the_error_of_the_reference(
 
 
 async def test_missing_and_wrong_arguments_are_explained_to_the_model(
-    computer: ToolSession,
+    session: ToolSession,
 ) -> None:
-    editor, bash, _ = await computer.run_all({})
+    editor, bash, _ = await session.run_all({})
     assert editor.text == f"{EDITED}Error: command and path are required."
     assert bash.text == "Error: No command provided."
-    assert await computer.edit(command="frob", path="/x") == "Unknown command: frob"
-    assert "'command' must be a string, not an array" in await computer.bash(["ls"])
-    wrong = await computer.edit(command="insert", path="/x", insert_line="first", new_str="x")
+    assert await session.edit(command="frob", path="/x") == "Unknown command: frob"
+    assert "'command' must be a string, not an array" in await session.bash(["ls"])
+    wrong = await session.edit(command="insert", path="/x", insert_line="first", new_str="x")
     assert "'insert_line' must be an integer" in wrong
-    assert "NUL" in await computer.edit(command="view", path="a\0b")
-    assert "surrogate" in await computer.edit(command="create", path="/x", file_text="\ud800")
+    assert "NUL" in await session.edit(command="view", path="a\0b")
+    assert "surrogate" in await session.edit(command="create", path="/x", file_text="\ud800")
 
 
 async def test_submit_accepts_an_answer_outside_its_schema(
-    computer: ToolSession,
+    session: ToolSession,
 ) -> None:
-    *_, submit = await computer.run_all({"answer": "42"})
+    *_, submit = await session.run_all({"answer": "42"})
     assert (submit.text, submit.answer) == ("<<< Finished >>>", "42")
-    *_, submit = await computer.run_all({"answer": 42})
+    *_, submit = await session.run_all({"answer": 42})
     assert submit.answer is None
