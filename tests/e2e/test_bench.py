@@ -21,7 +21,7 @@ async def test_bench_part_owner_measures_the_sandboxes_of_a_killed_process() -> 
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
-def test_clients_of_two_servers_get_their_answers_and_nothing_is_left() -> None:
+def test_bench_of_replicas_loses_no_answer_and_leaves_nothing() -> None:
     if find_programs() is None:
         if os.environ.get("REQUIRE_POSTGRESQL"):
             pytest.fail("Debian's package postgresql is missing")

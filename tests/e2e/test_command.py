@@ -112,7 +112,7 @@ async def test_shown_configuration_contains_no_secret(tmp_path: Path) -> None:
     assert b"ter2" not in shown.stdout
 
 
-async def test_schema_accepts_the_default_configuration(tmp_path: Path) -> None:
+async def test_config_schema_accepts_the_default_configuration(tmp_path: Path) -> None:
     done = await run(tmp_path, "config", "schema")
     assert (done.returncode, done.stderr) == (0, b"")
     schema = json.loads(done.stdout)
@@ -292,7 +292,7 @@ async def test_demo_answers_and_writes_its_files(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["demo-output"]
 
 
-async def test_demo_with_a_question_of_its_own_needs_a_model(tmp_path: Path) -> None:
+async def test_demo_with_a_given_question_needs_a_backend_and_a_model(tmp_path: Path) -> None:
     line = await error_line(tmp_path, "demo", "What is 6 * 7?")
     assert "--backend-url" in line
     assert "--model" in line

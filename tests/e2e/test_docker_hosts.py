@@ -92,7 +92,7 @@ async def test_gc_sweeps_each_engine(engine: Engine, tmp_path: Path) -> None:
     assert NOWHERE.encode() in done.stderr
 
 
-async def test_run_goes_on_at_another_engine_when_its_engine_is_lost(
+async def test_run_continues_at_another_engine_when_its_engine_is_lost(
     engine: Engine, tmp_path: Path
 ) -> None:
     release = asyncio.Event()
