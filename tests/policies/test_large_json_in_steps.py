@@ -106,7 +106,7 @@ def test_sorted_json_encoding_in_steps_equals_the_encoding_in_one_step() -> None
 
 @pytest.mark.parametrize("unit", [b"x", b"\\u00e9", "\u20ac".encode(), b"\\ud83d\\ude00"])
 def test_long_json_string_is_decoded_and_encoded_in_many_steps(unit: bytes) -> None:
-    """The longest step is a piece; a string of 16 MiB was one step, which stalled the server."""
+    """No step handles more than a piece. As one step, a string of 16 MiB stalled the server."""
     written = b'{"text": "' + unit * (16 * MIB // len(unit)) + b'"}'
     decoded, steps = finish(decode_in_steps(written, MARK))
     assert decoded.value == json.loads(written)
@@ -129,7 +129,7 @@ def test_length_of_names_in_json_objects_is_limited() -> None:
         finish(decode_in_steps(b'{"' + b"k" * MAX_STRUCTURE_BYTES + b'":1}', MARK))
 
 
-def test_characters_and_items_are_counted() -> None:
+def test_count_chars_counts_string_characters_and_a_constant_for_each_list_item() -> None:
     assert count_chars({"name": {"x": "de"}, "y": "f", "z": 1}) == 3
     assert count_chars(["abc", 1, None]) == 3 + 3 * CHARS_PER_VALUE
 
@@ -145,7 +145,7 @@ def test_non_finite_number_beside_a_long_string_is_encoded_as_null() -> None:
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
-def test_non_finite_number_is_refused(number: str) -> None:
+def test_non_finite_number_in_decoded_json_is_refused(number: str) -> None:
     with pytest.raises(ValueError, match="not valid in JSON"):
         finish(decode_in_steps(f"[[{number}]]".encode(), MARK))
 
