@@ -150,7 +150,7 @@ async def test_viewer_says_that_the_results_have_no_turns(tmp_path: Path) -> Non
     assert sum("The results do not have the turns" in text for text in page.texts) == 1
 
 
-async def test_long_text_is_shortened_with_a_mark(tmp_path: Path) -> None:
+async def test_html_report_shortens_a_long_text_with_a_mark(tmp_path: Path) -> None:
     answer = "x" * 30_000
     write(tmp_path / "output", sums(tmp_path / "data"), [(plain("sum/0", answer), None)])
     await report(tmp_path / "output")
@@ -159,7 +159,7 @@ async def test_long_text_is_shortened_with_a_mark(tmp_path: Path) -> None:
     assert "1 texts longer than 20,000 characters are shortened" in html
 
 
-async def test_large_report_has_its_samples_on_pages(tmp_path: Path) -> None:
+async def test_large_html_report_has_its_samples_on_separate_pages(tmp_path: Path) -> None:
     suite, output = sums(tmp_path / "data", 20), tmp_path / "output"
     # Each answer is the only text of its sample that is shortened.
     results = [with_sandbox(each.id, "y" * 20_001) for each in suite.samples]

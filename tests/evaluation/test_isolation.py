@@ -43,14 +43,14 @@ def script(folder: Path, text: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def test_script_without_a_guard_gets_rewards_and_runs_once(tmp_path: Path) -> None:
+def test_script_without_a_main_guard_gets_rewards_and_runs_once(tmp_path: Path) -> None:
     (tmp_path / "own_rewards.py").write_text(OWN_REWARDS, "utf-8")
     with script(tmp_path, SCRIPT_WITHOUT_GUARD, "0.5") as started:
         output = started.communicate(timeout=TIMEOUT_S)
     assert (started.returncode, *output) == (0, "begun\n1.0\n0.5\n", "")
 
 
-def test_function_of_the_main_script_is_not_found(tmp_path: Path) -> None:
+def test_grading_function_of_the_main_script_is_not_found(tmp_path: Path) -> None:
     text = """
 from evaluation.isolation import GraderError, run_isolated
 
@@ -77,7 +77,7 @@ def grade():
 """
 
 
-def test_server_and_its_gradings_end_when_the_caller_is_killed(tmp_path: Path) -> None:
+def test_grading_server_and_its_gradings_end_when_the_caller_is_killed(tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text(ENDLESS_GRADING, "utf-8")
     text = "import endless, evaluation.isolation as i; i.run_isolated(endless.grade, timeout_s=600)"
     with script(tmp_path, text) as started:
