@@ -134,7 +134,7 @@ async def test_limit_of_turns_ends_the_run(tmp_path: Path) -> None:
     assert found == [0.0]
 
 
-async def test_training_without_a_proxy_ends(tmp_path: Path) -> None:
+async def test_training_without_a_reachable_proxy_raises_rollout_error(tmp_path: Path) -> None:
     client = RolloutClient(f"http://127.0.0.1:{free_port()}/v1", "none", score=exact)
     with SandboxEnvironments(client, [task("port-1")], port=free_port()) as made:
         environment = await started(made)
@@ -145,7 +145,7 @@ async def test_training_without_a_proxy_ends(tmp_path: Path) -> None:
             await in_thread(made.prompts)
 
 
-async def test_server_that_the_proxy_does_not_allow_is_an_error(tmp_path: Path) -> None:
+async def test_turn_server_that_the_proxy_does_not_allow_is_an_error(tmp_path: Path) -> None:
     async with environments(tmp_path, is_listed=False) as (_, made):
         with pytest.raises(RolloutError, match=r"sandbox\.upstream"):
             await started(made)
@@ -204,7 +204,7 @@ async def test_repeated_model_call_gets_the_same_turn() -> None:
         assert await ending == SPOILT
 
 
-async def test_cancelled_rollout_is_spoilt(tmp_path: Path) -> None:
+async def test_cancelled_rollout_yields_no_observation_and_no_reward(tmp_path: Path) -> None:
     async with environments(tmp_path) as (_, made):
         environment = await started(made)
         rollout = environment.rollout
@@ -237,7 +237,7 @@ async def test_rollouts_of_a_task_are_a_group_in_each_batch(tmp_path: Path) -> N
         (b'{"messages": []}', (404, "There is no such rollout.")),
     ],
 )
-async def test_server_refuses_what_is_no_model_call_of_a_rollout(
+async def test_turn_server_refuses_a_request_that_is_no_model_call_of_a_rollout(
     body: bytes, error: tuple[int, str], tmp_path: Path
 ) -> None:
     async with environments(tmp_path) as (http, made):
@@ -247,7 +247,7 @@ async def test_server_refuses_what_is_no_model_call_of_a_rollout(
     assert (answered.status_code, answered.json()["error"]["message"]) == error
 
 
-async def test_server_whose_client_is_wrong_does_not_start() -> None:
+async def test_turn_server_with_an_invalid_api_key_does_not_start() -> None:
     client = RolloutClient("http://127.0.0.1:1/v1", "none", api_key="schlüssel\u2028")
     with pytest.raises(UnicodeEncodeError):
         await in_thread(SandboxEnvironments(client, [], port=free_port()).__enter__)

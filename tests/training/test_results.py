@@ -26,12 +26,12 @@ def results(trained: list[float], control: list[float], **changes: Any) -> dict[
     return {"trainings": [asdict(first), asdict(second)]}
 
 
-def test_reward_that_rises_beside_a_control_that_does_not_has_no_fault() -> None:
+def test_rising_reward_beside_a_flat_control_has_no_fault() -> None:
     found = results(LEARNS, STAYS)
     assert [*learning_faults(found), *training_faults(found)] == []
 
 
-def test_training_that_ends_as_it_began_is_a_fault() -> None:
+def test_training_whose_reward_rises_too_little_is_a_fault() -> None:
     # A high reward in the middle does not count.
     (fault,) = learning_faults(results([0.2, 0.9, 0.9, *[0.5] * 5], STAYS))
     assert fault == (

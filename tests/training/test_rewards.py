@@ -201,7 +201,7 @@ def test_custom_reward_function_that_does_not_exist_is_an_error(
 # The command
 
 
-def test_command_prints_a_reward_for_each_attempt(
+def test_reward_command_prints_a_reward_for_each_attempt(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = build("20", "synthetic", tmp_path / "tasks")

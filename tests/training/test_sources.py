@@ -301,7 +301,7 @@ def test_error_names_the_fault_of_a_malformed_directory_in_one_line(
     assert (message.count("\n"), fault in message) == (1, True), message
 
 
-def test_count_of_synthetic_contexts_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_count_of_synthetic_contexts_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["tasks", "build", "many", "--kind", "synthetic", "--out", "out", "--seed", "0"]
     assert main(arguments) == 1
     assert "the source is a number of contexts from 1 to 200000" in capsys.readouterr().err

@@ -178,7 +178,7 @@ def test_another_seed_gives_other_tasks_and_the_same_split(tmp_path: Path) -> No
     assert splits[0] == splits[1]
 
 
-def test_earlier_set_in_the_directory_is_replaced(tmp_path: Path) -> None:
+def test_build_replaces_an_earlier_set_of_tasks_in_its_directory(tmp_path: Path) -> None:
     build("30", "synthetic", tmp_path / "out", "--val-fraction", "0.5")
     assert (tmp_path / "out/val.jsonl").exists()
     build("3", "synthetic", tmp_path / "out")
@@ -291,7 +291,7 @@ def test_document_with_the_answer_is_no_distractor(mode: str, tmp_path: Path) ->
     assert "A boat with two masts and a keel." not in found
 
 
-def test_number_is_found_as_a_whole_word_only(tmp_path: Path) -> None:
+def test_answer_that_is_a_number_is_found_as_a_whole_word_only(tmp_path: Path) -> None:
     rows = [
         {"context": "It has 12 piers.", "tasks": [{"q": "How many piers?", "a": "12"}]},
         {"context": "Built in 1912.", "tasks": []},
