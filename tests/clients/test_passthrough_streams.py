@@ -72,7 +72,7 @@ async def test_relayed_answer_is_sent_in_pieces(kind: str, tmp_path: Path) -> No
     assert answer.headers["content-type"] == kind
 
 
-async def test_both_directions_are_relayed_concurrently(tmp_path: Path) -> None:
+async def test_request_and_response_bodies_are_relayed_concurrently(tmp_path: Path) -> None:
     answered = asyncio.Event()
 
     async def echo(request: web.Request) -> web.StreamResponse:

@@ -116,6 +116,6 @@ async def test_keep_warm_continues_if_the_backend_closes_its_connections() -> No
 
 
 @pytest.mark.parametrize("value", [0, 0.5, 3601])
-def test_keep_alive_setting_has_bounds(value: float) -> None:
+def test_keep_alive_setting_out_of_bounds_is_refused(value: float) -> None:
     with pytest.raises(ConfigError, match=r"backend\.keep_alive_s"):
         parse({"backend": {"keep_alive_s": value}}, "c.yaml")
