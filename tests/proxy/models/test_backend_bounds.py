@@ -60,7 +60,7 @@ async def rejection(item: Item, *, is_streamed: bool = True) -> str:
     return raised.value.message
 
 
-async def test_endless_line_is_rejected() -> None:
+async def test_endless_line_of_a_backend_stream_is_rejected() -> None:
     """Without the limit, such a line made the proxy use 18.9 GB."""
     endless = Endless(b"data: ", b"x" * MIB, 1 << 10)
     message = await rejection(Frames(endless))

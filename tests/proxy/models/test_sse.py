@@ -46,7 +46,7 @@ def test_last_event_of_a_stream_needs_no_empty_line() -> None:
     assert decoded(b"data: one\n\ndata: [DONE]\n") == [b"one", b"[DONE]"]
 
 
-def test_unfinished_line_is_ignored() -> None:
+def test_unfinished_line_at_the_end_of_a_stream_is_ignored() -> None:
     assert decoded(b'data: one\n\ndata: {"choi') == [b"one"]
 
 

@@ -271,7 +271,7 @@ def test_parameter_value_that_some_backend_accepts_is_not_refused(body: dict[str
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_non_finite_number_in_decoded_json_is_refused(value: float) -> None:
+def test_non_finite_parameter_value_is_refused(value: float) -> None:
     with pytest.raises(BadRequestError) as raised:
         check_parameters({"temperature": value})
     assert raised.value.param == "temperature"

@@ -130,7 +130,9 @@ async def test_stream_belongs_to_its_owner_and_is_deleted_with_its_response(
         assert await store.responses.frames(MINE, id) == "anew"
 
 
-async def test_stream_counts_toward_the_quota(store: Store, clock: ManualClock) -> None:
+async def test_recorded_stream_of_a_response_counts_toward_the_quota(
+    store: Store, clock: ManualClock
+) -> None:
     for id in ("resp_1", "resp_2"):
         await begin(store, id)
         done = {"status": "completed", "output": []}
