@@ -34,7 +34,7 @@ async def test_a_number_may_be_the_answer(given: object, text: str) -> None:
 
 
 @pytest.mark.parametrize("given", [["ü", 1], {"x": None}])
-async def test_object_as_answer_is_refused(given: object) -> None:
+async def test_answer_that_is_an_object_or_array_is_refused(given: object) -> None:
     observation = await _submit({"answer": given})
     assert (observation.finished, observation.answer) == (False, None)
     assert "answer" in observation.text
