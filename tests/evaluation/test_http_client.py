@@ -36,7 +36,7 @@ def client(url: str, timeout_s: float = 60.0) -> HTTPClient:
     return HTTPClient(url, "sk-one", timeout_s)
 
 
-async def test_request_and_response_pass_unchanged() -> None:
+async def test_http_client_passes_request_and_response_unchanged() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"POST /v1/a%20b?c=%2F HTTP/1.1\r\n")
@@ -102,7 +102,7 @@ async def test_error_has_the_code_message_and_headers_of_the_server_response(
     assert raised.value.headers.get("retry-after") == "7"
 
 
-async def test_redirection_is_not_followed() -> None:
+async def test_http_client_does_not_follow_a_redirection() -> None:
     async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 307 There\r\nLocation: /there\r\nContent-Length: 0\r\n\r\n")
