@@ -134,7 +134,7 @@ async def test_signature_of_another_file_is_refused(tmp_path: Path) -> None:
     assert (answer.status_code, answer.json()) == (401, DENIED)
 
 
-async def test_link_expires_before_its_file(tmp_path: Path) -> None:
+async def test_signed_link_expires_before_its_file(tmp_path: Path) -> None:
     clock, began = ManualClock(), time.time()
     store = open_store(tmp_path, now=lambda: began + clock.time())
     limits = ArtifactLimits(retention_hours=1)

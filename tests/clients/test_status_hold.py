@@ -226,7 +226,7 @@ async def test_status_is_sent_before_the_read_timeout_of_the_client(tmp_path: Pa
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_disconnect_before_the_status_ends_the_run(path: str, tmp_path: Path) -> None:
+async def test_disconnect_before_the_status_is_sent_ends_the_run(path: str, tmp_path: Path) -> None:
     async with (
         scripted_backend([never_answered()]) as backend,
         running_proxy(
@@ -299,7 +299,7 @@ async def test_request_whose_choices_are_refused_gets_the_status_of_the_first_ch
     assert (answer.status_code, answer.json()["error"]["message"]) == (404, "no such model")
 
 
-async def test_deadline_before_the_status_is_a_504(tmp_path: Path) -> None:
+async def test_deadline_missed_before_the_status_is_sent_is_a_504(tmp_path: Path) -> None:
     async with (
         scripted_backend(lambda _: never_answered()) as backend,
         running_proxy(

@@ -148,7 +148,7 @@ async def test_prompt_that_cannot_be_tokenized_again_has_no_tokens(
     assert found["token_segments"] == []
 
 
-async def test_steps_are_streamed_while_the_run_continues(tmp_path: Path) -> None:
+async def test_steps_of_a_token_capture_run_are_streamed_while_it_continues(tmp_path: Path) -> None:
     shown = asyncio.Event()
     body = {**BODY, "stream": True, **CAPTURE}
     async with (
@@ -197,7 +197,7 @@ BROKEN = tool_reply({"name": "execute_bash", "arguments": '{"command": "ec'}, co
 
 
 @pytest.mark.parametrize("style", ["default", "reference"])
-async def test_reply_with_invalid_arguments_is_repeated_unchanged(
+async def test_reply_with_invalid_arguments_is_sent_back_to_the_model_unchanged(
     tmp_path: Path, style: Any
 ) -> None:
     agent = AgentSettings(capture_tokens=True, style=style)
@@ -372,7 +372,7 @@ async def test_empty_reply_is_kept_and_the_next_call_still_has_the_tools(tmp_pat
     assert len(found["token_segments"]) == 1
 
 
-async def test_long_history_ends_the_run_instead_of_a_compaction(tmp_path: Path) -> None:
+async def test_long_history_ends_a_token_capture_run_without_compaction(tmp_path: Path) -> None:
     long = tool_reply(call("execute_bash", command="seq 4000"))
     usage = {"prompt_tokens": 3000, "completion_tokens": 10, "total_tokens": 3010}
     full = Refusal(400, "This model's maximum context length is 4096 tokens.")

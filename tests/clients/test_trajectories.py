@@ -296,7 +296,7 @@ async def test_run_without_capture_has_no_trajectory(tmp_path: Path) -> None:
     assert error_code(unknown) == (404, "not_found")
 
 
-async def test_unknown_capture_is_refused(tmp_path: Path) -> None:
+async def test_unknown_value_of_capture_is_refused(tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

@@ -21,7 +21,7 @@ async def listed(http: httpx.AsyncClient, **params: Any) -> Any:
     return found.json()
 
 
-async def test_list_has_pages_and_no_deleted_trajectory(tmp_path: Path) -> None:
+async def test_trajectory_list_has_pages_and_no_deleted_trajectory(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("One.")] * 4) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -51,7 +51,7 @@ async def test_list_has_pages_and_no_deleted_trajectory(tmp_path: Path) -> None:
     assert unknown.status_code == 400
 
 
-async def test_list_has_no_trajectory_of_another_key(tmp_path: Path) -> None:
+async def test_trajectory_list_has_no_trajectory_of_another_key(tmp_path: Path) -> None:
     other = {"Authorization": "Bearer other"}
     async with (
         scripted_backend([text_reply("One.")] * 2) as backend,
