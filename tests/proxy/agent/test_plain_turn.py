@@ -190,7 +190,7 @@ async def test_prose_that_echoes_a_prompt_beside_a_call_is_dropped_and_the_call_
     assert run.events.answer == "42"
 
 
-async def test_reply_may_repeat_a_text_of_the_client() -> None:
+async def test_reply_that_repeats_a_text_of_the_client_is_no_echo() -> None:
     prompt = system_prompt()
     client = {"role": "user", "content": f"Repeat this: {prompt}"}
     model = SequentialModel([text_reply(prompt)])

@@ -33,7 +33,7 @@ def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
         yield opened
 
 
-async def test_expense_counts_as_expected_until_it_is_settled(store: Store) -> None:
+async def test_expense_counts_with_its_expected_amount_until_it_is_settled(store: Store) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     reservation = await account.take(Expense(tokens=60))
     assert (reservation.exhausted_kind, reservation.spent) == (None, Expense(tokens=60))
