@@ -299,7 +299,7 @@ async def test_undo_does_not_go_back_beyond_an_edit_that_was_too_large_to_rememb
     assert "is undone" in await session.do("undo_edit", "/testbed/other")
 
 
-async def test_history_forgets_the_oldest_versions_beyond_eight_mebibytes() -> None:
+async def test_undo_history_forgets_the_oldest_versions_beyond_eight_mebibytes() -> None:
     paths = [f"/testbed/{number}" for number in range(3)]
     session = EditorSession(dict.fromkeys(paths, b"old" + b"x" * (3 << 20)))
     for path in paths:
