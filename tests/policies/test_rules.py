@@ -80,7 +80,7 @@ def test_rule_name_that_cannot_be_a_metric_label_is_refused(name: str) -> None:
         Rule(name, "command", "a", "deny")
 
 
-def test_patterns_are_matched_in_linear_time_and_on_any_text() -> None:
+def test_rule_patterns_are_matched_in_linear_time_and_on_any_text() -> None:
     rule = Rule("slow", "command", r"(?:a+)+(?:a+)+(?:a+)+b", "deny")
     rules = RuleSet((rule,))
     assert rules.first_match("command", "a" * 200_000) is None

@@ -78,5 +78,5 @@ def test_reasoning_with_an_outcome_line_contains_steps(
     "reasoning",
     ["", "Let me see.", "$ ls", "[1.5]", "it took [0.3 s] or so", "[exit 0]", "[1, 2, 3 lines]"],
 )
-def test_reasoning_without_steps_contains_no_steps(reasoning: str) -> None:
+def test_reasoning_without_an_outcome_line_contains_no_steps(reasoning: str) -> None:
     assert not contains_steps(reasoning)
