@@ -86,7 +86,7 @@ def test_long_text_keeps_its_ends_and_says_how_much_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("size", "kept"), [(10, MAX_STEPS), (MAX_TEXT_CHARS, MAX_STEPS_CHARS // MAX_TEXT_CHARS)]
 )
-def test_steps_beyond_the_bounds_are_counted(size: int, kept: int) -> None:
+def test_trajectory_steps_beyond_the_bounds_are_left_out_and_counted(size: int, kept: int) -> None:
     events = [event for step in range(MAX_STEPS + 5) for event in call(step, {}, "a" * size)]
     found = trajectory_of(RESULT, completion(events))
     assert (len(found.steps), found.steps_left_out) == (kept, MAX_STEPS + 5 - kept)
@@ -114,7 +114,9 @@ def test_result_has_the_trajectory_of_its_own_attempt_and_of_no_earlier_one(tmp_
     assert trajectories.of(other) is None
 
 
-def test_unfinished_line_is_ignored_and_removed_by_the_next_run(tmp_path: Path) -> None:
+def test_unfinished_line_of_a_trajectory_file_is_ignored_and_removed_by_the_next_run(
+    tmp_path: Path,
+) -> None:
     output, suite = tmp_path / "output", sums(tmp_path / "data")
     write(output, suite, [(RESULT, trajectory(RESULT, "ls"))])
     path = output / TRAJECTORIES_FILE

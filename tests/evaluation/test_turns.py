@@ -280,7 +280,7 @@ async def test_answer_whose_turns_are_lost_with_the_proxy_is_an_infra_error(tmp_
     [(MAX_TURNS + 5, "short", MAX_TURNS), (60, "x" * MAX_TEXT_CHARS, 50)],
     ids=["many turns", "long turns"],
 )
-async def test_turns_beyond_the_bounds_are_counted(
+async def test_turns_beyond_the_bounds_are_left_out_and_counted(
     turns: int, text: str, kept_turns: int, tmp_path: Path
 ) -> None:
     trajectory = await captured(tmp_path, web.json_response(native(turns, text)))
