@@ -18,12 +18,12 @@ PROGRAMS = [
 ]
 
 
-def test_page_has_a_program_for_each_adapter() -> None:
+def test_training_manual_has_a_program_for_each_adapter() -> None:
     assert ["rollout_func=" in each for each in PROGRAMS] == [True, False]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_program_reads_its_tasks_and_makes_a_client(
+def test_program_of_the_training_manual_reads_its_tasks_and_makes_a_client(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["--kind", "synthetic", "--out", "tasks", "--seed", "7"]
