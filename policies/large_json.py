@@ -242,8 +242,9 @@ def encode_in_steps(
     integers of more than 64 bits, begin with the random string `mark`. Raises TypeError for a value
     that JSON cannot represent."""
     replaced: list[str | int] = []
-    outline = yield from _with_placeholders(value, mark, replaced)
-    first, *others = encode(outline).split(f'"{mark}'.encode())
+    outline = encode((yield from _with_placeholders(value, mark, replaced)))
+    first, *others = outline.split(f'"{mark}'.encode())
+    del outline
     yield
     encoded, last_step = bytearray(first), 0
     for other in others:

@@ -1,9 +1,11 @@
-"""Decode and encode large JSON on the event loop, which runs other tasks between the steps."""
+"""Decode and encode large JSON on the event loop, which runs other tasks between the steps. If
+several large values are handled at the same time, they take turns, one step each."""
 
 import asyncio
 import secrets
 from collections.abc import Callable
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from policies.json_bounds import encode_json
 from policies.large_json import Decoded, Steps, count_chars, decode_in_steps, encode_in_steps
@@ -14,6 +16,10 @@ milliseconds."""
 _MARK_BYTES = 12
 
 T = TypeVar("T")
+
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+"""By event loop, the lock that a step holds. It passes from step to step in the order of the
+requests, and the event loop runs other tasks in between."""
 
 
 def is_large(value: Any) -> bool:
@@ -45,10 +51,12 @@ async def call(function: Callable[[Any], T], value: Any) -> T:
 
 
 async def _run(steps: Steps[T]) -> T:
+    turn = _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
     while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        await asyncio.sleep(0)
+        async with turn:
+            try:
+                next(steps)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            await asyncio.sleep(0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import unquote, unquote_to_bytes
+from urllib.parse import unquote
 
 from policies.file_names import UNKNOWN_TYPE, guess_mime_type, normalize_mime_type
 from policies.workspace import Kind, Message, text_digest
@@ -17,10 +17,14 @@ from proxy.schemas.validation import array, missing_error, text
 # Inline data: data URLs and bare base64, decoded in pieces
 
 _PIECE_CHARS = 1 << 18
+_ESCAPED_PIECE_CHARS = 1 << 16
+"""Length of a piece of percent-encoded data. Decoding one takes up to 15 ms."""
 _MAX_HEAD_CHARS = 500
 _SPACE = b" \t\r\n"
 _ALPHABET = (string.ascii_letters + string.digits + "+/").encode()
 _NOT_BASE64 = "it has characters that are not of base64"
+_LITERAL_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+"""A percent sign that does not begin an escape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +77,10 @@ class InlineData:
     def _unquoted_pieces(self) -> Iterator[bytes]:
         start = self.start
         while start < len(self.text):
-            end = start + _PIECE_CHARS
+            end = start + _ESCAPED_PIECE_CHARS
             if end < len(self.text) and (escape := self.text.rfind("%", end - 2, end)) >= 0:
                 end = escape
-            yield unquote_to_bytes(self.text[start:end])
+            yield _unquoted(self.text[start:end].encode())
             start = end
 
     def _slices(self) -> Iterator[bytes]:
@@ -85,6 +89,13 @@ class InlineData:
                 yield self.text[start : start + _PIECE_CHARS].encode("ascii")
             except UnicodeEncodeError as error:
                 raise ValueError(_NOT_BASE64) from error
+
+
+def _unquoted(text: bytes) -> bytes:
+    """Return the bytes that percent-encoded text stands for, as `urllib.parse.unquote_to_bytes`
+    does, which takes ten times as long: quoted-printable differs only in its escape character."""
+    only_escapes = _LITERAL_PERCENT.sub(b"%25", text).replace(b"=", b"%3D")
+    return binascii.a2b_qp(only_escapes.replace(b"%", b"="))
 
 
 def parse_data_url(url: str) -> InlineData:

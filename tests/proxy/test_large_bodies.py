@@ -1,21 +1,25 @@
 """Large bodies that arrive at the same time: the event loop runs between their decodings."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.requests import Request
 from starlette.types import Scope
 
+from policies.json_bounds import encode_json
 from policies.large_json import PIECE_SIZE
+from proxy import stepwise
 from proxy.api.dependencies import SLOW_BYTES, decode_body, set_client_credentials, set_services
 from proxy.body_memory import BodyMemory
 from proxy.errors import BadRequestError
 from proxy.keys import Key
 from proxy.models.scripted import ScriptedModel
+from proxy.stepwise import LARGE_CHARS
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import make_services
 
@@ -96,3 +100,29 @@ async def test_large_body_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     for encoding in ("utf-16", "utf-16-le", "utf-32"):
         with pytest.raises(BadRequestError, match="must be in UTF-8"):
             await decode_body(Request(scope), body.encode(encoding))
+
+
+async def test_large_values_that_are_encoded_at_the_same_time_take_turns() -> None:
+    """No pass of the event loop has a step of two of them."""
+    encoded_in: dict[int, set[int]] = {}
+    current = 0
+
+    async def count_passes() -> None:
+        nonlocal current
+        while True:
+            current += 1
+            await asyncio.sleep(0)
+
+    def encoder(number: int) -> Callable[[Any], bytes]:
+        def encode_and_note(value: Any) -> bytes:
+            encoded_in.setdefault(current, set()).add(number)
+            return encode_json(value)
+
+        return encode_and_note
+
+    counting = asyncio.create_task(count_passes())
+    value = {"text": "x" * (LARGE_CHARS + 1)}
+    encoded = await asyncio.gather(*(stepwise.encode(value, encoder(n)) for n in range(3)))
+    counting.cancel()
+    assert [bytes(each) for each in encoded] == [encode_json(value)] * 3
+    assert all(len(numbers) == 1 for numbers in encoded_in.values())

@@ -4,8 +4,11 @@ import base64
 import random
 import tracemalloc
 from collections.abc import Callable
+from urllib.parse import unquote_to_bytes
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.schemas.content_parts import InlineData, parse_data_url
 
@@ -62,6 +65,18 @@ def test_data_url_is_decoded(url: str, mime_type: str, written: bytes) -> None:
 def test_data_url_without_data_is_refused() -> None:
     with pytest.raises(ValueError, match="no comma"):
         parse_data_url("data:text/csv;base64")
+
+
+@given(st.text(st.sampled_from("%%%=A41fF\n\r\t _zé\0")) | st.text())
+def test_percent_encoded_data_is_decoded_as_by_the_standard_library(text: str) -> None:
+    data = InlineData(text, 0, "", is_base64=False)
+    try:
+        expected = unquote_to_bytes(text)
+    except UnicodeEncodeError:
+        with pytest.raises(ValueError, match="surrogates"):
+            data.measure()
+    else:
+        assert content(data) == expected
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2])
