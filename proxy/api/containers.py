@@ -133,9 +133,9 @@ async def retrieve_container(
     return _container_object(request, services, container)
 
 
-@router.delete("/v1/containers/{container_id}", responses=errors(404))
+@router.delete("/v1/containers/{container_id}", responses=errors(404, 409))
 async def delete_container(services: ServicesDep, owner: Owner, container_id: str) -> Deleted:
-    """Delete a container with its files, and cancel its runs."""
+    """Delete a container with its files. The runs in the container are cancelled first."""
     await services.runs.cancel_in_container(owner, container_id)
     had_files = await services.workspaces.discard(Session(owner, container_id))
     if not (await services.store.containers.delete(owner, container_id) or had_files):

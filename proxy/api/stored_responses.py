@@ -97,17 +97,22 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
     return JSONResponse(await current_response(request, stored_response))
 
 
-@router.delete(PATH, response_model=Deleted, responses=errors(404, "4XX"))
+@router.delete(PATH, response_model=Deleted, responses=errors(404, 409, "4XX"))
 @with_upstream_fallback
 async def delete_response(request: Request, response_id: str) -> Response:
-    """Delete a response. Deleting a background response cancels its run."""
+    """Delete a response. The run of a background response is cancelled first."""
     stored_response = await get_stored_response(request, response_id)
-    await get_services(request).store.responses.delete(get_owner(request), response_id)
-    run = run_of(request, response_id)
-    if run and stored_response.record["background"]:
-        run.cancel("the response was deleted")
-        await run.wait_until_ended()
-    await get_services(request).runs.forget(get_owner(request), run_id(response_id))
+    owner, runs = get_owner(request), get_services(request).runs
+    if stored_response.record["background"]:
+        if run := run_of(request, response_id):
+            run.cancel("the response was deleted")
+            await run.wait_until_ended()
+        elif await is_running(request, stored_response):
+            await runs.cancel_elsewhere(
+                run_id(response_id), partial(_process_until_stored, request, response_id)
+            )
+    await get_services(request).store.responses.delete(owner, response_id)
+    await runs.forget(owner, run_id(response_id))
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -419,6 +424,14 @@ async def _process_of(request: Request, response_id: str) -> str | None:
     """Return the id of the process in which the response's run is in progress, or None."""
     response = await get_stored_response(request, response_id)
     return response.worker if await is_running(request, response) else None
+
+
+async def _process_until_stored(request: Request, response_id: str) -> str | None:
+    """Return the id of the process in which the response's run is in progress, or has ended but its
+    outcome is not stored yet, or None. `RunManager.forget` deletes only a stored outcome."""
+    owner, runs = get_owner(request), get_services(request).runs
+    process_id = await _process_of(request, response_id)
+    return process_id or await runs.process_of(owner, run_id(response_id))
 
 
 async def _conversation_context(request: Request, conversation_id: str) -> PreviousContext:

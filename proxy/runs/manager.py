@@ -33,7 +33,7 @@ from proxy.errors import (
 )
 from proxy.metrics import Metrics
 from proxy.models.tool_support import ToolVerdicts
-from proxy.runs.archive import RunArchive
+from proxy.runs.archive import POLL_S, SUMMARIZE_EVERY_S, RunArchive
 from proxy.runs.event_log import Record
 from proxy.runs.exchange import RunExchange
 from proxy.runs.run import RequestIdentity, Run, RunMetadata, Subscriber
@@ -50,6 +50,8 @@ GRACE_S = 10.0
 close the connection and retry 0.5 to 8 s later."""
 KEEP_S = 600.0
 """Seconds for which a result is stored for retries."""
+STORED_WITHIN_S = 2 * SUMMARIZE_EVERY_S
+"""Seconds for which a run that has ended may still be stored as running."""
 MAX_REMEMBERED_FAILURES = 1024
 SERVER_STOPS = "the server stops"
 PROCESS_LOST = "other servers have found this one dead"
@@ -257,9 +259,14 @@ class RunManager:
         """Cancel a run of another process and wait for its end. `find_process` returns the id of
         the process while the run is running, then None. Raises RunElsewhereError if the other
         process does not react or cannot be reached."""
-        if self._exchange is None:
-            raise RunElsewhereError
-        await self._exchange.cancel(run_id, find_process)
+        if self._exchange:
+            await self._exchange.cancel(run_id, find_process)
+            return
+        with anyio.move_on_after(STORED_WITHIN_S):
+            while await find_process():  # noqa: ASYNC110 - another process ends the run
+                await anyio.sleep(POLL_S)
+            return
+        raise RunElsewhereError
 
     def follow_frames(
         self, run_id: str, find_process: Callable[[], Awaitable[str | None]]
@@ -276,7 +283,9 @@ class RunManager:
         return await self._repository.process_of(owner, run_id)
 
     async def cancel_in_container(self, owner: str, container_id: str) -> None:
-        """Cancel the owner's runs in a container that is being deleted, and wait for their end."""
+        """Cancel the owner's runs in a container that is being deleted, and wait for their end.
+        Raises RunElsewhereError if another process has such a run and does not react or cannot be
+        reached."""
         running = [
             run
             for run in self._running_runs()
@@ -286,6 +295,8 @@ class RunManager:
             run.cancel("its container was deleted")
         for run in running:
             await run.wait_until_ended()
+        for run_id in await self._repository.running_elsewhere(owner, container_id):
+            await self.cancel_elsewhere(run_id, partial(self.process_of, owner, run_id))
 
     async def stop(self, timeout_s: float = 0) -> None:
         """Wait up to `timeout_s` seconds for the runs to end. Then cancel the runs that have not

@@ -153,6 +153,26 @@ class RunRepository:
 
         return await self._database.read(transaction)
 
+    async def running_elsewhere(self, owner: str, container_id: str) -> set[str]:
+        """Return the ids of the owner's runs in a container that are running in other living
+        processes."""
+
+        def transaction(connection: Connection) -> set[str]:
+            running = set[str]()
+            for table in (RUNS, RUN_SUMMARIES):
+                query = select(table.c.id, table.c.process).where(
+                    table.c.owner == owner,
+                    table.c.container_id == container_id,
+                    table.c.status == "running",
+                    table.c.process != self._process.id,
+                )
+                for run_id, process_id in connection.execute(query):
+                    if not self._process.is_dead(process_id):
+                        running.add(run_id)
+            return running
+
+        return await self._database.read(transaction)
+
     async def publish(
         self, publication_id: str, content: str, *, is_first: bool, is_last: bool
     ) -> None:

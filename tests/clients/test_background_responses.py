@@ -200,6 +200,21 @@ async def test_response_of_a_killed_process_has_failed(tmp_path: Path) -> None:
     assert found.error.code == "server_error"
 
 
+async def test_response_in_progress_at_another_process_is_not_deleted(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([text_reply("42.")]) as backend,
+        responses_client(backend, tmp_path) as mine,
+    ):
+        made = await create_response(mine, "How many?")
+        with closing(open_store(tmp_path)) as store:
+            elsewhere = await store_in_progress_response(store, made)
+            error = await api_error(mine.responses.delete(elsewhere))
+            assert (error.status_code, error.code) == (409, "run_elsewhere")
+            assert (await mine.responses.retrieve(elsewhere)).status == "in_progress"
+        await mine.responses.delete(elsewhere)
+        assert (await api_error(mine.responses.retrieve(elsewhere))).status_code == 404
+
+
 async def test_events_replay_from_any_position_after_a_restart(tmp_path: Path) -> None:
     cut_off = Held(text_reply("It is, I think."), asyncio.Event(), after_pieces=3)
     never = Held(text_reply(NEVER), asyncio.Event())

@@ -15,6 +15,7 @@ from sqlalchemy import URL
 from policies.artifacts import ArtifactLimits
 from proxy.files import FileStore
 from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.schemas.responses_response import run_id
 from proxy.store.store import Store
 from tests.clients.chat_http import BODY, PATH, answer_text, http_client, post_chat
 from tests.fakes.backend import Held, ScriptedBackend, scripted_backend
@@ -94,12 +95,50 @@ async def test_run_is_cancelled_at_another_server(database: URL, tmp_path: Path)
         begun = asyncio.create_task(post_chat(first, DETACHED))
         await backend.arrived(1)
         listed = await second.get("/v1/runs/none")
-        run_id = await run_of_key(second, begun)
-        cancelled = await second.delete(f"/v1/runs/{run_id}")
+        cancelled = await second.delete(f"/v1/runs/{await run_of_key(second, begun)}")
         answered = await begun
     assert listed.status_code == 404
     assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
     assert (answered.status_code, answered.json()["error"]["code"]) == (409, "run_cancelled")
+
+
+async def test_deleting_a_response_cancels_its_run_at_another_server(
+    database: URL, tmp_path: Path
+) -> None:
+    held = Held(text_reply("Never said."), asyncio.Event())
+    async with (
+        scripted_backend([held]) as backend,
+        two_servers(backend, database, tmp_path) as (first, second),
+    ):
+        path = await begin_background_response(first)
+        seen = await backend.arrived(1)
+        deleted = await second.delete(path)
+        await seen.gone.wait()
+        found = [await client.get(path) for client in (first, second)]
+        run = await first.get(f"/v1/runs/{run_id(path.rpartition('/')[2])}")
+    assert (deleted.status_code, deleted.json()["deleted"]) == (200, True)
+    assert [each.status_code for each in found] == [404, 404]
+    assert run.json()["status"] == "cancelled"
+
+
+async def test_deleting_a_container_cancels_its_run_at_another_server(
+    database: URL, tmp_path: Path
+) -> None:
+    held = Held(text_reply("Never said."), asyncio.Event())
+    async with (
+        scripted_backend([STEP, text_reply("It is 42."), held]) as backend,
+        two_servers(backend, database, tmp_path) as (first, second),
+    ):
+        session = {"X-Sandbox-Session": "mine"}
+        container = (await post_chat(first, session)).headers["x-sandbox-container"]
+        begun = asyncio.create_task(post_chat(first, {**session, **KEY}))
+        await backend.arrived(3)
+        deleted = await second.delete(f"/v1/containers/{container}")
+        answered = await begun
+        found = [await client.get(f"/v1/containers/{container}") for client in (first, second)]
+    assert (deleted.status_code, deleted.json()["deleted"]) == (200, True)
+    assert (answered.status_code, answered.json()["error"]["code"]) == (409, "run_cancelled")
+    assert [each.status_code for each in found] == [404, 404]
 
 
 async def run_of_key(client: httpx.AsyncClient, begun: "asyncio.Task[httpx.Response]") -> str:

@@ -251,6 +251,32 @@ async def test_concurrent_processes_leave_no_response_in_progress(
     assert (len(ids), len(backend.requests), at_work) == (1, 1, [])
 
 
+@sqlite_only  # with PostgreSQL the other process cancels the run: see test_replicas
+async def test_container_with_a_run_of_another_process_is_not_deleted(tmp_path: Path) -> None:
+    release = asyncio.Event()
+    async with (
+        scripted_backend([Held(text_reply("42"), release)]) as backend,
+        running_proxy(backend, "memory", tmp_path) as one,
+        running_proxy(backend, "memory", tmp_path) as other,
+        http_client(one) as first_client,
+        http_client(other) as second_client,
+    ):
+        headers = {**KEY, "X-Sandbox-Session": "mine"}
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as group:
+                requests = ConcurrentRequests(first_client, group)
+                requests.begin(headers)
+                await backend.arrived(1)
+                listed = (await second_client.get("/v1/containers")).json()["data"]
+                (path,) = [f"/v1/containers/{each['id']}" for each in listed]
+                refused = await second_client.delete(path)
+                release.set()
+            deleted = await second_client.delete(path)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "run_elsewhere")
+    assert answer_text(requests.responses[0]) == "42"
+    assert deleted.json()["deleted"] is True
+
+
 @sqlite_only
 async def test_request_that_waits_for_another_process_may_be_retried_after_the_run_is_cancelled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
