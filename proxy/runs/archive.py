@@ -12,7 +12,7 @@ import anyio
 
 from proxy.agent.events import Emit
 from proxy.agent.result import Result
-from proxy.errors import IdempotencyError, RunLostError
+from proxy.errors import IdempotencyError, RunLostError, StoreUnavailableError
 from proxy.runs.event_log import Record
 from proxy.runs.exchange import RunExchange
 from proxy.runs.run import RequestIdentity, Run, RunMetadata
@@ -89,6 +89,13 @@ class RunArchive:
                 await self._repository.summarize(
                     partial(_stored_summaries, [each for _, each in waiting])
                 )
+            except StoreUnavailableError as error:
+                log.warning(
+                    "the summaries of %d runs cannot be stored yet: %s", len(waiting), error
+                )
+                if self._closing_event.is_set():
+                    return
+                continue
             except Exception:
                 log.exception("the summaries of %d runs cannot be stored", len(waiting))
             for run_id, each in waiting:

@@ -20,6 +20,7 @@ from proxy.store.store import Store
 from tests.clients.chat_http import BODY, PATH, answer_text, http_client, post_chat
 from tests.fakes.backend import Held, ScriptedBackend, scripted_backend
 from tests.fakes.server import running_proxy
+from tests.fakes.waiting import until
 from tests.postgresql import PostgresqlServer, new_database, server_for_tests
 
 KEY = {"Idempotency-Key": "order-1"}
@@ -166,6 +167,32 @@ async def test_server_without_its_database_is_alive_but_not_ready(
     assert (ready.status_code, again.status_code) == (200, 200)
     assert [each.status_code for each in down] == [200, 503, 200]
     assert down[1].json()["error"]["code"] == "store_unavailable"
+
+
+async def test_end_of_a_run_is_known_once_the_database_is_back(
+    server: PostgresqlServer, database: URL, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    release = asyncio.Event()
+    async with (
+        scripted_backend([Held(text_reply("It is 42."), release)]) as backend,
+        two_servers(backend, database, tmp_path) as (first, second),
+    ):
+        async with first.stream("POST", PATH, json={**BODY, "stream": True}) as answer:
+            path = f"/v1/runs/{answer.headers['x-sandbox-run']}"
+            known = await second.get(path)
+            while known.status_code == 404:
+                known = await second.get(path)
+            await asyncio.to_thread(server.stop)
+            try:
+                release.set()
+                streamed = (await answer.aread()).decode()
+                await until(lambda: "summaries of 1 runs cannot be stored" in caplog.text)
+            finally:
+                await asyncio.to_thread(server.start)
+        ended = await second.delete(path)
+    assert "It is 42." in streamed
+    assert known.json()["status"] == "running"
+    assert (ended.status_code, ended.json()["status"]) == (200, "completed")
 
 
 async def test_answer_of_a_run_is_replayed_by_another_server(database: URL, tmp_path: Path) -> None:
