@@ -46,7 +46,8 @@ class ContainerRepository:
         self, owner: str, new_container: NewContainer, container_id: str | None = None
     ) -> Container:
         """Create a container and return it. If a live container has the same id, return the live
-        container instead; an expired container with the same id is replaced."""
+        container instead; an expired container with the same id is replaced, and its files are
+        deleted."""
         container = Container(
             id=container_id or new_id(owner, uuid.uuid4().hex),
             name=new_container.name,
@@ -57,15 +58,19 @@ class ContainerRepository:
             last_active_at=int(self._now()),
         )
 
-        def transaction(connection: Connection) -> Container:
+        def transaction(connection: Connection) -> tuple[Container, Collection[str]]:
             same = CONTAINERS.c.id == container.id
-            connection.execute(delete(CONTAINERS).where(same, ~_is_live(self._now())))
+            expired = delete(CONTAINERS).where(same, ~_is_live(self._now()))
+            is_replaced = connection.execute(expired).rowcount > 0
             if row := connection.execute(select(CONTAINERS).where(same)).mappings().one_or_none():
-                return _container(row)
+                return _container(row), ()
             connection.execute(insert(CONTAINERS), {"owner": owner, **_row_values(container)})
-            return container
+            blobs = self._delete_files(connection, container.id) if is_replaced else ()
+            return container, blobs
 
-        return await self._database.write(transaction)
+        created, blobs = await self._database.write(transaction)
+        await self._blobs.remove(list(blobs))
+        return created
 
     async def use(self, owner: str, container_id: str) -> Container | None:
         """Postpone the expiry of the owner's container and return the container, or None."""
@@ -91,16 +96,10 @@ class ContainerRepository:
         """Delete a container and its files. Return False if there is no such container."""
         now = int(self._now())
         container = update(CONTAINERS).where(_is_container(container_id, owner, now))
-        files = (
-            update(CONTAINER_FILES)
-            .where(CONTAINER_FILES.c.container_id == container_id, _FILE_NOT_DELETED)
-            .values(deleted_at=now)
-            .returning(CONTAINER_FILES.c.blob)
-        )
 
         def transaction(connection: Connection) -> Collection[str] | None:
             found = connection.execute(container.values(deleted_at=now)).rowcount
-            return connection.execute(files).scalars().all() if found else None
+            return self._delete_files(connection, container_id) if found else None
 
         blobs = await self._database.write(transaction)
         await self._blobs.remove(list(blobs or ()))
@@ -136,6 +135,16 @@ class ContainerRepository:
                 CONTAINER_FILES.c.blob == blob, _FILE_NOT_DELETED
             )
             connection.execute(missing.values(deleted_at=now))
+
+    def _delete_files(self, connection: Connection, container_id: str) -> Collection[str]:
+        """Mark all files of a container as deleted. Return the names of their blobs."""
+        files = (
+            update(CONTAINER_FILES)
+            .where(CONTAINER_FILES.c.container_id == container_id, _FILE_NOT_DELETED)
+            .values(deleted_at=int(self._now()))
+            .returning(CONTAINER_FILES.c.blob)
+        )
+        return connection.execute(files).scalars().all()
 
 
 class ContainerFileRepository:

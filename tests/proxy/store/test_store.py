@@ -121,6 +121,23 @@ async def test_use_of_a_container_postpones_its_expiry(store: Store, clock: Manu
     assert await store.containers.use(OWNER, container.id) is None
 
 
+async def test_expired_container_is_replaced_without_its_files(
+    store: Store, clock: ManualClock, tmp_path: Path
+) -> None:
+    container = await store.containers.create(OWNER, NewContainer("mine", minutes=20))
+    put = {"filename": "a", "mime_type": "text/plain", "quota": 100}
+    await store.container_files.put(OWNER, container.id, await store_blob(store, b"old"), **put)
+    clock.advance(20 * 60 + 1)
+    await store.containers.create(OWNER, NewContainer("mine", minutes=20), container.id)
+    assert await store.container_files.all(container.id, OWNER, None) == []
+    assert contents(tmp_path) == []
+    await store.container_files.put(OWNER, container.id, await store_blob(store, b"new"), **put)
+    await store.containers.create(OWNER, NewContainer("mine", minutes=20), container.id)
+    found = await store.container_files.all(container.id, OWNER, None)
+    assert found is not None
+    assert [file.bytes for file in found] == [3]
+
+
 async def test_concurrent_uploads_never_exceed_the_quota(store: Store) -> None:
     refused = 0
 
