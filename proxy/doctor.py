@@ -335,13 +335,15 @@ async def _sandbox_checks(backend: Backend, isolation: Isolation) -> list[Check]
     in its image."""
     try:
         sandbox = await start_sandbox(backend, isolation)
-        result = await sandbox.exec("echo $((6 * 7)); id -u; uname -sr", timeout_s=10)
-        files = await _file_check(sandbox)
-        image = await image_checks(sandbox)
-        terminals = await terminal_check(sandbox)
+        try:
+            result = await sandbox.exec("echo $((6 * 7)); id -u; uname -sr", timeout_s=10)
+            files = await _file_check(sandbox)
+            image = await image_checks(sandbox)
+            terminals = await terminal_check(sandbox)
+        finally:
+            await sandbox.close()
     except SandboxError as error:
         return [Check(f"{backend.name} sandbox", False, str(error))]
-    await sandbox.close()
     works = result.stdout.startswith("42\n")
     output = " ".join((result.stdout + result.stderr).split())
     return [Check(f"{backend.name} sandbox", works, output), files, terminals, *image]

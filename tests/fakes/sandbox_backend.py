@@ -78,8 +78,8 @@ class FakeGuest:
 
     async def drain(self) -> None:
         await self._backend.pause()
-        if self not in self._backend.alive:
-            raise BrokenPipeError("it is dead")
+        if self._backend.input_is_closed or self not in self._backend.alive:
+            raise BrokenPipeError("its input is closed")
 
     def write_control(self, data: bytes) -> None:
         self.write(data)
@@ -119,6 +119,8 @@ class FakeSandboxBackend:
         self.closed = False
         self.greets = True
         self.limits_are_fixed = False
+        self.input_is_closed = False
+        """True if writes to the guests fail."""
         self.parallel_starts = 4
         self.may_start = opened()
         self.may_end = opened()
