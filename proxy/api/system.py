@@ -228,7 +228,11 @@ def _capability_fields(services: Services, profiles: Sequence[str]) -> dict[str,
     isolation = asdict(profile.isolation)
     egress = isolation.pop("network")
     return {
-        "steps": {"default": services.steps, "profiles": list(STEPS_MODES)},
+        "steps": {
+            "default": services.steps,
+            "modes": list(STEPS_MODES),
+            "profiles": list(STEPS_MODES),  # deprecated
+        },
         "tools": [tool.name for tool in services.runs.agent.make_tools(profile)],
         "limits": asdict(profile.limits),
         "isolation": isolation,

@@ -33,7 +33,8 @@ async def test_capabilities_list_limits_endpoints_and_features(tmp_path: Path) -
     answer = await get(model, "/v1/capabilities", tmp_path, steps="off")
     capabilities = answer.json()
     endpoints = capabilities.pop("endpoints")
-    profiles = capabilities["steps"].pop("profiles")
+    modes = capabilities["steps"].pop("modes")
+    assert capabilities["steps"].pop("profiles") == modes
     isolation = asdict(Isolation())
     del isolation["network"]
     assert capabilities == {
@@ -52,7 +53,7 @@ async def test_capabilities_list_limits_endpoints_and_features(tmp_path: Path) -
         "profile": "default",
         "features": {"plain_suffix": ":plain", "passthrough": False},
     }
-    assert {"off", "reasoning"} <= set(profiles)
+    assert {"off", "reasoning"} <= set(modes)
     assert {"POST /v1/chat/completions", "GET /v1/models/{model:path}"} <= set(endpoints)
 
 
