@@ -204,7 +204,7 @@ class Pool:
     async def aclose(self) -> None:
         """Refuse all waiters, end idle sandboxes, and wait until leased ones have ended."""
         for waiter in self._queue.clear():
-            waiter.fail(self._refusal_error("the pool is closed"))
+            waiter.fail(self._refusal_error(waiter, "the pool is closed"))
         await self._lifecycle.aclose()
 
     # Called by leases
@@ -282,7 +282,7 @@ class Pool:
                     is_prepared = await self._prepare(waiter, entry)
         except TimeoutError:
             self._release(waiter)
-            raise self._refusal_error(f"no sandbox came free in {wait_s:g} s") from None
+            raise self._refusal_error(waiter, f"no sandbox came free in {wait_s:g} s") from None
         if self._on_acquired:
             self._on_acquired(assigned - began_at, self._clock.time() - began_at)
         return entry.sandbox
@@ -330,7 +330,7 @@ class Pool:
         if not why:
             return None
         self._queue.remove(refused)
-        error = self._refusal_error(why)
+        error = self._refusal_error(refused, why)
         if refused is waiter:
             return error
         refused.fail(error)
@@ -346,10 +346,11 @@ class Pool:
         owner, _ = counts.most_common(1)[0]
         return [waiter for waiter in queue if waiter.owner == owner][-1]
 
-    def _refusal_error(self, why: str) -> NoFreeSandboxError:
+    def _refusal_error(self, refused: Waiter, why: str) -> NoFreeSandboxError:
         self._registry.counts["refused"] += 1
+        needed = Load(1, refused.isolation.memory_mib)
         after_s = retry_after_s(
-            has_room=fits(self._settings, self._registry.load + Load(1)),
+            has_room=fits(self._settings, self._registry.load + needed),
             waiting_ahead=len(self._queue),
             leased_count=self._registry.count_in(EntryState.LEASED),
             start_s=self._lifecycle.start_s,

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from policies.pool import PoolSettings
-from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.errors import NoFreeSandboxError, SandboxStartError
+from sandbox_runtime.pool.pool import INITIAL_LEASE_S
 from tests.fakes.sandbox_backend import FakeSandboxBackend
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.pool.leaseholder import Leaseholder
@@ -130,6 +131,17 @@ async def test_sandbox_larger_than_the_budget_is_refused_at_once() -> None:
         with pytest.raises(SandboxStartError, match="600 MiB is beyond the budget of 500 MiB"):
             async with fixture.pool.lease(replace(SMALL, memory_mib=600)):
                 pass
+
+
+async def test_retry_time_without_memory_for_the_sandbox_is_that_of_a_lease() -> None:
+    settings = PoolSettings(min_ready=0, memory_budget_mib=500, queue_size=0)
+    large, medium = (replace(SMALL, memory_mib=memory_mib) for memory_mib in (400, 200))
+    async with fake_pool(settings) as fixture, fixture.pool.lease(large) as lease:
+        await lease.sandbox()
+        with pytest.raises(NoFreeSandboxError) as refusal:
+            async with fixture.pool.lease(medium):
+                pass
+    assert refusal.value.retry_after_s == INITIAL_LEASE_S
 
 
 async def test_unneeded_idle_sandbox_makes_room_for_another_isolation() -> None:
