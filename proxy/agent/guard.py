@@ -142,6 +142,9 @@ class EgressWatch:
         self._open_connections.clear()
         if count := self._failure_throttle.take_suppressed():
             self._log(_failure_summary(count))
+        for name, (throttle, _) in self._rule_throttles.items():
+            if count := throttle.take_suppressed():
+                log.info("run %s egress rule %s matched %d more times", self._run_id, name, count)
 
     async def _on_rule_matched(self, event: Event) -> None:
         """Emit a rule that a connection matched, unless the rule has matched too often in the

@@ -117,3 +117,16 @@ async def test_frequent_rule_matches_are_summarized() -> None:
         *[match] * MAX_EMITTED,
         replace(match, subject=f"and {MANY - MAX_EMITTED} more"),
     ]
+
+
+async def test_rule_matches_that_no_event_summarizes_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    profile = Profile(watch=RuleSet((RULE,)))
+    task = make_task("r", MemoryArtifactStore(), "m", [USER], profile=profile)
+    watch = EgressWatch(task, Events())
+    for _ in range(MAX_EMITTED + 3):
+        await watch.confirm_target(ORDERS)
+    with caplog.at_level(logging.INFO):
+        watch.close()
+    assert caplog.messages == ["run r egress rule orders matched 3 more times"]
