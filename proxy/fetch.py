@@ -72,7 +72,7 @@ class ParsedURL(NamedTuple):
 
 
 class ByteBudget:
-    """The bytes that may still be downloaded for one request. Downloaded bytes are also reserved in
+    """The bytes that may still be downloaded for one request. Downloaded bytes also take memory of
     `reservation`."""
 
     def __init__(
@@ -82,12 +82,19 @@ class ByteBudget:
         self._bytes_left = max_bytes
         self._reservation = reservation
 
-    def take(self, count: int) -> None:
-        """Subtract bytes of a download. Raises FetchError if the bytes exceed the budget or the
-        memory for request bodies."""
-        self._bytes_left -= count
-        if self._bytes_left < 0:
+    def reserve(self, count: int) -> None:
+        """Reserve bytes for a download. Raises FetchError if the bytes exceed the budget."""
+        if count > self._bytes_left:
             raise FetchError("the request's files are too large together")
+        self._bytes_left -= count
+
+    def release(self, count: int) -> None:
+        """Return reserved bytes that were not downloaded."""
+        self._bytes_left += count
+
+    def take_memory(self, count: int) -> None:
+        """Reserve memory for downloaded bytes. Raises FetchError if the bytes exceed the memory for
+        request bodies."""
         if self._reservation:
             try:
                 self._reservation.take(count)
@@ -244,10 +251,30 @@ async def _read_file(
         raise FetchError(f"its server answered {response.status}")
     if response.headers.get("content-encoding", "identity") != "identity":
         raise FetchError("its server sent a compressed body, which was not requested")
+    # The whole size is reserved before the first byte: of two files that are downloaded at the same
+    # time and are too large together, only one fails.
+    reserved = _declared_bytes(response)
+    too_large = FetchError(f"it is larger than {max_bytes >> 20} MiB")
+    if reserved > max_bytes:
+        raise too_large
+    budget.reserve(reserved)
     data = bytearray()
-    async for piece in response.pieces:
-        data += piece
-        if len(data) > max_bytes:
-            raise FetchError(f"it is larger than {max_bytes >> 20} MiB")
-        budget.take(len(piece))
+    try:
+        async for piece in response.pieces:
+            data += piece
+            if len(data) > max_bytes:
+                raise too_large
+            if len(data) > reserved:
+                budget.reserve(len(data) - reserved)
+                reserved = len(data)
+            budget.take_memory(len(piece))
+    finally:
+        budget.release(max(0, reserved - len(data)))
     return FetchedFile(bytes(data), response.headers.get("content-type", ""))
+
+
+def _declared_bytes(response: "StreamedResponse") -> int:
+    """Return the size of the body from the Content-Length, or 0 if the response has none."""
+    length = response.headers.get("content-length", "")
+    is_number = length.isascii() and length.isdigit() and len(length) < 20
+    return int(length) if is_number else 0

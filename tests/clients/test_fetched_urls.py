@@ -157,6 +157,35 @@ async def test_url_beyond_the_byte_budget_of_a_request_is_replaced_by_a_note(
     ]
 
 
+async def test_concurrent_file_beyond_the_byte_budget_leaves_the_other_file(
+    tmp_path: Path,
+) -> None:
+    large = PNG + b"x" * (700 << 10)
+    both_are_requested = asyncio.Barrier(2)
+
+    async def site(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await both_are_requested.wait()
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: %d\r\n\r\n"
+        writer.write(head % len(large) + large)
+        await writer.drain()
+
+    internet = Internet()
+    inputs = Inputs(fetcher=Fetcher(resolve=internet.resolve, connect=internet.connect))
+    profiles = Profiles.only(Profile(inputs=InputLimits(max_total_mib=1)))
+    parts = [image_part(f"http://allowed.example/{name}.png") for name in ("a", "b")]
+    async with (
+        scripted_backend([SUBMIT]) as backend,
+        internet.server(site),
+        running_proxy(backend, "memory", tmp_path, inputs=inputs, profiles=profiles) as url,
+    ):
+        await complete(url, user(*parts))
+    content = user_content(backend)
+    pictures = [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
+    assert pictures == [data_url("image/png", large)]
+    assert sum("too large together" in text for text in texts_of(content)) == 1
+
+
 async def test_stream_starts_before_the_url_is_fetched(tmp_path: Path) -> None:
     release = asyncio.Event()
 
