@@ -337,16 +337,19 @@ _SANDBOX_OPTIONS |= {
 }
 _SCHEMAS: Tree = {
     "ChatCompletionRequest": _CHAT_REQUEST,
-    "ChatCompletion": _object(
-        *("id", "object", "created", "model", "choices"),
-        id=_TEXT,
-        object=_enum("chat.completion"),
-        created=_integer(0),
-        model=_TEXT,
-        choices=_array(_ANY_OBJECT),
-        usage=_ANY_OBJECT,
-        sandbox=_ANY_OBJECT,
-    ),
+    "ChatCompletion": {
+        "additionalProperties": True,  # such as the backend's `system_fingerprint`
+        **_object(
+            *("id", "object", "created", "model", "choices"),
+            id=_TEXT,
+            object=_enum("chat.completion"),
+            created=_integer(0),
+            model=_TEXT,
+            choices=_array(_ANY_OBJECT),
+            usage=_ANY_OBJECT,
+            sandbox=_ANY_OBJECT,
+        ),
+    },
     "ResponseRequest": _RESPONSES_REQUEST,
     "MessageRequest": _nullable_object(_MESSAGE_FIELDS, "model", "messages", "max_tokens"),
     "TokenCountRequest": _nullable_object(_MESSAGE_FIELDS, "model", "messages"),
@@ -357,8 +360,12 @@ _SCHEMAS: Tree = {
         role=_enum("assistant"),
         model=_TEXT,
         content=_array(_ANY_OBJECT),
+        container={"anyOf": [_ANY_OBJECT, {"type": "null"}]},
         stop_reason={"anyOf": [_TEXT, {"type": "null"}]},
+        stop_sequence={"anyOf": [_TEXT, {"type": "null"}]},
+        stop_details={"anyOf": [_ANY_OBJECT, {"type": "null"}]},
         usage=_ANY_OBJECT,
+        sandbox=_ANY_OBJECT,
     ),
     "TokenCount": _object("input_tokens", input_tokens=_integer(0)),
     "MessagesErrorResponse": {

@@ -570,8 +570,8 @@ class TrajectoryQuery(BaseModel):
     )
 
 
-class ModelCallObject(_ResponseModel):
-    """A model call of a trajectory."""
+class ModelCallObject(BaseModel):
+    """A model call of a trajectory. Fields about tokens are absent if the tokens are unknown."""
 
     segment: int = Field(description="The index of the prompt's segment.")
     prompt_messages: int = Field(
@@ -619,7 +619,7 @@ class TokenSegment(_ResponseModel):
     )
 
 
-class ToolCallObject(_ResponseModel):
+class ToolCallObject(BaseModel):
     """A tool call of a trajectory. A call that has not ended has no observation."""
 
     turn: int
@@ -650,6 +650,7 @@ class TrajectoryResult(_ResponseModel):
     files: list[dict[str, Any]] = Field(description="The produced files, without their contents.")
     files_left_out: list[dict[str, Any]]
     warnings: list[dict[str, Any]]
+    sandbox_losses: int = Field(description="The number of sandboxes that were lost in the run.")
     compactions: list[dict[str, Any]]
 
 

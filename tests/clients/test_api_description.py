@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from html.parser import HTMLParser
@@ -15,11 +15,11 @@ import jsonschema_rs
 import pytest
 
 from policies.profile import Profile
-from proxy.models.scripted import text_reply
+from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
 from proxy.schemas.chat_parameters import OPENAI
 from proxy.schemas.responses_parameters import FIELDS
-from tests.fakes.backend import scripted_backend
+from tests.fakes.backend import Item, scripted_backend
 from tests.fakes.server import running_proxy, single_key
 
 KEY = "sk-right"
@@ -29,14 +29,18 @@ REFUSED_ALWAYS = {"context_management", "prompt"}
 """Fields of the Responses API that are always refused."""
 CHAT = {"model": "fake-model", "messages": [{"role": "user", "content": "Hello."}]}
 Tree = dict[str, Any]
+Script = Sequence[Item] | Callable[[Tree], Item]
 
 
 @asynccontextmanager
-async def description_client(state_dir: Path, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """Serve a model that always answers `Hello.` and yield a client without a key."""
+async def description_client(
+    state_dir: Path, script: Script = lambda _: text_reply("Hello."), **changes: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve a model that answers as scripted, else always `Hello.`; yield a client without a
+    key."""
     changes = {"keyring": single_key(KEY), **changes}
     async with (
-        scripted_backend(lambda body: text_reply("Hello.")) as backend,
+        scripted_backend(script) as backend,
         running_proxy(backend, "memory", state_dir, **changes) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
@@ -167,11 +171,16 @@ async def test_validated_request_fields_are_described(tmp_path: Path) -> None:
 
 
 class ValidatingClient:
-    """A client that validates each answer against the description."""
+    """A client that validates each answer against the description. The answers may have only the
+    fields that are described."""
 
     def __init__(self, client: httpx.AsyncClient, tree: Tree) -> None:
         self._client = client
-        self._tree = tree
+        self._paths = tree["paths"]
+        self._schemas = {
+            name: {"additionalProperties": False, **schema} if "properties" in schema else schema
+            for name, schema in tree["components"]["schemas"].items()
+        }
 
     async def ask(self, method: str, path: str, *ids: str, status: int = 200, **more: Any) -> Any:
         """Send a request with the key; `ids` fill the path's parameters."""
@@ -179,11 +188,11 @@ class ValidatingClient:
         url = re.sub(r"\{\w+\}", lambda _: next(given), path)
         answer = await self._client.request(method, url, headers=WITH_KEY, **more)
         assert answer.status_code == status, answer.text
-        content = self._tree["paths"][path][method.lower()]["responses"][str(status)]["content"]
+        content = self._paths[path][method.lower()]["responses"][str(status)]["content"]
         kind = answer.headers["content-type"].partition(";")[0]
         if kind != "application/json":
             return answer.content
-        schema = {**content[kind]["schema"], "components": self._tree["components"]}
+        schema = {**content[kind]["schema"], "components": {"schemas": self._schemas}}
         jsonschema_rs.validate(schema, answer.json())
         return answer.json()
 
@@ -255,6 +264,27 @@ async def test_completions_runs_and_system_routes_match_the_description(tmp_path
         await validating.ask("GET", "/v1/capabilities")
         await validating.ask("GET", "/health")
         assert b"llm_sandbox_runs_total" in await validating.ask("GET", "/metrics")
+
+
+async def test_trajectories_match_the_description(tmp_path: Path) -> None:
+    trajectories, one = "/v1/trajectories", "/v1/trajectories/{run_id}"
+    script = [tool_reply(call("execute_bash", command="echo 42 > output/a")), text_reply("Hello.")]
+    async with description_client(tmp_path, script) as client:
+        validating = ValidatingClient(client, await api_description(client))
+        body = {**CHAT, "sandbox": {"capture": "messages"}}
+        answered = await validating.ask("POST", "/v1/chat/completions", json=body)
+        run_id = answered["sandbox"]["run_id"]
+        await validating.ask("POST", f"{one}/reward", run_id, json={"value": 1})
+        for path in (one, "/v1/runs/{run_id}/trajectory"):
+            found = await validating.ask("GET", path, run_id)
+            assert (found["result"]["answer"], len(found["tool_calls"])) == ("Hello.", 1)
+            for format in ("openai", "reference"):
+                await validating.ask("GET", path, run_id, params={"format": format})
+        assert [each["id"] for each in (await validating.ask("GET", trajectories))["data"]] == [
+            run_id
+        ]
+        await validating.ask("DELETE", one, run_id)
+        await validating.ask("GET", one, run_id, status=404)
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/models", "/v1/capabilities", "/metrics"])
