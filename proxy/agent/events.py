@@ -175,6 +175,8 @@ class ToolCallFinished:
     output_lines: int | None
     """Number of lines that the command wrote; None if no command ran."""
     duration_s: float
+    timed_out: bool = False
+    """True if the command was ended at its timeout."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,7 @@ class ToolExecutor:
                 exit_code=observation.exit_code,
                 output_lines=observation.output_lines,
                 duration_s=duration_s,
+                timed_out=observation.timed_out,
             )
         )
         return observation

@@ -457,8 +457,9 @@ def _shell_action(command: str) -> Json:
 
 
 def _outcome(event: ToolCallFinished) -> Json:
-    """Return OpenAI's outcome of a step: an exit with the command's exit code, a timeout for a
-    command without an exit code, or an exit with 0 if the tool ran no command."""
-    if event.exit_code is not None:
+    """Return OpenAI's outcome of a step: a timeout for a command that was ended at its timeout or
+    that has no exit code yet, an exit with the command's exit code, or an exit with 0 if the tool
+    ran no command."""
+    if event.exit_code is not None and not event.timed_out:
         return {"type": "exit", "exit_code": event.exit_code}
     return {"type": "exit", "exit_code": 0} if event.output_lines is None else {"type": "timeout"}

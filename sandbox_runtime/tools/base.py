@@ -26,6 +26,8 @@ class Observation:
     text: str
     exit_code: int | None = None
     """The command's exit code; None if no command has ended."""
+    timed_out: bool = False
+    """True if the command was ended at its timeout."""
     output_lines: int | None = None
     """Number of lines that the command wrote; None if no command ran."""
     cpu_s: float = 0.0

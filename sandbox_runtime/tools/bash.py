@@ -242,6 +242,7 @@ def _observation(text: str, result: ExecResult) -> Observation:
     return Observation(
         text,
         exit_code=None if result.running else result.exit_code,
+        timed_out=result.timed_out,
         output_lines=result.output_lines,
         cpu_s=result.cpu_s,
         peak_memory_bytes=result.peak_memory_bytes,

@@ -15,6 +15,7 @@ from evaluation.results import (
     Trajectory,
 )
 from evaluation.trajectories import (
+    MALFORMED_ERRORS,
     MAX_STEPS,
     MAX_STEPS_CHARS,
     MAX_TEXT_CHARS,
@@ -96,7 +97,7 @@ def test_trajectory_steps_beyond_the_bounds_are_left_out_and_counted(size: int, 
     "events", [[{"step": 1}], [{"kind": "tool_start", "step": 1, "tool": 3, "arguments": {}}]]
 )
 def test_malformed_event_is_an_error_that_the_runner_expects(events: list[dict[str, Any]]) -> None:
-    with pytest.raises((KeyError, AttributeError, TypeError, ValueError)):
+    with pytest.raises(MALFORMED_ERRORS):
         trajectory_of(RESULT, completion(events))
 
 
