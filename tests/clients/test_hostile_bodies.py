@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from proxy.inputs import Inputs
 from proxy.models.scripted import text_reply
 from proxy.schemas.validation import MAX_MESSAGES
 from tests.fakes.backend import scripted_backend
@@ -22,6 +23,7 @@ TEXT = BODY.decode()
 DEEP = 100_000
 MAX_READ_BYTES = 2 << 20
 """Size of the start of a body that the server has read when it finds too many values, at most."""
+LONG = "x" * (18 << 20)
 PURPOSE = b'content-disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n'
 FILE = b'content-disposition: form-data; name="file"; filename="a.txt"\r\n\r\nhello\r\n'
 FORM_TYPE = "multipart/form-data; boundary=b"
@@ -142,6 +144,51 @@ async def test_json_with_too_many_values_is_refused_with_413(
         answer = await client.post(path, content=body)
         message = answer.json()["error"]["message"]
         assert (answer.status_code, message) == (413, f"The request body has more than {bound}.")
+
+
+TOO_LONG = "The request body has more than 17 MiB."
+OPENAI_REFUSAL = {
+    "error": {
+        "message": TOO_LONG,
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "request_too_large",
+    }
+}
+ANTHROPIC_REFUSAL = {
+    "type": "error",
+    "error": {"type": "request_too_large", "message": TOO_LONG},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "refusal"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": LONG}]}, OPENAI_REFUSAL),
+        ("/v1/responses", {"input": LONG}, OPENAI_REFUSAL),
+        (
+            "/v1/messages",
+            {"max_tokens": 9, "messages": [{"role": "user", "content": LONG}]},
+            ANTHROPIC_REFUSAL,
+        ),
+    ],
+)
+async def test_body_above_the_size_limit_is_refused_in_the_error_shape_of_its_api(
+    path: str, content: Mapping[str, object], refusal: Mapping[str, object], tmp_path: Path
+) -> None:
+    """The limit is 4/3 of `inputs.max_total_mib` and 16 MiB."""
+    body = json.dumps({"model": "m", **content}).encode()
+    async with (
+        scripted_backend(lambda body: text_reply("Well.")) as backend,
+        running_proxy(backend, "memory", tmp_path, inputs=Inputs(max_total_mib=1)) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
+    ):
+        refused = await client.post(path, content=body)
+        accepted = await client.post(path, content=body.replace(LONG.encode(), b"Hello."))
+    assert refused.status_code == 413
+    assert {**refused.json(), **refusal} == refused.json()
+    assert accepted.status_code == 200, accepted.text
+    assert len(backend.requests) == 1
 
 
 async def test_body_of_empty_objects_is_refused_while_it_is_being_sent(
