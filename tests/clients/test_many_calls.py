@@ -1,34 +1,54 @@
 """Turns with more tool calls than MAX_CALLS: the first ones run, and one note reports the limit."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx
+import pytest
 
 from policies.prompts import CALLS_LEFT_OUT
 from proxy.agent.model import MAX_CALLS
 from proxy.models.scripted import call, text_reply, tool_reply
-from tests.fakes.backend import Frames, by_history, chunk, frames, scripted_backend
+from tests.clients.responses_sdk import create_response, responses_client
+from tests.fakes.backend import Frames, Item, Raw, by_history, chunk, frames, scripted_backend
 from tests.fakes.server import running_proxy
 
+BASH = "execute_bash"
+WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 MANY = 100_000
 ARGUMENT_BYTES = 4 << 10
 """Size of a long argument: the kernel's buffers of one connection hold far fewer than MANY."""
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Look."}], "stream": True}
 
 
-def call_event(index: int, command: str = "true") -> bytes:
-    function = {"name": "execute_bash", "arguments": json.dumps({"command": command})}
-    made = {"index": index, "id": f"c{index}", "type": "function", "function": function}
-    return frames(chunk({"tool_calls": [made]}))[0]
+def call_entry(index: int, name: str = BASH, command: str = "true") -> dict[str, Any]:
+    function = {"name": name, "arguments": json.dumps({"command": command})}
+    return {"index": index, "id": f"c{index}", "type": "function", "function": function}
 
 
-def reply_with_calls(count: int) -> Frames:
+def call_event(index: int, name: str = BASH, command: str = "true") -> bytes:
+    return frames(chunk({"tool_calls": [call_entry(index, name, command)]}))[0]
+
+
+def streamed_reply(count: int, name: str = BASH) -> Frames:
     """Return a reply with one event for each of `count` calls."""
-    return Frames([*map(call_event, range(count)), *frames("[DONE]")])
+    return Frames([*(call_event(index, name) for index in range(count)), *frames("[DONE]")])
+
+
+def json_reply(count: int, name: str = BASH) -> Raw:
+    """Return a reply with `count` calls in one piece, although a stream was requested."""
+    calls = [call_entry(index, name) for index in range(count)]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    body = json.dumps({"choices": [choice]}).encode()
+    return Raw(200, body, {"content-type": "application/json"})
+
+
+MakeReply = Callable[..., Item]
+in_each_form = pytest.mark.parametrize("make_reply", [streamed_reply, json_reply])
 
 
 class LongCalls(Sequence[bytes]):
@@ -41,7 +61,7 @@ class LongCalls(Sequence[bytes]):
         return MANY
 
     def __getitem__(self, number: Any) -> Any:
-        return call_event(number, f": {'x' * ARGUMENT_BYTES}")
+        return call_event(number, command=f": {'x' * ARGUMENT_BYTES}")
 
     def __iter__(self) -> Iterator[bytes]:
         for number in range(MANY):
@@ -49,10 +69,11 @@ class LongCalls(Sequence[bytes]):
             yield self[number]
 
 
+@in_each_form
 async def test_calls_over_the_limit_are_dropped_with_one_note(
-    tmp_path: Path,
+    make_reply: MakeReply, tmp_path: Path
 ) -> None:
-    script = by_history([reply_with_calls(MANY), text_reply("Done.")])
+    script = by_history([make_reply(MANY), text_reply("Done.")])
     async with (
         scripted_backend(script) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -66,6 +87,22 @@ async def test_calls_over_the_limit_are_dropped_with_one_note(
     calls = [made for message in prompt for made in message.get("tool_calls") or ()]
     assert len(calls) == len(results) == MAX_CALLS
     assert str(results).count(CALLS_LEFT_OUT.format(count=MAX_CALLS)) == 1
+
+
+@in_each_form
+async def test_client_calls_over_the_limit_are_missing_from_the_stored_response(
+    make_reply: MakeReply, tmp_path: Path
+) -> None:
+    reply = make_reply(MAX_CALLS + 9, "weather")
+    async with (
+        scripted_backend([reply]) as backend,
+        responses_client(backend, tmp_path) as client,
+    ):
+        made = await create_response(client, "Look.", tools=[WEATHER])
+        stored = await client.responses.retrieve(made.id)
+    calls = [item for item in stored.output if item.type == "function_call"]
+    assert (len(calls), {each.name for each in calls}) == (MAX_CALLS, {"weather"})
+    assert stored == made
 
 
 async def test_stream_is_cancelled_at_the_first_call_over_the_limit(tmp_path: Path) -> None:
