@@ -11,7 +11,7 @@ import pytest
 from sandbox_runtime.channel import MAX_CONNECTIONS, Channel
 from sandbox_runtime.connection_queue import BURST_CONNECTIONS
 from sandbox_runtime.errors import FileTimeoutError, SandboxLostError, SandboxStartError
-from sandbox_runtime.guest_sandbox import GuestSandbox
+from sandbox_runtime.guest_sandbox import REPORT_TIMEOUT_S, GuestSandbox
 from sandbox_runtime.protocol import (
     ACK,
     CREDIT,
@@ -214,6 +214,25 @@ def test_snapshot_or_restore_that_the_guest_never_answers_ends_at_its_deadline(
             with pytest.raises(FileTimeoutError, match=r"pipe took longer than 300\.0 s"):
                 await operation
             await sandbox.close()
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(wait_for_the_deadline())
+
+
+def test_guest_that_never_stops_a_job_is_killed_at_the_deadline() -> None:
+    loop = SkippingLoop()
+
+    async def wait_for_the_deadline() -> None:
+        answers = iter([reporting(running=True), lambda n: b""])
+        sandbox, guest = await scripted_sandbox(lambda n: next(answers)(n), ManualClock())
+        with anyio.fail_after(REPORT_TIMEOUT_S + 5):
+            await sandbox.exec("sleep 100", timeout_s=100, wait_s=0, command_id="job")
+            stopping = asyncio.create_task(sandbox.stop("job"))
+            await until(lambda: guest.kinds.count(OPEN) == 2)
+            loop.skipped_s += REPORT_TIMEOUT_S
+            with pytest.raises(SandboxLostError, match="did not stop a job in time"):
+                await stopping
+        assert guest.killed
 
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         runner.run(wait_for_the_deadline())

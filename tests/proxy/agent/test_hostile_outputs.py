@@ -14,6 +14,7 @@ from policies.limits import Limits, StopReason
 from policies.profile import Profile
 from policies.sessions import ResumePoint, Session, SessionState
 from proxy.agent.agent import Agent
+from proxy.agent.artifacts import FILES_NOT_LISTED
 from proxy.agent.result import Result
 from proxy.models.scripted import ScriptedModel, tool_reply
 from proxy.workspaces import Workspaces
@@ -115,6 +116,16 @@ async def test_files_that_are_not_hashed_in_time_are_reported_as_skipped(
     assert [each.path for each in second.artifacts] == ["/testbed/output/new.txt"]
     assert reasons(second) == {"no_time"}
     assert len(second.skipped_files) > 9000
+
+
+async def test_output_directory_with_more_files_than_are_listed_adds_a_warning(
+    session: SandboxSession,
+) -> None:
+    with anyio.fail_after(60):
+        full = await session.turn("cd output; seq 10000 | xargs touch")
+        overfull = await session.turn("touch one-more")
+    assert (list(full.warnings), list(overfull.warnings)) == ([], [FILES_NOT_LISTED])
+    assert overfull.stop_reason is StopReason.SUBMITTED
 
 
 @pytest.mark.parametrize(("command", "why"), [(SPARSE, "too_large"), (ENDLESS, "no_room")])
