@@ -95,6 +95,31 @@ async def test_private_address_is_refused_by_every_api(path: str, tmp_path: Path
     assert (code, requests) == (400, 0)
 
 
+@pytest.mark.parametrize("path", [*(f"/v1/{path}" for path in APIS), "/pooling"])
+async def test_private_address_is_relayed_by_every_api_to_a_backend_that_fetches_urls(
+    path: str, tmp_path: Path
+) -> None:
+    make = APIS.get(path.removeprefix("/v1/"), chat)
+    body = {"model": "fake-model:plain", "store": False, **make("http://10.0.0.1/secret.png")}
+    bodies: list[Any] = []
+
+    async def record(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        return web.json_response({})
+
+    async with (
+        scripted_backend([text_reply("Seen.")], elsewhere=record) as backend,
+        running_proxy(
+            backend, "memory", tmp_path, inputs=Inputs(backend_fetches_urls=True)
+        ) as base,
+        httpx.AsyncClient(base_url=base, timeout=30) as client,
+    ):
+        answer = await client.post(path, json=body)
+    bodies += [request.body for request in backend.requests]
+    assert (answer.status_code, len(bodies)) == (200, 1)
+    assert str(bodies).count("http://10.0.0.1/secret.png") == 1
+
+
 def escaped(body: dict[str, Any]) -> bytes:
     return json.dumps(body).replace(":plain", r"\u003aplain").encode()
 
@@ -246,10 +271,16 @@ FILLED = b', "text": "' + b"x" * (18 << 20) + b'"}'
 
 
 async def relay_body(
-    tmp_path: Path, content: Any, headers: dict[str, str], code: str | None = "url_not_allowed"
+    tmp_path: Path,
+    content: Any,
+    headers: dict[str, str],
+    code: str | None = "url_not_allowed",
+    *,
+    backend_fetches_urls: bool = False,
 ) -> tuple[int, list[int]]:
     """Return the status, and the lengths of the complete bodies that reached the backend."""
     lengths: list[int] = []
+    inputs = Inputs(max_total_mib=1, backend_fetches_urls=backend_fetches_urls)
 
     async def record(request: web.Request) -> web.Response:
         lengths.append(len(await request.read()))
@@ -257,7 +288,7 @@ async def relay_body(
 
     async with (
         scripted_backend([], elsewhere=record) as backend,
-        running_proxy(backend, "memory", tmp_path, inputs=Inputs(max_total_mib=1)) as base,
+        running_proxy(backend, "memory", tmp_path, inputs=inputs) as base,
         httpx.AsyncClient(base_url=base, timeout=30) as client,
     ):
         answer = await client.post("/pooling", content=content, headers=headers)
@@ -284,10 +315,12 @@ async def relay_body(
         (gzip.compress(PRIVATE + b"}", mtime=0), {**JSON_TYPE, "Content-Encoding": "gzip"}),
     ],
 )
-async def test_private_url_is_found_in_unparsed_bodies(
+async def test_private_url_in_an_unparsed_body_is_refused_unless_the_backend_fetches_urls(
     content: bytes, headers: dict[str, str], tmp_path: Path
 ) -> None:
     assert await relay_body(tmp_path, content, headers) == (400, [])
+    status, lengths = await relay_body(tmp_path, content, headers, backend_fetches_urls=True)
+    assert (status, len(lengths)) == (200, 1)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
