@@ -9,6 +9,7 @@ import pytest
 from anyio import create_task_group, fail_after
 
 from proxy.fetch import ByteBudget, FetchedFile, Fetcher, FetchError
+from tests.fakes.threads import no_threads
 from tests.sandbox_runtime.egress.internet import (
     PUBLIC,
     Behaviour,
@@ -222,6 +223,15 @@ async def test_download_from_a_silent_server_times_out() -> None:
         with pytest.raises(FetchError, match=r"longer than 0\.05 s"):
             await fetch(fetcher)
         finished.set()
+
+
+async def test_names_are_resolved_without_threads_by_default() -> None:
+    fetcher = Fetcher()
+    with fail_after(5):
+        with pytest.raises(FetchError, match=NOT_REACHABLE):
+            await fetch(fetcher, "http://localhost/")  # reads the resolver's files in a thread
+        with no_threads(), pytest.raises(FetchError, match=NOT_REACHABLE):
+            await fetch(fetcher, "http://localhost/")
 
 
 async def test_slow_dns_lookups_of_one_owner_do_not_delay_another() -> None:

@@ -10,10 +10,13 @@ import pytest
 from anyio import fail_after
 
 from policies.egress import Egress
+from sandbox_runtime.egress.decision import Decision
+from sandbox_runtime.egress.gateway import EgressGateways
+from tests.fakes.threads import no_threads
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.egress.internet import Internet
 from tests.sandbox_runtime.egress.name_server import name_server
-from tests.sandbox_runtime.egress.programs import GatewayClient, gateway_client
+from tests.sandbox_runtime.egress.programs import GatewayClient, gateway_client, serve_programs
 
 HERE, THERE = "93.184.216.34", "2606:2800:220:1::1"
 RECORDS = {"a.example": [HERE], "both.example": [HERE, THERE], "none.example": []}
@@ -133,6 +136,21 @@ async def test_cancelled_lookup_closes_its_sockets(tmp_path: Path) -> None:
         await asyncio.sleep(0)  # a closed socket is given back in the loop's next round
         assert (open_files(), threading.active_count()) == (before, threads)
         assert all(lookup.cancelled() for lookup in lookups)
+
+
+async def test_gateways_resolve_names_without_threads_by_default() -> None:
+    decisions: list[Decision] = []
+    gateway = EgressGateways().create(OPEN, decisions.append)
+    request = b"CONNECT localhost:443 HTTP/1.1\r\n\r\n"
+    async with serve_programs(gateway, decisions) as sandbox:
+        with fail_after(5):
+            await sandbox.exchange(request)  # the first lookup reads the files in a thread
+            with no_threads():
+                await sandbox.exchange(request)
+    assert [decision.reason for decision in decisions] == 2 * [
+        "host localhost has no address that a sandbox may reach (it is private, reserved or the"
+        " proxy's own)"
+    ]
 
 
 async def test_unanswered_lookups_do_not_delay_other_sandboxes(tmp_path: Path) -> None:
