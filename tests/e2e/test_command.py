@@ -338,7 +338,8 @@ async def test_doctor_passes_all_checks(tmp_path: Path) -> None:
     found = findings(done)
     assert (done.returncode, done.stderr) == (0, b"")
     named = {"model backend", "bubblewrap", "user", "network", "bubblewrap sandbox", "files"}
-    assert named <= set(found)
+    assert {*named, "terminals"} <= set(found)
+    assert b"ok    terminals: the host has " in done.stdout
     assert all(ok for name, ok in found.items() if not name.startswith("image "))
 
 
@@ -410,9 +411,7 @@ async def test_doctor_reports_a_missing_engine(tmp_path: Path) -> None:
     assert last == "`sandbox-proxy serve` would not work: correct the lines marked FAIL."
 
 
-async def test_doctor_accepts_bubblewrap_without_an_engine(
-    tmp_path: Path,
-) -> None:
+async def test_doctor_accepts_bubblewrap_in_place_of_docker(tmp_path: Path) -> None:
     script = str(ROOT / "proxy" / "demo.yaml")
     tree = {"sandbox": {"docker": {"image": "no/such:image"}}}
     config = write_config(tmp_path, {**tree, "backend": {"provider": "scripted", "script": script}})

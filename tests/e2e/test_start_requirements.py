@@ -11,13 +11,12 @@ import yaml
 
 from proxy.models.scripted import call, tool_reply
 from tests.clients.openai_errors import MESSAGES
-from tests.e2e.proxy_process import run, serving, write_config
+from tests.e2e.proxy_process import Server, run, serving, write_config
 from tests.e2e.test_command import error_line, findings
 from tests.fakes.backend import scripted_backend
 
 NO_IMAGE = "no/such:image"
-HIDE_CGROUPS = ("unshare", "--mount", "sh", "-c",
-                'mount -t tmpfs none /sys/fs/cgroup && exec "$@"', "sh")  # fmt: skip
+ENGINE_SOCKET = Path("/var/run/docker.sock")
 TWO_KEYS = [{"name": "a", "env": "KEY_A"}, {"name": "b", "env": "KEY_B"}]
 SECRETS = {"KEY_A": "sk-a", "KEY_B": "sk-b"}
 
@@ -26,14 +25,28 @@ SECRETS = {"KEY_A": "sk-a", "KEY_B": "sk-b"}
 def no_cgroups() -> tuple[str, ...]:
     """Return a command that executes the command after it where no cgroup is writable. Skips the
     test if this process may not make a mount namespace."""
-    if os.geteuid() != 0:
-        return ()
-    done = subprocess.run([*HIDE_CGROUPS, "true"], capture_output=True, check=False)
+    return after_mount("-t tmpfs none /sys/fs/cgroup") if os.geteuid() == 0 else ()
+
+
+@pytest.fixture
+def no_engine() -> tuple[str, ...]:
+    """Return a command that executes the command after it where no Docker engine answers. Skips the
+    test if this process may not make a mount namespace."""
+    unnamed = ("env", "--unset=DOCKER_HOST")
+    if not ENGINE_SOCKET.exists():
+        return unnamed
+    return (*unnamed, *after_mount(f"--bind /dev/null {ENGINE_SOCKET}"))
+
+
+def after_mount(arguments: str) -> tuple[str, ...]:
+    """Return a command that executes the command after it in a namespace with one more mount."""
+    prefix = ("unshare", "--mount", "sh", "-c", f'mount {arguments} && exec "$@"', "sh")
+    done = subprocess.run([*prefix, "true"], capture_output=True, check=False)
     if done.returncode != 0:
         if os.environ.get("REQUIRE_DOCKER"):
             raise AssertionError(done.stderr)
         pytest.skip(f"no mount namespace can be made: {done.stderr!r}")
-    return HIDE_CGROUPS
+    return prefix
 
 
 # Paths that the backend keeps state behind
@@ -94,11 +107,34 @@ async def test_missing_image_falls_back_to_bubblewrap_with_one_warning(tmp_path:
         body = {"model": "fake-model", "messages": MESSAGES}
         answer = await client.post(f"{server.url}/v1/chat/completions", json=body)
     assert answer.json()["choices"][0]["message"]["content"] == "Done."
+    fallback_warning(server)
+
+
+async def test_missing_engine_falls_back_to_bubblewrap_with_one_warning(
+    no_engine: tuple[str, ...], tmp_path: Path
+) -> None:
+    nothing_named: dict[str, Any] = {"sandbox": {}}
+    async with (
+        scripted_backend([]) as backend,
+        serving(tmp_path, "auto", backend.base_url, nothing_named, prefix=no_engine) as server,
+        httpx.AsyncClient() as client,
+    ):
+        assert (await client.get(f"{server.url}/health")).json() == {"status": "ok"}
+        checked = await run(tmp_path, "doctor", "--backend-url", backend.base_url, prefix=no_engine)
+    assert "no Docker engine answers at unix://" in fallback_warning(server)
+    assert checked.returncode == 0
+    assert (findings(checked)["docker"], findings(checked)["sandboxes"]) == (False, True)
+
+
+def fallback_warning(server: Server) -> str:
+    """Return the only warning that bubblewrap is used in place of an engine. The warning has to
+    name the isolation that is lost."""
     lines = server.log.splitlines()
     (warning,) = [line for line in lines if "bubblewrap instead" in line]
     assert " WARNING " in warning
     assert "its sandboxes share the host's kernel and see its /usr" in warning
     assert any(" INFO sandboxes: bubblewrap" in line for line in lines)
+    return warning
 
 
 async def test_configured_runtime_is_never_replaced_by_bubblewrap(tmp_path: Path) -> None:
