@@ -19,7 +19,12 @@ import anyio
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Check, parallel_starts_per_host, run_to_end
 from sandbox_runtime.backends.docker_agent import AgentVolumes
-from sandbox_runtime.backends.docker_check import block_device, engine_checks, engine_info
+from sandbox_runtime.backends.docker_check import (
+    accepted_attempts,
+    block_device,
+    engine_checks,
+    engine_info,
+)
 from sandbox_runtime.backends.docker_container import (
     ContainerSpec,
     ImageMetadata,
@@ -92,7 +97,7 @@ class DockerBackend:
 
     @property
     def accepted_attempts(self) -> Mapping[str, str]:
-        return {}
+        return accepted_attempts(self._engine_info, self._runtime)
 
     @property
     def capacity(self) -> None:

@@ -12,7 +12,11 @@ from pathlib import Path
 from sandbox_runtime.backends.base import Check
 from sandbox_runtime.backends.docker_container import is_runsc
 from sandbox_runtime.backends.docker_engine import EngineJson
-from sandbox_runtime.backends.limits import PENDING_SIGNALS, has_uid_range
+from sandbox_runtime.backends.limits import (
+    PENDING_SIGNAL_ATTEMPTS,
+    PENDING_SIGNALS,
+    has_uid_range,
+)
 
 _LIMIT_KEYS = {
     "memory": "MemoryLimit",
@@ -45,6 +49,11 @@ class EngineInfo:
     has_host_uids: bool
     """True if the uids of containers are host uids, so that HOST_UIDS can be used."""
 
+    @property
+    def maps_uids(self) -> bool:
+        """True if root inside is another user on the host."""
+        return _maps_uids(self.security)
+
 
 def engine_info(response: EngineJson, url: str) -> EngineInfo:
     """Parse the `/info` response of the engine at `url`."""
@@ -53,7 +62,6 @@ def engine_info(response: EngineJson, url: str) -> EngineInfo:
     on_xfs = status.get("Backing Filesystem") == "xfs"
     is_local = url.startswith("unix://")
     on_this_kernel = is_local and response.get("KernelVersion") == platform.release()
-    maps_uids = "userns" in security or "rootless" in security
     return EngineInfo(
         version=str(response.get("ServerVersion", "?")),
         runtimes=frozenset(response.get("Runtimes") or ()),
@@ -64,8 +72,12 @@ def engine_info(response: EngineJson, url: str) -> EngineInfo:
         cgroup_version=str(response.get("CgroupVersion", "1")),
         may_have_quota=response.get("Driver") in _QUOTA_DRIVERS or on_xfs,
         directory=_data_directory(response) if is_local else None,
-        has_host_uids=on_this_kernel and not maps_uids and has_uid_range(),
+        has_host_uids=on_this_kernel and not _maps_uids(security) and has_uid_range(),
     )
+
+
+def _maps_uids(security: Mapping[str, str]) -> bool:
+    return "userns" in security or "rootless" in security
 
 
 def _security_options(response: EngineJson) -> dict[str, str]:
@@ -119,6 +131,14 @@ def block_device(
     if not device.exists():
         return BlockDevice(None, f"{device} is missing")
     return BlockDevice(str(device))
+
+
+def accepted_attempts(engine: EngineInfo, runtime: str | None) -> dict[str, str]:
+    """Return the attempts to escape that succeed in containers, and why that is accepted."""
+    if engine.maps_uids or is_runsc(runtime or engine.default_runtime):
+        return {}
+    why = "at standard all sandboxes share the counters of the host's root"
+    return dict.fromkeys(PENDING_SIGNAL_ATTEMPTS, why)
 
 
 def engine_checks(

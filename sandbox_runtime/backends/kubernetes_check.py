@@ -21,6 +21,7 @@ from sandbox_runtime.backends.kubernetes_errors import (
 )
 from sandbox_runtime.backends.kubernetes_pod import PodSpec
 from sandbox_runtime.backends.kubernetes_watch import PodWatch
+from sandbox_runtime.backends.limits import PENDING_SIGNAL_ATTEMPTS
 from sandbox_runtime.errors import SandboxStartError
 
 CONTROL_COMPONENT = "network-check"
@@ -169,6 +170,8 @@ def accepted_attempts(*, has_own_profile: bool) -> dict[str, str]:
     `has_own_profile` is True if the nodes have the profile of deploy/kubernetes."""
     found = dict.fromkeys(_NETWORK_ATTEMPTS, "the network policy denies the packets of a Pod")
     found["kernel_secrets"] = "Kubernetes masks fewer files of /proc; the level strict has no root"
+    shared = "at standard the Pods of a node share the counters of its root"
+    found |= dict.fromkeys(PENDING_SIGNAL_ATTEMPTS, shared)
     if not has_own_profile:
         why = "the runtime's seccomp profile permits it, unlike sandbox.kubernetes.seccomp_profile"
         found |= dict.fromkeys(_SYSTEM_CALL_ATTEMPTS, why)

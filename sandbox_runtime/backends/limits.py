@@ -21,6 +21,8 @@ PENDING_SIGNALS = 2048
 """Queued signals and POSIX timers, counted per user and user namespace. Sandboxes whose root is the
 same user, as with Docker's runc, share this number; the host's own processes have a higher limit
 (about 4000 on a host with 1 GiB of memory)."""
+PENDING_SIGNAL_ATTEMPTS = ("timer_bomb", "signal_bomb")
+"""The escape attempts that use up PENDING_SIGNALS of a neighbour with the same user."""
 MESSAGE_QUEUE_BYTES = 0
 """No POSIX message queues: a host allows each user about nine of the default size, in all its user
 namespaces together, so one sandbox could use up those of all others."""

@@ -106,13 +106,6 @@ async def _use_terminal(sandbox: EscapeSandbox) -> str:
     return result.stdout
 
 
-def _command_runner(text: str) -> Callable[[EscapeSandbox], Awaitable[str]]:
-    async def run(sandbox: EscapeSandbox) -> str:
-        return (await sandbox.exec(text, timeout_s=_ANSWER_S, shell_state="none")).stdout
-
-    return run
-
-
 def _program_runner(text: str) -> Callable[[EscapeSandbox], Awaitable[str]]:
     async def run(sandbox: EscapeSandbox) -> str:
         return (await run_python(sandbox, text)).stdout
@@ -172,14 +165,8 @@ class _Bomb:
 
 _AT_STANDARD = (
     _Bomb("terminal_bomb", "pseudo-terminals", TERMINALS, _MANY_TERMINALS, _use_terminal),
-    _Bomb("timer_bomb", "timers", TIMERS, _MANY_TIMERS, _command_runner("timeout 9 echo well")),
-    _Bomb(
-        "signal_bomb",
-        "queued signals",
-        SIGNALS,
-        _MANY_TIMERS,
-        _command_runner("trap 'echo well' RTMIN; kill -RTMIN $$"),
-    ),
+    _Bomb("timer_bomb", "timers", TIMERS, _MANY_TIMERS, _program_runner(ONE_TIMER)),
+    _Bomb("signal_bomb", "queued signals", SIGNALS, _MANY_TIMERS, _program_runner(ONE_SIGNAL)),
     _Bomb("message_queue_bomb", "message queues", QUEUES, _MANY_QUEUES, _program_runner(ONE_QUEUE)),
     _Bomb("aio_bomb", "contexts of I/O", CONTEXTS, _MANY_CONTEXTS, _program_runner(ONE_CONTEXT)),
 )

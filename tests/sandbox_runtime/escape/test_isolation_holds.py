@@ -1,14 +1,15 @@
 """All boundaries of a sandbox hold against all attempts, on each backend."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 
 import pytest
 
 from policies.isolation import Isolation, Level
 from sandbox_runtime.backends.base import Backend
+from sandbox_runtime.backends.docker_check import accepted_attempts, engine_info
 from sandbox_runtime.escape.context import Attack, EscapeContext, EscapeFinding
-from sandbox_runtime.escape.run import ATTACKS, PROBES, refusal, run_attack, run_probes
+from sandbox_runtime.escape.run import ATTACKS, PROBES, accept, refusal, run_attack, run_probes
 from sandbox_runtime.guest_sandbox import start_sandbox
 from tests.sandbox_runtime.conformance.backends import backend_of
 
@@ -57,6 +58,22 @@ async def test_every_boundary_holds_from_inside(backend: Backend, level: Level) 
 
 
 @pytest.mark.parametrize(("backend", "attack"), AGAINST_EACH, indirect=["backend"])
-async def test_boundary_holds_against_attack(attack: Attack, context: EscapeContext) -> None:
-    finding = await run_attack(context, attack)
-    assert finding == EscapeFinding(attack.name, attack.boundary, "held", finding.detail)
+async def test_boundary_holds_against_attack(
+    backend: Backend, attack: Attack, context: EscapeContext
+) -> None:
+    finding = accept(await run_attack(context, attack), backend.accepted_attempts)
+    verdict = "accepted" if attack.name in backend.accepted_attempts else "held"
+    assert finding == EscapeFinding(attack.name, attack.boundary, verdict, finding.detail)
+
+
+def test_only_runc_without_mapped_users_accepts_attempts() -> None:
+    """Its sandboxes share the counters of the host's root; see docs/security.md."""
+    runc = {"DefaultRuntime": "runc"}
+    assert set(accepted(runc)) == {"timer_bomb", "signal_bomb"}
+    assert accepted({**runc, "SecurityOptions": ["name=userns"]}) == {}
+    assert accepted({**runc, "SecurityOptions": ["name=rootless"]}) == {}
+    assert accepted(runc, "runsc") == accepted({"DefaultRuntime": "runsc"}) == {}
+
+
+def accepted(engine: Mapping[str, object], runtime: str | None = None) -> Mapping[str, str]:
+    return accepted_attempts(engine_info(dict(engine), "unix:///run/docker.sock"), runtime)
