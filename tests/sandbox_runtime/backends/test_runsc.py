@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -32,6 +33,15 @@ async def backend(tmp_path: Path) -> AsyncIterator[DockerBackend]:
     backend = docker_backend(tmp_path, runtime="runsc")
     yield backend
     await backend.aclose()
+
+
+def used_cpu_s(container_id: str) -> float:
+    """Return the processor time of a container in the host's cgroup."""
+    with client() as engine:
+        used_ns: int = engine.stats(container_id, stream=False)["cpu_stats"]["cpu_usage"][
+            "total_usage"
+        ]
+    return used_ns / 1e9
 
 
 def processes_of(container_id: str) -> list[str]:
@@ -67,6 +77,16 @@ async def test_ls_and_stat_work_on_gvisor(backend: DockerBackend) -> None:
         check for check in await image_checks(sandbox) if check.name in ("image ls", "image stat")
     ]
     assert failed == []
+    await sandbox.close()
+
+
+async def test_processor_time_of_a_gvisor_sandbox_is_limited(backend: DockerBackend) -> None:
+    busy = "for i in 1 2 3; do timeout 2 sh -c 'while :; do :; done' & done; wait"
+    sandbox = await start_sandbox(backend, replace(SMALL, cpus=0.5))
+    before_s = used_cpu_s(sandbox.id)
+    result = await sandbox.exec(busy, timeout_s=PLENTY_S)
+    # Three busy loops; a margin of half for accounting by period.
+    assert 0.1 < used_cpu_s(sandbox.id) - before_s <= 0.5 * result.duration_s * 1.5
     await sandbox.close()
 
 
