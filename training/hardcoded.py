@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 MAX_COMMANDS_CHARS = 500_000
@@ -17,6 +17,10 @@ MAX_COMMANDS_CHARS = 500_000
 flagged."""
 _HEREDOC = re.compile(r"(?<!<)<<-?\s*(?P<quote>['\"]?)(?P<tag>\w+)(?P=quote)")
 _PYTHON_PROGRAM = re.compile(r"python[\d.]*")
+_OPERATOR_CHARS = ";|&<>"
+_OUTPUT_OPERATORS = frozenset((">", ">>", ">|", ">&", "&>", "&>>"))
+_OUTPUT_NUMBER = re.compile(r"(?<!\S)\d(?=>)")
+"""The number of the stream that an operator redirects, as in `2>&1`."""
 _WRITING_PROGRAMS = frozenset(("echo", "printf", "cat", "tee"))
 _NEUTRAL_PROGRAMS = frozenset(
     ("cd", "chmod", "clear", "date", "ls", "mkdir", "pwd", "sleep", "touch", "true")
@@ -95,8 +99,10 @@ def _heredoc_kind(heredoc: _Heredoc) -> str:
 
 
 def _shell_commands(text: str) -> Iterator[list[str]]:
-    """Yield the words of each simple command, or only the word `?` if the text cannot be parsed."""
-    lexer = shlex.shlex(text.replace("\n", ";"), posix=True, punctuation_chars=";|&")
+    """Yield the words and the redirection operators of each simple command, or only the word `?` if
+    the text cannot be parsed."""
+    text = _OUTPUT_NUMBER.sub("", text).replace("\n", " ; ")
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=_OPERATOR_CHARS)
     lexer.whitespace_split = True
     try:
         words = list(lexer)
@@ -114,16 +120,30 @@ def _shell_commands(text: str) -> Iterator[list[str]]:
 
 
 def _simple_command_kind(words: Sequence[str]) -> str:
-    program = words[0]
-    if program in _NEUTRAL_PROGRAMS:
+    if words[0] in _NEUTRAL_PROGRAMS:
         return "neutral"
-    if _PYTHON_PROGRAM.fullmatch(program) and words[1:2] == ["-c"] and len(words) > 2:
-        return _program_kind(words[2])
-    if any("$" in word or "`" in word for word in words) or program not in _WRITING_PROGRAMS:
+    if any("$" in word or "`" in word for word in words):
         return "source"
-    if program != "cat":
-        return "constant"
-    return "neutral" if all(word.endswith(_ANSWER_FILE) for word in words[1:]) else "source"
+    operands = _without_output(words)
+    if not operands or any(map(_is_operator, operands)):
+        return "source"
+    program, *arguments = operands
+    if _PYTHON_PROGRAM.fullmatch(program) and arguments[:1] == ["-c"] and len(arguments) > 1:
+        return _program_kind(arguments[1])
+    if program == "cat" and all(each.endswith(_ANSWER_FILE) for each in arguments):
+        return "neutral"
+    return "constant" if program in _WRITING_PROGRAMS - {"cat"} else "source"
+
+
+def _without_output(words: Sequence[str]) -> list[str]:
+    """Return the words of a command without the redirections of its output."""
+    return [
+        word for before, word in pairwise(["", *words]) if not _OUTPUT_OPERATORS & {before, word}
+    ]
+
+
+def _is_operator(word: str) -> bool:
+    return bool(word) and set(word) <= set(_OPERATOR_CHARS)
 
 
 def _is_program(text: str) -> bool:
