@@ -104,6 +104,7 @@ def _shell_commands(text: str) -> Iterator[list[str]]:
     text = _OUTPUT_NUMBER.sub("", text).replace("\n", " ; ")
     lexer = shlex.shlex(text, posix=True, punctuation_chars=_OPERATOR_CHARS)
     lexer.whitespace_split = True
+    lexer.commenters = ""  # shlex would also end at a `#` within a word
     try:
         words = list(lexer)
     except ValueError:
@@ -120,7 +121,7 @@ def _shell_commands(text: str) -> Iterator[list[str]]:
 
 
 def _simple_command_kind(words: Sequence[str]) -> str:
-    if words[0] in _NEUTRAL_PROGRAMS:
+    if words[0] in _NEUTRAL_PROGRAMS or words[0].startswith("#"):
         return "neutral"
     if any("$" in word or "`" in word for word in words):
         return "source"
