@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import pairwise, takewhile
+from itertools import islice, pairwise, takewhile
 from typing import NamedTuple
 
 MAX_COMMANDS_CHARS = 500_000
@@ -56,46 +56,40 @@ def _command_kind(command: str) -> str:
     heredocs, rest = _split_heredocs(command)
     if not heredocs and _is_program(command):
         return _program_kind(command)
-    kinds = [_heredoc_kind(each) for each in heredocs]
-    kinds += map(_simple_command_kind, _shell_commands(rest))
+    commands = list(_shell_commands(rest))
+    if sum(words.count("<<") for words in commands) != len(heredocs):  # some are in quotes
+        return "source"
+    remaining = iter(heredocs)
+    kinds = [
+        _simple_command_kind(words, list(islice(remaining, words.count("<<"))))
+        for words in commands
+    ]
     return next((kind for kind in ("source", "constant") if kind in kinds), "neutral")
 
 
 class _Heredoc(NamedTuple):
     """A here-document of a shell command."""
 
-    other_words: Sequence[str]
-    """The words of the line that begins the here-document, without the operator and the tag."""
+    body: str
     is_quoted: bool
     """True if the shell expands nothing in the body."""
-    body: str
 
 
 def _split_heredocs(command: str) -> tuple[list[_Heredoc], str]:
-    """Return the here-documents of a command, and its other lines."""
+    """Return the here-documents of a command, and its other lines. These have only the operator in
+    place of a here-document."""
     heredocs, rest = [], []
     lines = iter(command.split("\n"))
     for line in lines:
-        found = _HEREDOC.search(line)
-        if found is None:
-            rest.append(line)
-            continue
-        body = takewhile(partial(_is_body_line, found["tag"]), lines)
-        head = f"{line[: found.start()]} {line[found.end() :]}".split()
-        heredocs.append(_Heredoc(head, bool(found["quote"]), "\n".join(body)))
+        for found in _HEREDOC.finditer(line):
+            body = takewhile(partial(_is_body_line, found["tag"]), lines)
+            heredocs.append(_Heredoc("\n".join(body), bool(found["quote"])))
+        rest.append(_HEREDOC.sub(" << ", line))
     return heredocs, "\n".join(rest)
 
 
 def _is_body_line(tag: str, line: str) -> bool:
     return line.strip() != tag
-
-
-def _heredoc_kind(heredoc: _Heredoc) -> str:
-    program = heredoc.other_words[0] if heredoc.other_words else ""
-    if _PYTHON_PROGRAM.fullmatch(program):
-        return _program_kind(heredoc.body)
-    is_expanded = not heredoc.is_quoted and ("$" in heredoc.body or "`" in heredoc.body)
-    return "constant" if program in _WRITING_PROGRAMS and not is_expanded else "source"
 
 
 def _shell_commands(text: str) -> Iterator[list[str]]:
@@ -120,20 +114,34 @@ def _shell_commands(text: str) -> Iterator[list[str]]:
             command.append(word)
 
 
-def _simple_command_kind(words: Sequence[str]) -> str:
+def _simple_command_kind(words: Sequence[str], heredocs: Sequence[_Heredoc]) -> str:
+    if heredocs and any(word.startswith("#") for word in words):
+        return "source"  # the operator may be in a comment
     if words[0] in _NEUTRAL_PROGRAMS or words[0].startswith("#"):
         return "neutral"
-    if any("$" in word or "`" in word for word in words):
+    expanded = [*words, *(each.body for each in heredocs if not each.is_quoted)]
+    if any("$" in text or "`" in text for text in expanded):
         return "source"
-    operands = _without_output(words)
+    operands = [word for word in _without_output(words) if word != "<<"]
     if not operands or any(map(_is_operator, operands)):
         return "source"
     program, *arguments = operands
-    if _PYTHON_PROGRAM.fullmatch(program) and arguments[:1] == ["-c"] and len(arguments) > 1:
+    if _PYTHON_PROGRAM.fullmatch(program):
+        return _python_kind(arguments, heredocs)
+    if program == "cat":
+        if not all(each == "-" or each.endswith(_ANSWER_FILE) for each in arguments):
+            return "source"
+        return "constant" if heredocs else "neutral"
+    return "constant" if program in _WRITING_PROGRAMS else "source"
+
+
+def _python_kind(arguments: Sequence[str], heredocs: Sequence[_Heredoc]) -> str:
+    """Return the kind of the Python program that is an argument or a here-document."""
+    if len(arguments) > 1 and arguments[0] == "-c":
         return _program_kind(arguments[1])
-    if program == "cat" and all(each.endswith(_ANSWER_FILE) for each in arguments):
-        return "neutral"
-    return "constant" if program in _WRITING_PROGRAMS - {"cat"} else "source"
+    if heredocs and set(arguments) <= {"-"}:
+        return _program_kind(heredocs[-1].body)
+    return "source"
 
 
 def _without_output(words: Sequence[str]) -> list[str]:
