@@ -225,9 +225,10 @@ def _drop_reason(task: _Task) -> str | None:
         return "answer of the type number that is no number"
     if not all(map(normalise, task.answers)):
         return "answer without letters and digits"
-    is_long = len(_TOKEN.findall(task.gold_answer)) > MAX_ANSWER_TOKENS
-    if not choices and (is_long or len(task.gold_answer) > MAX_ANSWER_CHARS):
+    if not choices and len(_TOKEN.findall(task.gold_answer)) > MAX_ANSWER_TOKENS:
         return f"answer over {MAX_ANSWER_TOKENS} tokens"
+    if not choices and len(task.gold_answer) > MAX_ANSWER_CHARS:
+        return f"answer over {MAX_ANSWER_CHARS:,} characters"
     return None
 
 

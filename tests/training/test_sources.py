@@ -164,6 +164,7 @@ def test_generic_rows_may_have_several_documents_and_a_stated_type(tmp_path: Pat
         ("no.", "yes or no"),
         ("+", "answer without letters and digits"),
         ("word " * 31, "answer over 30 tokens"),
+        ("x" * 10_001, "answer over 10,000 characters"),
     ],
 )
 def test_question_that_cannot_be_rewarded_is_dropped(
