@@ -78,6 +78,7 @@ class Rollout:
     tokens_missing: str | None = None
     """The reason why the backend sent no tokens, so that there are no segments; else None."""
     turns: int = 0
+    """Number of turns. The final-answer call and the calls for summaries are not turns."""
     tool_calls: int = 0
     is_hardcoded: bool = False
     """True if the run wrote its answer without reading a file or computing."""
@@ -236,7 +237,7 @@ class RolloutClient:
             answer=answer,
             segments=tuple(Segment(**each) for each in trajectory["token_segments"]),
             tokens_missing=_tokens_missing(trajectory),
-            turns=len(trajectory["model_calls"]),
+            turns=len(trajectory["turns"]),
             tool_calls=len(trajectory["tool_calls"]),
             is_hardcoded=scored.is_hardcoded,
         )

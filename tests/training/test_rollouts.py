@@ -72,6 +72,14 @@ async def test_rollout_has_tokens_reward_and_counts(tmp_path: Path) -> None:
     assert [each["value"] for each in stored["rewards"]] == [1.0]
 
 
+async def test_final_answer_call_of_a_rollout_is_not_a_turn(tmp_path: Path) -> None:
+    sandbox = {"limits": {"max_turns": 1}}
+    async with proxied([READ, RIGHT], tmp_path, sandbox=sandbox) as (backend, _, client):
+        (rollout,) = await client.run([task("port-1")])
+    assert (rollout.outcome, rollout.answer) == ("max_turns", "1874")
+    assert (len(backend.requests), rollout.turns) == (2, 1)
+
+
 async def test_documents_can_be_in_the_prompt(tmp_path: Path) -> None:
     look = tool_reply(call("execute_bash", command="find . -name port.txt"))
     async with proxied([look, RIGHT], tmp_path, placement="prompt") as (backend, _, client):
