@@ -2,7 +2,8 @@
 
 A rollout that the infrastructure spoils (the proxy, the backend or the sandbox failed) is repeated.
 If every repetition fails, it has no reward, so that a trainer leaves it out of its group. A mistake
-that would spoil every rollout, such as a wrong key, ends them all with a RolloutError.
+that would spoil every rollout, such as a wrong key or a missing package of the grader, ends them
+all with a RolloutError.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ import httpx
 
 from training.convert import Placement, prompt_of
 from training.rewards import Attempt, Reward, reward
-from training.rows import TaskRow
+from training.rows import TaskError, TaskRow
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,8 @@ Score = Callable[[TaskRow, Attempt], Reward]
 
 
 class RolloutError(Exception):
-    """The proxy refuses all rollouts, or its backend sends no token ids."""
+    """The proxy refuses all rollouts, its backend sends no token ids, or the rewards cannot be
+    computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,8 @@ class RolloutClient:
         INFRA_ERROR. Raises RolloutError."""
         try:
             return await self._attempt_rollout(http, row, self._request(row, group_id, sandbox))
+        except TaskError as error:
+            raise RolloutError(str(error)) from error
         except (httpx.HTTPError, KeyError, ValueError) as error:
             log.warning("%s: a rollout failed: %s", row.id, error)
             return Rollout(row.id, group_id, INFRA_ERROR, None)

@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -254,6 +255,13 @@ async def test_hardcoded_answer_is_marked_in_the_rollout_the_reward_and_the_trai
         ["function; hardcoded"],
     ]
     assert trainer._metrics["train"]["rollouts/hardcoded_rate"] == [0.5]
+
+
+async def test_reward_function_of_another_form_raises_rollout_error(tmp_path: Path) -> None:
+    score = partial(reward, function="no colon")
+    async with proxied([RIGHT], tmp_path, score=score, retry_delays_s=[]) as (_, _, client):
+        with pytest.raises(RolloutError, match=r"^no colon: not of the form package"):
+            await client.run([task("a")])
 
 
 def test_longest_segment_is_the_row_of_a_rollout() -> None:
