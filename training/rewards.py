@@ -39,6 +39,7 @@ MAX_LENGTH_RATIO = 4
 """Maximum length of an answer of the type span or free, as a multiple of the right answer's length.
 A longer answer gets 0 instead of ROUGE-L."""
 _LETTERS = re.compile(r"[A-Z](?:\s*(?:,|;|\band\b|\s)\s*[A-Z])*")
+_TEXT_COMMAND = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _LATEX_OR_DIGIT = re.compile(r"[\d\\]")
 
@@ -181,7 +182,7 @@ def score(row: TaskRow, answer: str) -> tuple[float, Reason]:
 def _answer_letters(answer: str) -> set[str]:
     """Return the letters of an answer: a last line `Answer: A,C`, the last box, or letters alone.
     Return no letters if there is other text."""
-    given = boxed(answer) or final_answer(answer) or ""
+    given = _TEXT_COMMAND.sub(r"\1", boxed(answer) or final_answer(answer) or "")
     return set(re.findall("[A-Z]", given)) if _LETTERS.fullmatch(given.strip()) else set()
 
 
