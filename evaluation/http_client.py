@@ -54,15 +54,15 @@ class HTTPClient:
     """
 
     def __init__(self, base_url: str, api_key: str, timeout_s: float) -> None:
-        """`base_url` ends in /v1. `timeout_s` limits the time to connect, and each wait for a part
-        of the response."""
+        """`base_url` ends in /v1. `timeout_s` limits the time of a request, until the end of its
+        response."""
         self.base_url = base_url.rstrip("/")
         self._headers = {
             "Accept": "application/json",
             "Authorization": f"Bearer {api_key}",
             "User-Agent": f"sandbox-eval/{version('llm-sandbox-proxy')}",
         }
-        self._timeout = aiohttp.ClientTimeout(sock_connect=timeout_s, sock_read=timeout_s)
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
 
     async def __aenter__(self) -> "HTTPClient":
         self._session = aiohttp.ClientSession(

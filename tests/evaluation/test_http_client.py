@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio
 import pytest
 
 from evaluation.http_client import HTTPClient, RequestError
 from tests.evaluation.evaluation_process import sandbox_eval, sums
 from tests.fakes.backend import scripted_backend
 
+TIMEOUT_S = 30
 HEAD = b"HTTP/1.1 200 OK\r\n"
 Conversation = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -23,7 +25,7 @@ async def server(conversation: Conversation) -> AsyncIterator[str]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await conversation(reader, writer)
-        except asyncio.IncompleteReadError:  # the client has left
+        except (asyncio.IncompleteReadError, ConnectionError):  # the client has left
             return
         finally:
             writer.close()
@@ -144,6 +146,22 @@ async def test_server_that_stops_sending_causes_a_timeout_error(sent: bytes) -> 
         with pytest.raises(RequestError) as raised:
             await http_client.get("/")
     assert raised.value.code == "timeout"
+
+
+async def test_response_that_does_not_end_causes_a_timeout_error() -> None:
+    async def send_spaces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD + b"Connection: close\r\n\r\n")
+        while not reader.at_eof():
+            writer.write(b" ")
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    with anyio.fail_after(TIMEOUT_S):
+        async with server(send_spaces) as url, client(url, timeout_s=0.1) as http_client:
+            with pytest.raises(RequestError) as raised:
+                await http_client.get("/")
+    assert (raised.value.code, str(raised.value)) == ("timeout", "no response in time")
 
 
 @pytest.mark.parametrize("scheme", ["http://", ""])
