@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from evaluation.grading import GradedResult, Graders
-from evaluation.results import MODES, Key, Mode, RunInfo, SandboxUse, Trajectories
+from evaluation.results import MODES, Key, Mode, Result, RunInfo, SandboxUse, Trajectories
 from evaluation.samples import Suite
 from evaluation.statistics import Estimate, PValue, estimate, paired_p_value, percentile
 from evaluation.trajectories import PatternCounts, TurnCounts, patterns_of
@@ -399,11 +399,7 @@ def speeds(evaluation: Evaluation, graded: Sequence[GradedResult]) -> list[Speed
 def _measured_per_minute(evaluation: Evaluation, graded: Sequence[GradedResult]) -> float | None:
     """Return the answers per minute between the first start and the last end of the requests of one
     mode; None if the requests had pauses or different concurrencies."""
-    times = sorted(
-        (started, started + timedelta(seconds=each.result.latency_s))
-        for each in graded
-        for started in [datetime.fromisoformat(each.result.started)]
-    )
+    times = sorted(_start_and_end(each.result) for each in graded)
     first, last = times[0]
     pause = timedelta()
     for started, ended in times:
@@ -415,6 +411,13 @@ def _measured_per_minute(evaluation: Evaluation, graded: Sequence[GradedResult])
     if len({each.result.concurrency or evaluation.info.concurrency for each in graded}) > 1:
         return None
     return len(answered_results(graded)) / minutes
+
+
+def _start_and_end(result: Result) -> tuple[datetime, datetime]:
+    """Return the start of a request's first attempt and the end of its last one."""
+    started = datetime.fromisoformat(result.started)
+    first_started = datetime.fromisoformat(result.first_started or result.started)
+    return first_started, started + timedelta(seconds=result.latency_s)
 
 
 def _latency_shares_s(evaluation: Evaluation, graded: Sequence[GradedResult]) -> list[float]:

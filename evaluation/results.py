@@ -92,6 +92,9 @@ class Result(_Record):
     seed: int | None = None
     started: str
     """The start of the last attempt, in UTC and ISO 8601."""
+    first_started: str | None = None
+    """The start of the first attempt; None if it is the last one, and in records of earlier
+    versions."""
     latency_s: float
     """Duration of the last attempt, in seconds."""
     concurrency: int | None = None

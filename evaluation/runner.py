@@ -188,6 +188,7 @@ class Runner:
         reached when the turns of the run are read.
         """
         failures: list[Failure] = []
+        first_started: str | None = None
         body = self._request_body(job)
         while True:
             started, clock = datetime.now(UTC), time.perf_counter()
@@ -195,6 +196,7 @@ class Runner:
                 **job.key._asdict(),
                 "seed": body.get("seed"),
                 "started": started.isoformat(timespec="milliseconds"),
+                "first_started": first_started,
                 "concurrency": self._concurrency,
             }
             try:
@@ -212,6 +214,7 @@ class Runner:
                 failures.append(_failure(error))
                 delay_s = _retry_delay_s(error, len(failures))
                 if delay_s is not None and len(failures) <= self._plan.max_retries:
+                    first_started = first_started or fields["started"]
                     await asyncio.sleep(delay_s)
                     continue
                 fields["latency_s"] = round(time.perf_counter() - clock, 3)

@@ -202,6 +202,7 @@ def at(second: float, latency_s: float, **changes: Any) -> dict[str, Any]:
     return {"started": started.isoformat(), "latency_s": latency_s, **changes}
 
 
+RETRIED = {"first_started": at(10, 0)["started"]}
 FAILED = {"status": "infra_error", "failures": [Failure(code="timeout", message="m")]}
 
 
@@ -212,10 +213,14 @@ FAILED = {"status": "infra_error", "failures": [Failure(code="timeout", message=
         ([at(0, 10), at(1, 4, **FAILED), at(9, 21)], "4.0"),
         ([at(0, 10), at(12, 18), at(12, 7)], "6.0"),  # for 2 of 30 s no request was running
         ([at(0, 10), at(14, 16), at(14, 7)], "-"),  # for 4 of 30 s
+        ([at(0, 10), at(14, 16, **RETRIED), at(14, 7)], "6.0"),
         ([at(0, 10), at(1, 4, concurrency=8), at(9, 21)], "-"),
         ([at(0, 0), at(0, 0), at(0, 0)], "-"),
     ],
-    ids=["one part", "a failure", "a short pause", "a pause", "two concurrencies", "no duration"],
+    ids=[
+        *("one part", "a failure", "a short pause", "a pause", "a retry", "two concurrencies"),
+        "no duration",
+    ],
 )
 async def test_measured_speed_is_from_the_first_start_to_the_last_end_of_a_mode(
     requests: Sequence[Any], per_minute: str, tmp_path: Path

@@ -98,6 +98,8 @@ async def test_failed_attempt_is_repeated_and_recorded(tmp_path: Path) -> None:
     code, _, (result,) = await evaluate(tmp_path, script, *PLAIN, "--max-retries", "1")
     assert (code, result.status, result.answer) == (0, "answered", "Answer: 0")
     assert [(each.status, each.code) for each in result.failures] == [(503, "busy")]
+    assert result.first_started
+    assert result.first_started < result.started
     assert rows(await report_of(tmp_path / "output"), "### Errors") == [
         ["sums", "plain", "busy", "0", "1"]
     ]
@@ -108,6 +110,7 @@ async def test_refused_request_is_not_repeated(tmp_path: Path) -> None:
     code, _, (result,) = await evaluate(tmp_path, script, *PLAIN, "--max-retries", "5")
     assert (code, result.status) == (3, "infra_error")
     assert [each.code for each in result.failures] == ["invalid_value"]
+    assert result.first_started is None
 
 
 async def test_infra_error_is_counted_apart_and_the_next_run_repeats_its_request(
