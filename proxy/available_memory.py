@@ -20,6 +20,11 @@ COLLECT_EVERY_S = 5.0
 MAX_RESERVE_BYTES = 512 << 20
 RESERVE_SHARE = 20
 """The default reserve is a limit divided by this number."""
+_FILE_NAMES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    2: ("memory.max", "memory.current"),
+}
+"""The files with the limit and the usage of a cgroup, by the version of cgroups."""
 _UNLIMITED_BYTES = 1 << 60
 """Version 1 of cgroups reports about 2**63 bytes for a cgroup without a limit."""
 
@@ -118,16 +123,12 @@ class Cgroup:
 
     def limit(self) -> MemoryLimit | None:
         """Return the cgroup's limit, or None if it has none or cannot be read."""
-        names = (
-            ("memory.max", "memory.current")
-            if self.version == 2
-            else (
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-            )
-        )
-        total, used = (_read_text(self.directory / name).strip() for name in names)
-        if not (total.isdecimal() and used.isdecimal()) or int(total) >= _UNLIMITED_BYTES:
+        limit_name, usage_name = _FILE_NAMES[self.version]
+        total = _read_text(self.directory / limit_name).strip()
+        if not total.isdecimal() or int(total) >= _UNLIMITED_BYTES:
+            return None
+        used = _read_text(self.directory / usage_name).strip()
+        if not used.isdecimal():
             return None
         counts = dict(_fields(_read_text(self.directory / "memory.stat")))
         prefix = "" if self.version == 2 else "total_"

@@ -6,7 +6,7 @@ from functools import partial
 from proxy.models.scripted import text_reply
 from tests.attacks.neighbour import Bounds, Outcome, Range, firing_range, stop_reason
 from tests.attacks.report import Finding
-from tests.clients.test_many_calls import MANY, reply_with_calls
+from tests.clients.test_many_calls import MANY, streamed_reply
 from tests.fakes.backend import Frames, Item, Raw, chunk, frames
 from tests.proxy.models.test_backend_bounds import Endless, called
 
@@ -40,7 +40,7 @@ def _json(body: bytes) -> Raw:
 
 
 def _large_replies() -> dict[str, Sequence[Item]]:
-    calls = reply_with_calls(MANY)
+    calls = streamed_reply(MANY)
     event = _CHUNK + b'{"x": [' + b"{}," * (2 * MIB) + b"{}]}}]}\n\n"
     return {
         f"{MANY:,} calls in one turn": [calls, text_reply("Done.")],
