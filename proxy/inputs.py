@@ -36,6 +36,7 @@ from policies.workspace import (
     text_digest,
     texts_to_count,
 )
+from proxy import stepwise
 from proxy.agent.model import Credentials, Message, Model
 from proxy.agent.task import AgentInput, InputFile, PendingInput
 from proxy.body_memory import BodyReservation
@@ -154,7 +155,8 @@ class Inputs:
         limits = context.limits
         sizes: Mapping[str, int] = {}
         if parts:
-            parts, sizes = await asyncio.to_thread(_measure_inline_files, parts, limits)
+            parts = await asyncio.to_thread(_with_identities, parts)
+            sizes = await _measure_inline_files(parts, limits)
         media = ModelMedia(context.reservation)
         local_contents = [
             await self._local_content(part, sizes, context.owner, media) for part in parts
@@ -398,19 +400,20 @@ async def _pieces(data: bytes) -> Pieces:
         yield data[start : start + _PIECE_BYTES]
 
 
-def _measure_inline_files(
-    parts_without_identity: Sequence[FilePart], limits: InputLimits
-) -> tuple[list[FilePart], dict[str, int]]:
-    """Return the parts with their identities, and the size of each file in the request body by its
-    identity. Raises BadRequestError, FileTooLargeError."""
-    parts = [part.with_identity() for part in parts_without_identity]
+def _with_identities(parts: Sequence[FilePart]) -> list[FilePart]:
+    return [part.with_identity() for part in parts]
+
+
+async def _measure_inline_files(parts: Sequence[FilePart], limits: InputLimits) -> dict[str, int]:
+    """Return the size of each file in the request body by its identity. Raises BadRequestError,
+    FileTooLargeError."""
     sizes: dict[str, int] = {}
     bytes_left = limits.max_total_mib << 20
     for part in parts:
         if not isinstance(part.source, InlineData) or part.identity in sizes:
             continue
         try:
-            size = sizes[part.identity] = part.source.measure()
+            size = sizes[part.identity] = await stepwise.run(part.source.measure())
         except ValueError as error:
             raise malformed_data_error(part.param, error) from error
         bytes_left -= size
@@ -420,7 +423,7 @@ def _measure_inline_files(
                 f" {limits.max_file_mib} MiB, and all together {limits.max_total_mib} MiB.",
                 param=part.param,
             )
-    return parts, sizes
+    return sizes
 
 
 class ModelMedia:

@@ -1,5 +1,5 @@
-"""Decode and encode large JSON on the event loop, which runs other tasks between the steps. If
-several large values are handled at the same time, they take turns, one step each."""
+"""Handles large values in steps on the event loop, which runs other tasks between the steps. If
+several values are handled at the same time, they take turns, one step each."""
 
 import asyncio
 import secrets
@@ -29,7 +29,7 @@ def is_large(value: Any) -> bool:
 
 async def decode_large(text: bytes | bytearray) -> Decoded:
     """Return the decoded JSON. See `decode_in_steps`."""
-    return await _run(decode_in_steps(text, secrets.token_hex(_MARK_BYTES)))
+    return await run(decode_in_steps(text, secrets.token_hex(_MARK_BYTES)))
 
 
 async def encode(
@@ -39,7 +39,7 @@ async def encode(
     TypeError."""
     if not is_large(value):
         return encode_small(value)
-    return await _run(encode_in_steps(value, secrets.token_hex(_MARK_BYTES), encode_small))
+    return await run(encode_in_steps(value, secrets.token_hex(_MARK_BYTES), encode_small))
 
 
 async def call(function: Callable[[Any], T], value: Any) -> T:
@@ -50,7 +50,8 @@ async def call(function: Callable[[Any], T], value: Any) -> T:
     return function(value)
 
 
-async def _run(steps: Steps[T]) -> T:
+async def run(steps: Steps[T]) -> T:
+    """Return the result of the steps."""
     turn = _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
     while True:
         async with turn:

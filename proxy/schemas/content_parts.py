@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from policies.file_names import UNKNOWN_TYPE, guess_mime_type, normalize_mime_type
+from policies.large_json import Steps
 from policies.workspace import Kind, Message, text_digest
 from proxy.errors import BadRequestError
 from proxy.schemas.validation import array, missing_error, text
@@ -39,12 +40,15 @@ class InlineData:
     """The MIME type from the client, or an empty string."""
     is_base64: bool = True
 
-    def measure(self) -> int:
+    def measure(self) -> Steps[int]:
         """Return the number of bytes of the decoded data. Raises ValueError if the data is
         malformed."""
-        if not self.is_base64:
-            return sum(map(len, self.pieces()))
         count = pads = 0
+        if not self.is_base64:
+            for piece in self.pieces():
+                count += len(piece)
+                yield
+            return count
         for piece in self._slices():
             encoded = piece.translate(None, delete=_SPACE)
             rest = encoded.translate(None, delete=_ALPHABET)
@@ -56,6 +60,7 @@ class InlineData:
                 raise ValueError(_NOT_BASE64)
             pads += len(rest)
             count += len(encoded) - len(rest)
+            yield
         if count % 4 == 1 or pads > 2 or (pads and (count + pads) % 4):
             raise ValueError("it is cut off or wrongly padded")
         return count * 3 // 4
