@@ -155,7 +155,8 @@ def judge_all(
 
 
 class _JudgedAnswer:
-    """An answer with the instructions for the judge, and the keys of its votes."""
+    """An answer for the judge: the instructions, the question, and for each vote the key under
+    which it is stored."""
 
     def __init__(
         self, instructions: JudgeInstructions, question: JudgeQuestion, judge: Judge

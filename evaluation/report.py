@@ -95,8 +95,8 @@ def suites_section(evaluation: Evaluation) -> Section:
 
 
 def model_sections(evaluation: Evaluation, model: str) -> list[Section]:
-    """Return all sections about a model except its speed. The first section is the accuracy, the
-    paper's table."""
+    """Return all sections about a model except its speed. The first section shows the accuracy, as
+    the main table of the paper does."""
     graded = evaluation.results_of_model(model)
     return [
         _accuracy_section(evaluation.accuracies[model]),

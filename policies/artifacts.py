@@ -213,7 +213,7 @@ def _with_file_id(part: dict[str, Any], files: Container[FileRef]) -> dict[str, 
     return part
 
 
-def strip_links(value: Any, find_path: FindPath = lambda link: None) -> Any:
+def replace_signed_links(value: Any, find_path: FindPath = lambda link: None) -> Any:
     """Return a JSON value with each signed link replaced by the path of its file, or by the link
     without its signature if the path is unknown. A value without a link is not copied."""
     if isinstance(value, str):
@@ -222,10 +222,10 @@ def strip_links(value: Any, find_path: FindPath = lambda link: None) -> Any:
         replacement = partial(_link_replacement, find_path=find_path)
         return "".join(_LINK.sub(replacement, piece) for piece in _pieces(value))
     if isinstance(value, dict):
-        fields = {name: strip_links(item, find_path) for name, item in value.items()}
+        fields = {name: replace_signed_links(item, find_path) for name, item in value.items()}
         return fields if any(fields[name] is not value[name] for name in value) else value
     if isinstance(value, list):
-        items = [strip_links(item, find_path) for item in value]
+        items = [replace_signed_links(item, find_path) for item in value]
         return items if _has_replaced_item(items, value) else value
     return value
 

@@ -95,8 +95,8 @@ def _has_steps(reasoning: Any) -> bool:
 
 
 def _strip_parts(parts: list[Any]) -> list[Any] | str:
-    """Return the parts without reasoning that contains steps; `parts` itself if there is no such
-    reasoning."""
+    """Remove the reasoning that contains steps. Return `parts` itself if there is no such
+    reasoning, and "" if nothing is left."""
     kept: list[Any] = []
     for part in parts:
         if not isinstance(part, dict) or part.get("type") != "text":

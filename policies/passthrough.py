@@ -124,7 +124,7 @@ def is_stateless(method: str, path: str) -> bool:
     return segments[-2:] == _CHAT_COMPLETIONS or _matches_any(_STATELESS_CALLS, rest)
 
 
-def may_name_responses(path: str) -> bool:
+def can_refer_to_responses(path: str) -> bool:
     """Return True if a request to the path may name responses that the backend has stored."""
     return "responses" in (_path_segments(path) or ())
 

@@ -37,7 +37,8 @@ _ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class SecretPattern:
-    """A pattern of the operator for secrets. Raises ValueError for an invalid pattern."""
+    """A pattern that the operator has configured to find secrets. Raises ValueError for an invalid
+    pattern."""
 
     name: str
     """The name that replaces the secret: `[redacted NAME]`."""

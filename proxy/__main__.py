@@ -370,7 +370,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     `serve` requires, else 0."""
     import asyncio
 
-    from proxy.bootstrap import build_model, build_tool_probe, tool_settings
+    from proxy.bootstrap import build_model, build_tool_probe, tool_support_settings
     from proxy.doctor import diagnose
     from proxy.profiles import build_profiles
 
@@ -381,7 +381,7 @@ def doctor(arguments: argparse.Namespace) -> int:
             model,
             _key_refusal_reason(config),
             build_tool_probe(config, model),
-            tool_settings(config),
+            tool_support_settings(config),
             _backend_builders(config, needs_image=True),
             build_profiles(config).default.isolation,
             self_test=arguments.self_test,

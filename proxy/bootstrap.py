@@ -43,7 +43,7 @@ from proxy.models.operator_proxies import proxy_for, proxy_urls
 from proxy.models.prices import Prices
 from proxy.models.retry import RetryingModel
 from proxy.models.scripted import ScriptedModel
-from proxy.models.tool_support import ToolProbe, ToolSettings, ToolVerdicts, WatchedModel
+from proxy.models.tool_support import ToolProbe, ToolSupportSettings, ToolVerdicts, WatchedModel
 from proxy.profiles import Profiles, build_profiles
 from proxy.runs.manager import RunManager
 from proxy.store import postgresql
@@ -390,14 +390,16 @@ def _agent(
 def _tool_verdicts(config: Config, model: Model, store: Store) -> ToolVerdicts:
     backend = config.backend.base_url or config.backend.provider
     return ToolVerdicts(
-        tool_settings(config), build_tool_probe(config, model), store.tool_verdicts, backend
+        tool_support_settings(config), build_tool_probe(config, model), store.tool_verdicts, backend
     )
 
 
-def tool_settings(config: Config) -> ToolSettings:
+def tool_support_settings(config: Config) -> ToolSupportSettings:
     """Return the tool support that is configured for each model."""
     models = ((name, model.tool_support) for name, model in config.models.items())
-    return ToolSettings(config.backend.tool_support, [(n, value) for n, value in models if value])
+    return ToolSupportSettings(
+        config.backend.tool_support, [(n, value) for n, value in models if value]
+    )
 
 
 def build_tool_probe(config: Config, model: Model) -> ToolProbe | None:

@@ -15,7 +15,7 @@ from policies.isolation import Isolation
 from proxy.agent.context_windows import ContextWindows
 from proxy.agent.model import Model
 from proxy.errors import BackendError
-from proxy.models.tool_support import ToolProbe, ToolSettings
+from proxy.models.tool_support import ToolProbe, ToolSupportSettings
 from sandbox_runtime.backends.base import Backend, Check
 from sandbox_runtime.backends.docker_hosts import DockerHost, DockerHosts
 from sandbox_runtime.errors import SandboxError, SandboxFileError, SandboxStartError
@@ -62,7 +62,7 @@ async def check_model(
     return Check("model backend", True, names)
 
 
-async def check_tools(probe: ToolProbe, settings: ToolSettings) -> list[Check]:
+async def check_tools(probe: ToolProbe, settings: ToolSupportSettings) -> list[Check]:
     """Check for each of the first MAX_PROBED_MODELS models of the backend whether the model gets
     tools. Return no checks if the backend does not list its models."""
     try:
@@ -74,7 +74,7 @@ async def check_tools(probe: ToolProbe, settings: ToolSettings) -> list[Check]:
 
 
 async def _check_model_tools(
-    probe: ToolProbe, settings: ToolSettings, name: str, version: str | None
+    probe: ToolProbe, settings: ToolSupportSettings, name: str, version: str | None
 ) -> Check:
     title = f"tools of {name}"
     if (setting := settings.for_model(name)) != "probe":
@@ -170,7 +170,7 @@ async def diagnose(
     model: Model,
     refusal_reason: str,
     probe: ToolProbe | None,
-    tool_settings: ToolSettings,
+    tool_support_settings: ToolSupportSettings,
     builders: Mapping[str, Callable[[], Backend]],
     isolation: Isolation,
     *,
@@ -185,7 +185,7 @@ async def diagnose(
     made too."""
     report = _Report()
     report.add([await check_model(model, refusal_reason)], needed=True)
-    tools = [] if probe is None else await check_tools(probe, tool_settings)
+    tools = [] if probe is None else await check_tools(probe, tool_support_settings)
     report.add(tools, needed=False)
     await model.aclose()
     chosen = ""

@@ -21,7 +21,7 @@ from policies.artifacts import (
     ProducedFile,
     linked_files,
     replace_links_with_file_ids,
-    strip_links,
+    replace_signed_links,
 )
 from policies.file_names import guess_mime_type
 from policies.workspace import INPUT_DIR, OUTPUT_DIR
@@ -135,7 +135,7 @@ class FileStore:
             if paths
             else messages
         )
-        strip = partial(strip_links, find_path=paths.get)
+        strip = partial(replace_signed_links, find_path=paths.get)
         changed: Sequence[Message] = await stepwise.call(strip, list(named))
         return changed
 

@@ -25,7 +25,7 @@ from policies.hosts import Target
 from policies.isolation import Isolation
 from policies.sessions import ResumePoint, Session, SessionState
 from sandbox_runtime.clock import Clock, SystemClock
-from sandbox_runtime.egress.decision import ConfirmTarget, Decision, OnDecision
+from sandbox_runtime.egress.decision import CheckTarget, Decision, OnDecision
 from sandbox_runtime.errors import SandboxError, SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Lease, Sandbox, Sandboxes, Sink
 
@@ -71,7 +71,7 @@ class RunWorkspace:
         self.origin: Origin = "new"
         self.on_decision: OnDecision | None = None
         """Callback of the current run for network connections of the sandbox."""
-        self.confirm_target: ConfirmTarget | None = None
+        self.check_target: CheckTarget | None = None
         """Callback that allows or denies a connection. After the end of a run, the callback of that
         run stays in use."""
         self.restore: Callable[[Sandbox], Awaitable[None]] | None = None
@@ -132,7 +132,7 @@ class RunWorkspace:
         return self.on_decision(decision) if self.on_decision else None
 
     async def _confirm(self, target: Target) -> str | None:
-        return await self.confirm_target(target) if self.confirm_target else None
+        return await self.check_target(target) if self.check_target else None
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ class Workspaces:
         resume_from: ResumePoint | None,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
-        confirm_target: ConfirmTarget | None = None,
+        check_target: CheckTarget | None = None,
         owner: str = "",
     ) -> AsyncIterator[RunWorkspace]:
         """Open a workspace for the duration of the block. If the block sets `save_as` and does not
@@ -186,7 +186,7 @@ class Workspaces:
             self._sandboxes, isolation, owner
         )
         try:
-            workspace.confirm_target = confirm_target
+            workspace.check_target = check_target
             await self._reset(workspace, parent)
             workspace.on_decision = on_decision
             yield workspace

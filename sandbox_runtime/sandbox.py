@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from policies.isolation import Isolation
-from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
+from sandbox_runtime.egress.decision import CheckTarget, OnDecision
 from sandbox_runtime.egress.limits import TrafficQuota
 
 StreamName = Literal["stdout", "stderr"]
@@ -257,7 +257,7 @@ class Sandboxes(Protocol):
         self,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
-        confirm_target: ConfirmTarget | None = None,
+        check_target: CheckTarget | None = None,
         owner: str = "",
     ) -> AbstractAsyncContextManager[Lease]:
         """Lease a sandbox for the length of the block. The sandbox starts at once. After the block
@@ -267,5 +267,5 @@ class Sandboxes(Protocol):
         If leases must wait, their owners take turns; the leases of one owner keep their order.
 
         `on_decision` is called after every connection that a program inside tried to make.
-        `confirm_target` is called before a connection is made and may deny it.
+        `check_target` is called before a connection is made and may deny it.
         """

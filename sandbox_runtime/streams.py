@@ -1,6 +1,7 @@
 """The streams of a channel, flow-controlled in both directions.
 
-A `Stream` is an operation of the host. A `ProgramConnection` was opened by a program inside.
+A `Stream` carries one operation that the host has started. A `ProgramConnection` carries a
+connection that a program inside has opened.
 `ResetStreams` holds the streams that the host has reset.
 """
 

@@ -413,8 +413,8 @@ def _use_of_stdin(command: Command, language: Language) -> CapabilityUse:
 
 
 def _use_of_redirections(command: Command) -> CapabilityUse:
-    """Return the use of the files that a command's redirections read and write, and the code that
-    they write."""
+    """Return what the redirections of a command use: the capability of files if they read or write
+    a file, and the code that they write into files."""
     paths = [path for path in command.written_files if not path.startswith("/dev/")]
     if command.words[:1] == ("tee",):
         paths += command.words[1:]

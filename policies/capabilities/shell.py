@@ -252,7 +252,7 @@ class _Parser:
             self._drafts.append(_Draft([ARITHMETIC]))
         self._frames += [_Frame("(", has_no_commands=True, in_word=True) for _ in range(2)]
 
-    def _substitution(self, _: str) -> None:
+    def _open_substitution(self, _: str) -> None:
         self._add_to_word(_INNER_WORD)
         self._frames.append(_Frame("$(", in_word=True))
 
@@ -296,7 +296,7 @@ class _Parser:
         "escape": _escape,
         "quoted_escape": _quoted_escape,
         "sum": _arithmetic,
-        "inner": _substitution,
+        "inner": _open_substitution,
         "tick": _backtick,
         "herestring": _expect_target,
         "heredoc": _heredoc,

@@ -113,7 +113,7 @@ class Agent:
             session.resume_from,
             task.profile.isolation,
             watch.on_decision,
-            watch.confirm_target,
+            watch.check_target,
             session.owner,
         ) as lease:
             if task.profile.enabled == "always":

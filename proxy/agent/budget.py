@@ -85,7 +85,7 @@ class RunBudget:
             return stop
         return await self._reserve_call(messages)
 
-    async def reserve_out_of_band_call(self, messages: Sequence[Message]) -> StopReason | None:
+    async def reserve_extra_call(self, messages: Sequence[Message]) -> StopReason | None:
         """Reserve a model call in addition to the turn's own call, which is still to be made.
         Return the limit that rules the call out, or None."""
         spent = self._spent_so_far()

@@ -98,7 +98,7 @@ class Conversation:
             self.history,
             self._counter,
             files,
-            self._complete_out_of_band,
+            self._complete_extra,
             compacts=task.profile.limits.compact and not task.captures_tokens,
         )
 
@@ -138,7 +138,7 @@ class Conversation:
         self.history.append(reply.message)
 
     def repair_replies(self) -> None:
-        """Replace the replies in the history that have malformed tool calls."""
+        """Replace each reply in the history that has malformed tool calls by its repaired form."""
         self.history.replace_messages(self._repaired_replies)
         self._repaired_replies = {}
 
@@ -282,11 +282,11 @@ class Conversation:
             minimum = min(minimum, window // MIN_LIMIT_DIVISOR)
         return {name: max(limit, minimum) for name, limit in self._params.token_limits.items()}
 
-    async def _complete_out_of_band(self, messages: Sequence[Message]) -> Completion | None:
+    async def _complete_extra(self, messages: Sequence[Message]) -> Completion | None:
         """Make a model call without tools whose messages do not enter the history. Return None if
         the budget does not allow the call. While the run requests its final answer, the budget is
         not checked."""
-        if not self._has_requested_final_call and not await self._model.reserve_out_of_band_call(
+        if not self._has_requested_final_call and not await self._model.reserve_extra_call(
             messages
         ):
             return None

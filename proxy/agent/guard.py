@@ -104,7 +104,7 @@ class EgressWatch:
         self._rule_throttles: dict[str, tuple[Throttle, RuleMatched]] = {}
         """Throttle and last event of each rule, by name."""
 
-    async def confirm_target(self, target: Target) -> str | None:
+    async def check_target(self, target: Target) -> str | None:
         """Return the reason for which a rule denies a connection that the network policy allows, or
         None if no rule does."""
         refused = await self._guard.egress_refusal(target)

@@ -36,10 +36,10 @@ class MeteredModel:
         self._model = model if timeout_s is None else model.with_timeout(timeout_s)
         self._budget = budget
 
-    async def reserve_out_of_band_call(self, messages: Sequence[Message]) -> bool:
+    async def reserve_extra_call(self, messages: Sequence[Message]) -> bool:
         """Reserve a call in addition to the turn's own call. Return False if the budget rules the
         call out."""
-        return await self._budget.reserve_out_of_band_call(messages) is None
+        return await self._budget.reserve_extra_call(messages) is None
 
     async def tokenize_prompt(self, model: str, prompt: str) -> list[int] | None:
         """See `Model`."""

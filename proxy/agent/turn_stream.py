@@ -207,8 +207,8 @@ class StreamHandler:
             await self._emit(Narration(text))
 
     async def end_with_calls(self, turn: Turn, reply: Completion) -> Mapping[str, str]:
-        """End a turn with tool calls, whose prose is narration. Return the id under which
-        the client received each call that was emitted, by the call's id in the turn."""
+        """End a turn that has tool calls, and send the rest of its prose as narration. Return a
+        mapping from the id of each emitted call in the turn to the id that the client received."""
         if self._streams:
             await self._end_narration(turn.calls[0].name, is_call_text=turn.calls_are_text)
             await self._narrate("".join(self._text_after_call))

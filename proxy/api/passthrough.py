@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from policies.budgets import DailyBudget
 from policies.headers import ResponseHeader
 from policies.json_bounds import TooMuchJSONError, decode_json
-from policies.passthrough import PathKind, is_stateless, may_name_responses, path_kind
+from policies.passthrough import PathKind, can_refer_to_responses, is_stateless, path_kind
 from policies.routing import PLAIN_SUFFIX, backend_model_name
 from proxy import stepwise
 from proxy.agent.model import Upstream, UpstreamBody, UpstreamResponse
@@ -185,7 +185,7 @@ async def _require_owned_state(
     as JSON. Requests to paths that name no responses pass. With `backend.passthrough: all`, all
     requests pass."""
     path = raw_path(request.http)
-    if request.services.passthrough == "all" or not may_name_responses(path):
+    if request.services.passthrough == "all" or not can_refer_to_responses(path):
         return
     if isinstance(body, RequestBodyStream):
         raise BadRequestError(

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from policies.artifacts import strip_links
+from policies.artifacts import replace_signed_links
 from policies.budgets import Expense
 from policies.headers import RequestHeader
 from policies.history import strip_steps
@@ -296,7 +296,7 @@ async def _body_and_session(request: RunRequest, run_id: str) -> tuple[dict[str,
     body = dict(request.body)
     if request.decision.is_plain:
         await model_request.services.inputs.refuse_unsafe_urls(urls_in(body["messages"]), owner)
-        body["messages"], _ = extract_files(strip_links(body["messages"]))
+        body["messages"], _ = extract_files(replace_signed_links(body["messages"]))
         body |= {"tools": None, "tool_choice": None}
         return body, _new_session(owner, run_id)
     body["messages"] = strip_steps(body["messages"])

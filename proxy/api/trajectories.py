@@ -113,7 +113,7 @@ async def retrieve_trajectory(
     services: ServicesDep, owner: Owner, run_id: str, query: Annotated[TrajectoryQuery, Query()]
 ) -> Response:
     """Return the trajectory of a captured run. The trajectory of a run in progress contains the run
-    so far. Both paths are equivalent: a trajectory has the id of its run."""
+    so far. `/v1/trajectories/{run_id}` and `/v1/runs/{run_id}/trajectory` return the same."""
     stored_trajectory = await services.runs.trajectory(owner, run_id)
     if stored_trajectory is None:
         await find_run(services, owner, run_id)

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from policies.artifacts import strip_links
+from policies.artifacts import replace_signed_links
 from policies.budgets import DailyBudget
 from policies.json_bounds import SMALL_BYTES, JSONBounds
 from policies.passthrough import URL_FIELDS, remote_urls
@@ -194,7 +194,7 @@ async def fields_for_backend(fields: Mapping[str, Any], model: str) -> dict[str,
     """Return the request's fields for the backend: with `model` as the model's name, without
     `sandbox`, and without the signatures of links to produced files."""
     others = {key: value for key, value in fields.items() if key != "sandbox"}
-    return {**await stepwise.call(strip_links, others), "model": model}
+    return {**await stepwise.call(replace_signed_links, others), "model": model}
 
 
 def raw_path(request: Request) -> str:

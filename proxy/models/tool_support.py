@@ -83,7 +83,7 @@ the first field is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
-class ToolSettings:
+class ToolSupportSettings:
     """The setting `backend.tool_support` and its overrides by model."""
 
     default: ToolSupport = "always"
@@ -235,7 +235,7 @@ class ToolVerdicts:
 
     def __init__(
         self,
-        settings: ToolSettings = ToolSettings(),
+        settings: ToolSupportSettings = ToolSupportSettings(),
         probe: ToolProbe | None = None,
         repository: ToolVerdictRepository | None = None,
         backend: str = "",

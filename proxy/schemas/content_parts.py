@@ -309,8 +309,8 @@ def _file_by_url(
 
 
 def media_type_to_show(part: FilePart, mime_type: str) -> str | None:
-    """Return the MIME type with which the model receives a file that was downloaded for a part.
-    Return None if the file is not of the part's kind (image, audio or video)."""
+    """Return the MIME type to give the model for a file that was downloaded for a part, or None if
+    the file is not of the part's kind (image, audio or video)."""
     if part.content_part is None or part.kind not in _URL_PARTS.values():
         return None
     if _file_kind(mime_type) != part.kind:

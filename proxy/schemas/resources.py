@@ -501,7 +501,7 @@ class StreamQuery(BaseModel):
 
 
 class ResponseQuery(StreamQuery):
-    """The query parameters that retrieve a response."""
+    """The query parameters of a request for a stored response."""
 
     stream: str | None = Field(None, description="`true` streams the response's events.")
     include: list[str] | None = Field(

@@ -61,7 +61,8 @@ class ResponsesAsChat(ChatTranslation):
 def as_chat(
     body: Mapping[str, Any], earlier_items: Sequence[Mapping[str, Any]] = ()
 ) -> ResponsesAsChat:
-    """Return the chat completion for a request that continues `earlier_items`.
+    """Translate a request of the responses API, which continues `earlier_items`, into a request of
+    the chat completions API.
 
     Raises BadRequestError, and NotFoundError for a reference to an unknown item.
     """

@@ -360,7 +360,8 @@ def text_logprobs(logprobs: Any) -> list[dict[str, Any]]:
 
 
 def _tool_object(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool with the fields that clients read unconditionally."""
+    """Return a copy of a tool. A function gets the fields `parameters` and `strict`, as null, if it
+    lacks them: clients read them without a check."""
     if tool["type"] == "function":
         return {"parameters": None, "strict": None, **tool}
     return dict(tool)

@@ -99,8 +99,8 @@ class RunRepository:
         return await self._database.read_one(query, self._run)
 
     async def find_by_key(self, owner: str, key: str) -> StoredRun | None:
-        """Return the newest run with this Idempotency-Key that is completed or running in another
-        process, or None."""
+        """Return the newest run with this Idempotency-Key that a request can join, or None. A run
+        can be joined if it is completed, or if another process is still running it."""
         found = await self._database.read(lambda c: self._find_by_key(c, owner, key))
         return found.joinable
 

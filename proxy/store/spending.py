@@ -39,7 +39,7 @@ class StoredBudgetAccount:
         return await self._take(DailyBudget(), expected)
 
     async def settle(self, reservation: Reservation, actual: Expense) -> None:
-        adding = asyncio.ensure_future(self._add_expense(reservation, actual))
+        adding = asyncio.ensure_future(self._replace_expected(reservation, actual))
         with anyio.CancelScope(shield=True):  # the expense counts even if the client disconnects
             try:
                 await asyncio.shield(adding)
@@ -54,10 +54,10 @@ class StoredBudgetAccount:
         except asyncio.CancelledError:
             # The store may have counted the expense, but no caller gets the reservation.
             with anyio.CancelScope(shield=True):
-                await self._add_expense(await taking, Expense())
+                await self._replace_expected(await taking, Expense())
             raise
 
-    async def _add_expense(self, reservation: Reservation, actual: Expense) -> None:
+    async def _replace_expected(self, reservation: Reservation, actual: Expense) -> None:
         await self.repository.add(self.owner, reservation.day, actual - reservation.expected)
 
 

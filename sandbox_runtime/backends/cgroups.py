@@ -182,7 +182,8 @@ def _mounts(proc: Path) -> Iterator[_Mount]:
 
 def _find_version_1(mounts: list[_Mount]) -> Cgroups | None:
     """Return the hierarchies at the top of the controllers' mounts, or None if they do not suffice.
-    Below this process's own cgroup, the sweep of a later owner would not find the cgroups."""
+    If cgroups were created below this process's own cgroup, the sweep of a later owner would not
+    find them."""
     found: list[Hierarchy] = []
     for controller in _CONTROLLERS:
         for mount in mounts:

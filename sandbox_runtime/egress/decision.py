@@ -1,5 +1,5 @@
 """The outcome of a connection that a program inside tried to make: the Decision, the callbacks
-ConfirmTarget and OnDecision, and the errors that end a connection.
+CheckTarget and OnDecision, and the errors that end a connection.
 
 EgressError         its text is sent to the program
 ├ DeniedError       denied by the rules or a limit, or malformed
@@ -32,7 +32,7 @@ class Decision:
     duration_s: float
 
 
-ConfirmTarget = Callable[[Target], Awaitable[str | None]]
+CheckTarget = Callable[[Target], Awaitable[str | None]]
 """A function that is called before a connection that the sandbox's rules allow. It returns the
 reason to deny the connection, or None."""
 OnDecision = Callable[[Decision], Awaitable[None] | None]

@@ -12,7 +12,7 @@ from policies.egress import HTTP_PORT, Egress, EgressRules
 from policies.hosts import Target
 from sandbox_runtime.egress.connection import BufferedReader, Connection
 from sandbox_runtime.egress.decision import (
-    ConfirmTarget,
+    CheckTarget,
     Decision,
     DeniedError,
     EgressError,
@@ -71,7 +71,7 @@ class EgressGateways:
         self,
         egress: Egress,
         on_decision: OnDecision | None = None,
-        confirm_target: ConfirmTarget | None = None,
+        check_target: CheckTarget | None = None,
     ) -> "Gateway":
         """Return the gateway of one lease. Raises ValueError if the rules cannot be enforced."""
         return Gateway(
@@ -79,7 +79,7 @@ class EgressGateways:
             resolve=self._resolve,
             forbidden=self._forbidden,
             secrets=self._secrets,
-            confirm_target=confirm_target,
+            check_target=check_target,
             on_decision=on_decision,
         )
 
@@ -95,7 +95,7 @@ class Gateway:
         connect: Connect = open_connection,
         forbidden: Collection[Endpoint] = (),
         secrets: Mapping[str, str] | None = None,
-        confirm_target: ConfirmTarget | None = None,
+        check_target: CheckTarget | None = None,
         on_decision: OnDecision | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
@@ -111,7 +111,7 @@ class Gateway:
             header.env: _header_value(header.env, (secrets or {}).get(header.env))
             for header in egress.headers
         }
-        self._confirm_target = confirm_target
+        self._check_target = check_target
         self._on_decision = on_decision
         self._scopes: set[anyio.CancelScope] = set()
         self._all_ended = asyncio.Event()
@@ -154,7 +154,7 @@ class Gateway:
         """Return why the target is denied, or None."""
         if reason := self._rules.refusal(target):
             return reason
-        return await self._confirm_target(target) if self._confirm_target else None
+        return await self._check_target(target) if self._check_target else None
 
     def _headers_for(self, target: Target) -> tuple[Header, ...]:
         headers = self._rules.headers_for(target)
@@ -180,13 +180,13 @@ class _ConnectionHandler:
 
     def __init__(
         self,
-        confirm_target: ConfirmTarget,
+        check_target: CheckTarget,
         dialer: Dialer,
         traffic: TrafficQuota,
         headers_for: Callable[[Target], tuple[Header, ...]],
         timeouts: Timeouts,
     ) -> None:
-        self._confirm_target = confirm_target
+        self._check_target = check_target
         self._dialer = dialer
         self._traffic = traffic
         self._headers_for = headers_for
@@ -234,7 +234,7 @@ class _ConnectionHandler:
         target = self._target = request.target
         if refusal:
             raise DeniedError(refusal, 503)
-        if reason := await self._confirm_target(target):
+        if reason := await self._check_target(target):
             raise DeniedError(reason)
         self._traffic.check()
         server = await self._dialer.dial(target)

@@ -205,7 +205,7 @@ class WaiterQueue:
             del self._waiters_by_owner[waiter.owner]
 
     def serve(self, waiter: Waiter) -> None:
-        """Remove a waiter that gets a sandbox, and give its owner the last turn."""
+        """Remove a waiter that gets a sandbox, and move its owner to the end of the rotation."""
         self.remove(waiter)
         if line := self._waiters_by_owner.pop(waiter.owner, None):
             self._waiters_by_owner[waiter.owner] = line

@@ -35,7 +35,7 @@ from policies.pool import (
 )
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.clock import Clock, SystemClock
-from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
+from sandbox_runtime.egress.decision import CheckTarget, OnDecision
 from sandbox_runtime.egress.gateway import EgressGateways
 from sandbox_runtime.errors import (
     NoFreeSandboxError,
@@ -140,7 +140,7 @@ class Pool:
 
     @property
     def _parallel_starts(self) -> int:
-        """The number of sandboxes that may start at a time now."""
+        """The number of sandboxes that may start in parallel. The backend's number may change."""
         return self._configured_settings.max_parallel_starts or self._backend.parallel_starts
 
     @property
@@ -171,14 +171,14 @@ class Pool:
         self,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
-        confirm_target: ConfirmTarget | None = None,
+        check_target: CheckTarget | None = None,
         owner: str = "",
     ) -> AsyncIterator["PoolLease"]:
         """Lease a sandbox for the length of the block.
 
         Raises NoFreeSandboxError and SandboxStartError; so does `sandbox()` of the lease.
         """
-        lease = PoolLease(self, isolation, on_decision, confirm_target, owner)
+        lease = PoolLease(self, isolation, on_decision, check_target, owner)
         try:
             yield lease
         finally:
@@ -226,7 +226,7 @@ class Pool:
         return Allocation(waiter, asyncio.create_task(self._acquire(waiter, self._clock.time())))
 
     def take(
-        self, waiter: Waiter, on_decision: OnDecision | None, confirm_target: ConfirmTarget | None
+        self, waiter: Waiter, on_decision: OnDecision | None, check_target: CheckTarget | None
     ) -> None:
         """Mark the waiter's sandbox as used, attach an egress gateway to it, and let the pool start
         another idle sandbox."""
@@ -234,7 +234,7 @@ class Pool:
         assert entry  # the lease has not released the waiter
         entry.is_unused = False
         if self._gateways:
-            gateway = self._gateways.create(waiter.isolation.network, on_decision, confirm_target)
+            gateway = self._gateways.create(waiter.isolation.network, on_decision, check_target)
             entry.sandbox.set_connection_handler(gateway.serve)
             entry.sandbox.traffic = gateway.traffic
             entry.end_callbacks.push_async_callback(gateway.aclose)
@@ -326,7 +326,7 @@ class Pool:
             queue = [queued for queued in self._queue if not queued.has_pending_start]
             if len(queue) > self._settings.queue_size:
                 why = f"{len(queue) - 1} requests wait for a sandbox already"
-                refused = self._refusable(queue, waiter)
+                refused = self._waiter_to_refuse(queue, waiter)
         if not why:
             return None
         self._queue.remove(refused)
@@ -337,7 +337,7 @@ class Pool:
         return None
 
     @staticmethod
-    def _refusable(queue: Sequence[Waiter], newest: Waiter) -> Waiter:
+    def _waiter_to_refuse(queue: Sequence[Waiter], newest: Waiter) -> Waiter:
         """Return the newest waiter of the owner that has the most waiters in a full queue, so that
         one owner cannot fill it. If several owners have the most, prefer the owner of `newest`."""
         counts = Counter(waiter.owner for waiter in queue)
@@ -489,14 +489,14 @@ class PoolLease:
         pool: Pool,
         isolation: Isolation,
         on_decision: OnDecision | None,
-        confirm_target: ConfirmTarget | None,
+        check_target: CheckTarget | None,
         owner: str,
     ) -> None:
         self._pool = pool
         self._isolation = isolation
         self._owner = owner
         self._on_decision = on_decision
-        self._confirm_target = confirm_target
+        self._check_target = check_target
         self._allocation = pool.allocate(isolation, owner)
         self._is_over = False
 
@@ -516,7 +516,7 @@ class PoolLease:
         if not allocation.is_taken:
             if self._is_over:
                 raise SandboxLostError("the lease is over")
-            self._pool.take(allocation.waiter, self._on_decision, self._confirm_target)
+            self._pool.take(allocation.waiter, self._on_decision, self._check_target)
             allocation.is_taken = True
         return sandbox
 

@@ -15,7 +15,7 @@ import pytest
 from policies.isolation import Isolation
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.runs.manager import RunManager
-from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
+from sandbox_runtime.egress.decision import CheckTarget, OnDecision
 from tests.clients.chat_http import (
     BODY,
     FIRST,
@@ -77,10 +77,10 @@ class SlowClosingSandboxes(MemorySandboxes):
         self,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
-        confirm_target: ConfirmTarget | None = None,
+        check_target: CheckTarget | None = None,
         owner: str = "",
     ) -> AsyncIterator[MemoryLease]:
-        async with super().lease(isolation, on_decision, confirm_target, owner) as lease:
+        async with super().lease(isolation, on_decision, check_target, owner) as lease:
             try:
                 yield lease
             finally:

@@ -92,7 +92,7 @@ async def test_infinity_and_lone_surrogates_become_valid_json(
     [{"stop": []}, {"logprobs": False}, {"logit_bias": {}}, {"response_format": {"type": "text"}}],
     ids=json.dumps,
 )
-async def test_parameter_with_its_default_value_causes_no_final_call(
+async def test_request_parameter_with_its_default_value_causes_no_further_model_call(
     default: dict[str, Any], tmp_path: Path
 ) -> None:
     submit = tool_reply(call("submit", answer="SUBMITTED"))

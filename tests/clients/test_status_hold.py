@@ -190,7 +190,9 @@ async def test_streamed_request_is_not_retried_beyond_the_status_hold(tmp_path: 
     assert "x-should-retry" not in answer.headers
 
 
-async def test_unstreamed_request_is_retried_beyond_the_status_hold(tmp_path: Path) -> None:
+async def test_unstreamed_request_is_retried_for_longer_than_the_status_of_a_stream_is_held(
+    tmp_path: Path,
+) -> None:
     async with (
         scripted_backend([BUSY, text_reply("42")]) as backend,
         running_proxy(backend, "memory", tmp_path, status_hold_s=0.0) as url,

@@ -16,7 +16,7 @@ from policies.prompts import NUDGE
 from policies.redaction import Redaction
 from proxy.keys import Key, Keyring
 from proxy.models.scripted import call, text_reply, tool_reply
-from proxy.models.tool_support import ToolSettings, ToolVerdicts
+from proxy.models.tool_support import ToolSupportSettings, ToolVerdicts
 from proxy.profiles import Profiles
 from tests.clients.chat_http import BODY, PATH, answer_text, http_client, post_chat
 from tests.fakes.backend import Held, Refusal, scripted_backend
@@ -348,7 +348,7 @@ async def test_token_capture_sends_tools_to_a_model_without_tool_support(tmp_pat
             "memory",
             tmp_path,
             profiles=Profiles.only(ALLOWED),
-            make_verdicts=lambda *_: ToolVerdicts(ToolSettings("never")),
+            make_verdicts=lambda *_: ToolVerdicts(ToolSupportSettings("never")),
         ) as url,
         http_client(url) as http,
     ):

@@ -15,7 +15,7 @@ from policies.profile import Profile
 from policies.tool_support import CHECK_EVERY_S, EVIDENCE_HOLDS_S
 from proxy.agent.model import Model
 from proxy.models.scripted import call, text_reply, tool_reply
-from proxy.models.tool_support import ToolProbe, ToolSettings, ToolVerdicts
+from proxy.models.tool_support import ToolProbe, ToolSupportSettings, ToolVerdicts
 from proxy.profiles import Profiles
 from proxy.store.store import Store
 from tests.clients.chat_http import answer_text, http_client, post_chat
@@ -24,7 +24,7 @@ from tests.fakes.engine import NO_PARSER, FakeEngine
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import AT_ONCE, EachKey, running_proxy
 
-PROBE = ToolSettings("probe")
+PROBE = ToolSupportSettings("probe")
 ROUTE, DETAIL = "x-sandbox-route", "x-sandbox-route-detail"
 HELLO: list[Any] = [{"role": "user", "content": "Hi there"}]
 
@@ -48,7 +48,7 @@ class ToolSupportServer:
 async def served(
     engine: FakeEngine,
     state_dir: Path,
-    settings: ToolSettings = PROBE,
+    settings: ToolSupportSettings = PROBE,
     *,
     is_local: bool = True,
     model: str = "fake-model",
@@ -248,7 +248,7 @@ async def test_tool_refusal_caused_by_a_client_field_gives_no_verdict(
 
 async def test_no_probes_are_sent_if_tool_support_is_set_to_always(tmp_path: Path) -> None:
     engine = FakeEngine(template="ignores tools")
-    async with served(engine, tmp_path, ToolSettings("always")) as server:
+    async with served(engine, tmp_path, ToolSupportSettings("always")) as server:
         response = await server.ask_with_verdict()
         engine.refusal = NO_PARSER
         failed = await server.ask_with_verdict()
@@ -262,7 +262,7 @@ async def test_tool_support_setting_of_a_model_overrides_the_backend_setting(
     tmp_path: Path,
 ) -> None:
     engine = FakeEngine()
-    settings = ToolSettings("always", [("small*", "never"), ("*", "always")])
+    settings = ToolSupportSettings("always", [("small*", "never"), ("*", "always")])
     async with served(engine, tmp_path, settings) as server:
         small, large = [await post_chat(server.http, model=name) for name in ("small-1", "large")]
     assert small.headers[ROUTE] == "no_tool_support"
@@ -348,7 +348,7 @@ async def test_responses_and_messages_of_a_model_without_tools_get_no_sandbox(
 
 # Files of a request to a model without tools
 
-NEVER = ToolSettings("never")
+NEVER = ToolSupportSettings("never")
 NO_FILES = "Unsupported chat content part type: 'file'"
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
 INLINE = {"type": "file", "file": {"filename": "a.csv", "file_data": "data:text/csv;base64,aGk="}}
@@ -374,7 +374,7 @@ async def upload(http: httpx.AsyncClient) -> str:
 
 @pytest.mark.parametrize("settings", [PROBE, NEVER])
 async def test_upload_for_a_model_without_tools_is_refused_by_chat_completions(
-    settings: ToolSettings, tmp_path: Path
+    settings: ToolSupportSettings, tmp_path: Path
 ) -> None:
     engine = FakeEngine(template="ignores tools")
     async with served(engine, tmp_path, settings) as server:

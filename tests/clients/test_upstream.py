@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from proxy.models.scripted import call, text_reply, tool_reply
-from proxy.models.tool_support import ToolSettings, ToolVerdicts
+from proxy.models.tool_support import ToolSupportSettings, ToolVerdicts
 from tests.clients.chat_http import BODY, answer_text, http_client, post_chat
 from tests.fakes.backend import ScriptedBackend, by_history, scripted_backend
 from tests.fakes.server import BACKEND_KEY, running_proxy
@@ -183,7 +183,7 @@ async def test_refusal_of_a_gateway_does_not_change_requests_to_the_backend(
             "memory",
             tmp_path,
             upstreams=(between.url,),
-            make_verdicts=lambda *_: ToolVerdicts(ToolSettings("probe")),
+            make_verdicts=lambda *_: ToolVerdicts(ToolSupportSettings("probe")),
         ) as url,
         http_client(url) as http,
     ):

@@ -67,7 +67,9 @@ async def test_directories_that_the_prompt_names_exist_and_are_writable(
 
 
 @in_every_sandbox
-async def test_user_is_root_if_the_prompt_says_so(kind: Kind, tmp_path: Path) -> None:
+async def test_sandbox_user_is_root_if_the_system_prompt_says_so(
+    kind: Kind, tmp_path: Path
+) -> None:
     async with prompt_and_bash(kind, tmp_path, Profile()) as (prompt, bash):
         assert "- You are root. " in prompt
         assert (await bash("id -u")).text.endswith("\n0")

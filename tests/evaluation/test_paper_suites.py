@@ -122,7 +122,7 @@ async def test_aime25_problem_asks_for_a_boxed_answer_and_in_the_plain_mode_also
     assert "aime25: 2 problems; the paper has 30\n" in messages
 
 
-async def test_manifest_has_the_papers_protocol(tmp_path: Path) -> None:
+async def test_suite_manifest_has_the_repeats_and_the_sampling_of_the_paper(tmp_path: Path) -> None:
     rows = [{"problem": "What is 1 + 1?", "answer": "2"}]
     path = json_lines(tmp_path / "test.jsonl", rows)
     suite, _ = await prepare(tmp_path, "aime25", path)

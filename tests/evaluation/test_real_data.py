@@ -248,7 +248,7 @@ def test_recorded_answers_are_those_that_the_model_gave(evaluated: Evaluated) ->
     }
 
 
-def test_scores_are_those_of_the_benchmarks_own_checkers_and_of_the_judge(
+def test_each_score_is_that_of_the_benchmarks_checker_or_of_the_judge(
     evaluated: Evaluated, checked: Mapping[str, Sequence[bool] | None]
 ) -> None:
     assert evaluated.verdicts == VOTES * len(evaluated.documents)

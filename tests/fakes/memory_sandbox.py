@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 
 from policies.isolation import Isolation
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
-from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
+from sandbox_runtime.egress.decision import CheckTarget, OnDecision
 from sandbox_runtime.egress.limits import TrafficQuota
 from sandbox_runtime.errors import (
     FileMissingError,
@@ -325,7 +325,7 @@ class MemorySandboxes:
         self,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
-        confirm_target: ConfirmTarget | None = None,
+        check_target: CheckTarget | None = None,
         owner: str = "",
     ) -> AsyncIterator[MemoryLease]:
         """Lease a sandbox. Its programs open no connections, so `on_decision` is never called."""

@@ -12,8 +12,8 @@ from policies.artifacts import (
     is_changed,
     linked_files,
     output_path,
+    replace_signed_links,
     select_files,
-    strip_links,
 )
 
 MIB = 1 << 20
@@ -145,4 +145,6 @@ def test_signed_link_is_found_at_any_position_of_a_long_text(offset: int) -> Non
     before, after = "data:" + "x" * (MIB - offset - 6), "y" * MIB
     text = f" {before} https://host{link} {after}"
     assert list(linked_files([text])) == [("c1", "cfile_1")]
-    assert strip_links(text, {("c1", "cfile_1"): "/a.txt"}.get) == f" {before} /a.txt {after}"
+    assert (
+        replace_signed_links(text, {("c1", "cfile_1"): "/a.txt"}.get) == f" {before} /a.txt {after}"
+    )

@@ -6,11 +6,11 @@ import pytest
 
 from policies.tool_support import EVIDENCE_HOLDS_S, SUPPORTED
 from proxy.agent.result import Result, RunStats, ToolTrouble
-from proxy.models.tool_support import MAX_MODELS, ToolSettings, ToolVerdicts
+from proxy.models.tool_support import MAX_MODELS, ToolSupportSettings, ToolVerdicts
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.results import SUBMITTED
 
-PROBE = ToolSettings("probe")
+PROBE = ToolSupportSettings("probe")
 
 
 def result_with_trouble(*trouble: ToolTrouble, **fields: RunStats) -> Result:
@@ -52,7 +52,7 @@ def test_run_with_mostly_valid_tool_calls_does_not_withdraw_tools(result: Result
 
 
 def test_failed_tool_calls_do_not_withdraw_tools_if_tool_support_is_always() -> None:
-    verdicts = ToolVerdicts(ToolSettings("always"))
+    verdicts = ToolVerdicts(ToolSupportSettings("always"))
     verdicts.note_run("ours", result_with_trouble("runaway"))
     assert verdicts.verdict_for("ours", "m") == SUPPORTED
 

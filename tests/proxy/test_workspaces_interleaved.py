@@ -13,7 +13,7 @@ import pytest
 from policies.isolation import Isolation
 from policies.sessions import ResumePoint, SessionState
 from proxy.workspaces import RunWorkspace
-from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
+from sandbox_runtime.egress.decision import CheckTarget, OnDecision
 from sandbox_runtime.sandbox import Sink
 from tests.fakes.interleavings import (
     TURNS,
@@ -49,10 +49,10 @@ class LingeringSandboxes(MemorySandboxes):
         self,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
-        confirm_target: ConfirmTarget | None = None,
+        check_target: CheckTarget | None = None,
         owner: str = "",
     ) -> AsyncIterator[MemoryLease]:
-        async with super().lease(isolation, on_decision, confirm_target, owner) as lease:
+        async with super().lease(isolation, on_decision, check_target, owner) as lease:
             try:
                 yield lease
             finally:

@@ -76,9 +76,9 @@ class NotApplicableError(Exception):
 
 
 def call(name: str, *arguments: object, reached: tuple[int, ...] = ()) -> int:
-    """Make a system call and return its result. Errors in `reached` count as success (0): the
-    kernel raises them for the harmless arguments after it has permitted the call. Raises
-    OSError."""
+    """Make a system call with harmless arguments, and return its result. The errors in `reached`
+    show that the kernel has permitted the call before it rejected the arguments: they count as
+    success (0). Raises OSError for other errors."""
     return call_by_number(syscall_number(name), *arguments, reached=reached)
 
 

@@ -25,7 +25,7 @@ def decision(target: Target, reason: str = "") -> Decision:
 async def test_event_of_an_open_connection_is_emitted_at_the_end_of_the_run() -> None:
     events = Events()
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER]), events)
-    assert [await watch.confirm_target(target) for target in (DATA, DATA, ORDERS)] == [None] * 3
+    assert [await watch.check_target(target) for target in (DATA, DATA, ORDERS)] == [None] * 3
     await watch.on_decision(decision(DATA))
     await watch.flush()
     assert events == [
@@ -40,9 +40,9 @@ async def test_egress_rule_still_applies_but_emits_no_event_after_the_end_of_the
     profile = Profile(watch=RuleSet((RULE,)))
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER], profile=profile), events)
     refusal = "rule orders forbids this: no orders"
-    assert await watch.confirm_target(ORDERS) == refusal
+    assert await watch.check_target(ORDERS) == refusal
     watch.close()
-    assert await watch.confirm_target(ORDERS) == refusal
+    assert await watch.check_target(ORDERS) == refusal
     assert events == [RuleMatched("orders", "deny", "egress", str(ORDERS), "no orders")]
 
 
@@ -52,13 +52,13 @@ async def test_refused_and_late_connections_do_not_count_as_open() -> None:
         make_task("r", MemoryArtifactStore(), "m", [USER], profile=Profile(watch=RuleSet((RULE,)))),
         events,
     )
-    await watch.confirm_target(ORDERS)
+    await watch.check_target(ORDERS)
     await watch.on_decision(replace(decision(ORDERS), verdict="denied"))
     before = list(events)
     await watch.flush()
     assert events == before
     watch.close()
-    assert await watch.confirm_target(DATA) is None
+    assert await watch.check_target(DATA) is None
     await watch.on_decision(decision(DATA))
     await watch.flush()
     assert events == before
@@ -109,7 +109,7 @@ async def test_frequent_rule_matches_are_summarized() -> None:
     events = Events()
     profile = Profile(watch=RuleSet((RULE,)))
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER], profile=profile), events)
-    refusals = {await watch.confirm_target(ORDERS) for _ in range(MANY)}
+    refusals = {await watch.check_target(ORDERS) for _ in range(MANY)}
     await watch.flush()
     match = RuleMatched("orders", "deny", "egress", str(ORDERS), "no orders")
     assert refusals == {"rule orders forbids this: no orders"}
@@ -126,7 +126,7 @@ async def test_rule_matches_that_no_event_summarizes_are_logged(
     task = make_task("r", MemoryArtifactStore(), "m", [USER], profile=profile)
     watch = EgressWatch(task, Events())
     for _ in range(MAX_EMITTED + 3):
-        await watch.confirm_target(ORDERS)
+        await watch.check_target(ORDERS)
     with caplog.at_level(logging.INFO):
         watch.close()
     assert caplog.messages == ["run r egress rule orders matched 3 more times"]

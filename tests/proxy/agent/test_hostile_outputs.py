@@ -18,7 +18,7 @@ from proxy.agent.artifacts import FILES_NOT_LISTED
 from proxy.agent.result import Result
 from proxy.models.scripted import ScriptedModel, tool_reply
 from proxy.workspaces import Workspaces
-from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
+from sandbox_runtime.egress.decision import CheckTarget, OnDecision
 from sandbox_runtime.errors import SandboxError
 from sandbox_runtime.sandbox import Lease, Sandbox
 from sandbox_runtime.tools import make_tools
@@ -45,7 +45,7 @@ class OneSandbox:
         self,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
-        confirm_target: ConfirmTarget | None = None,
+        check_target: CheckTarget | None = None,
         owner: str = "",
     ) -> AsyncIterator[Lease]:
         yield self

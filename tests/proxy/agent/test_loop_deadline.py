@@ -11,7 +11,7 @@ from policies.limits import Limits, StopReason
 from policies.prompts import final_request
 from proxy.errors import OutOfTimeError
 from proxy.models.scripted import ScriptedModel, text_reply, tool_reply
-from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
+from sandbox_runtime.egress.decision import CheckTarget, OnDecision
 from sandbox_runtime.sandbox import Lease, Sandbox
 from tests.proxy.agent.runs import SUBMIT, Run, bash
 from tests.proxy.agent.stuck_model import StuckModel
@@ -67,7 +67,7 @@ class NoSandboxes:
         self,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
-        confirm_target: ConfirmTarget | None = None,
+        check_target: CheckTarget | None = None,
         owner: str = "",
     ) -> AsyncIterator[Lease]:
         yield self

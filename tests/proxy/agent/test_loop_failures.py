@@ -15,7 +15,7 @@ from proxy.agent.model import Completion
 from proxy.agent.tools import MAX_LOSSES
 from proxy.errors import BackendError, ContextOverflowError
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
-from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
+from sandbox_runtime.egress.decision import CheckTarget, OnDecision
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.sandbox import Sandbox
 from tests.fakes.memory_sandbox import MemorySandboxes
@@ -198,7 +198,7 @@ class NeverReady:
         self,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
-        confirm_target: ConfirmTarget | None = None,
+        check_target: CheckTarget | None = None,
         owner: str = "",
     ) -> AsyncIterator["NeverReady"]:
         try:

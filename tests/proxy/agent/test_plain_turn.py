@@ -225,7 +225,7 @@ async def test_prose_after_the_request_for_an_announced_call_is_cut_after_a_few_
     assert result.usages[1]["completion_tokens"] <= 48
 
 
-async def test_announced_call_is_not_requested_beyond_the_clients_token_limit() -> None:
+async def test_announced_call_is_not_requested_if_the_token_limit_leaves_too_little() -> None:
     model = SequentialModel([{**text_reply("Let me check:"), "usage": {"completion_tokens": 40}}])
     result = await Run(model).go(token_limits={"max_tokens": 60})
     assert (result.answer, len(model.requests)) == ("Let me check:", 1)

@@ -107,7 +107,7 @@ def test_total_size_of_an_unknown_field_is_limited() -> None:
         builder.add(chunk({}, unknown="x"))
 
 
-def test_builder_stores_at_most_one_call_beyond_the_limit() -> None:
+def test_completion_builder_stores_at_most_one_tool_call_beyond_the_limit() -> None:
     builder = CompletionBuilder()
     for index in range(1000):
         builder.add(chunk({"tool_calls": [called(index)]}))

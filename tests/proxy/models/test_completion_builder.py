@@ -76,7 +76,7 @@ def test_calls_without_index_are_separated_by_id() -> None:
     ) == [("a", "f", "00"), ("b", "f", "1")]
 
 
-def test_complete_calls_without_index_and_id_are_separated_by_name() -> None:
+def test_each_piece_with_a_name_begins_a_call_without_index_and_id() -> None:
     first, second = piece(name="f", arguments="0"), piece(name="f", arguments="1")
     assert calls_in([first, second]) == [(None, "f", "0"), (None, "f", "1")]
 

@@ -98,7 +98,7 @@ def recorded_run(turns: int) -> bytes:
     return zlib.compress(b"\n".join(lines), COMPRESSION_LEVEL)
 
 
-async def test_default_settings_keep_all_trajectories_of_the_papers_table(
+async def test_default_settings_keep_the_trajectories_of_all_runs_of_the_papers_evaluation(
     tmp_path: Path, clock: ManualClock
 ) -> None:
     defaults, recorded = TrajectorySettings(), [recorded_run(turns) for turns in (2, 6, 24)]

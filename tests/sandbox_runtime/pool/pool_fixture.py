@@ -10,7 +10,7 @@ import anyio
 from policies.egress import Egress
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
-from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
+from sandbox_runtime.egress.decision import CheckTarget, OnDecision
 from sandbox_runtime.egress.gateway import EgressGateways, Gateway
 from sandbox_runtime.guest_sandbox import PING_INTERVAL_S
 from sandbox_runtime.pool.pool import Pool, PoolStats
@@ -36,7 +36,7 @@ class RecordingGateways(EgressGateways):
         self,
         egress: Egress,
         on_decision: OnDecision | None = None,
-        confirm_target: ConfirmTarget | None = None,
+        check_target: CheckTarget | None = None,
     ) -> Gateway:
         if self._error:
             raise self._error

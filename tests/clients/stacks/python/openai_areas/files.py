@@ -117,7 +117,7 @@ def test_files_named_by_file_ids_are_written_to_the_sandbox(client: Any) -> None
     assert script.observations() == [stdout_observation("uploaded")]
 
 
-def test_invalid_file_data_names_its_field(client: Any) -> None:
+def test_error_for_invalid_file_data_names_the_field(client: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, Script(READ), file(filename="a", file_data="data:text/csv;base64,%"))
     assert caught.value.param == "messages[0].content[0].file.file_data"
