@@ -22,6 +22,7 @@ from typing import Any
 
 from policies.context import offload_threshold
 from policies.file_names import normalize_mime_type
+from policies.large_json import PIECE_SIZE, Steps
 from policies.passthrough import is_url, remote_urls
 from policies.workspace import (
     FileToWrite,
@@ -156,7 +157,7 @@ class Inputs:
         sizes: Mapping[str, int] = {}
         if parts:
             parts = await asyncio.to_thread(_with_identities, parts)
-            sizes = await _measure_inline_files(parts, limits)
+            sizes = await stepwise.run(_measure_inline_files(parts, limits))
         media = ModelMedia(context.reservation)
         local_contents = [
             await self._local_content(part, sizes, context.owner, media) for part in parts
@@ -404,16 +405,17 @@ def _with_identities(parts: Sequence[FilePart]) -> list[FilePart]:
     return [part.with_identity() for part in parts]
 
 
-async def _measure_inline_files(parts: Sequence[FilePart], limits: InputLimits) -> dict[str, int]:
-    """Return the size of each file in the request body by its identity. Raises BadRequestError,
-    FileTooLargeError."""
+def _measure_inline_files(parts: Sequence[FilePart], limits: InputLimits) -> Steps[dict[str, int]]:
+    """Return the size of each file in the request body by its identity. Small files share a step.
+    Raises BadRequestError, FileTooLargeError."""
     sizes: dict[str, int] = {}
     bytes_left = limits.max_total_mib << 20
+    chars_in_step = 0
     for part in parts:
         if not isinstance(part.source, InlineData) or part.identity in sizes:
             continue
         try:
-            size = sizes[part.identity] = await stepwise.run(part.source.measure())
+            size = sizes[part.identity] = yield from part.source.measure()
         except ValueError as error:
             raise malformed_data_error(part.param, error) from error
         bytes_left -= size
@@ -423,6 +425,10 @@ async def _measure_inline_files(parts: Sequence[FilePart], limits: InputLimits) 
                 f" {limits.max_file_mib} MiB, and all together {limits.max_total_mib} MiB.",
                 param=part.param,
             )
+        chars_in_step += len(part.source.text)
+        if chars_in_step > PIECE_SIZE:
+            chars_in_step = 0
+            yield
     return sizes
 
 

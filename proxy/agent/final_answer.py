@@ -79,10 +79,14 @@ class BestAnswer:
         timeout_s: float | None,
         *,
         takes_prose: bool,
+        earlier_answer: str = "",
     ) -> None:
         """`timeout_s` is the timeout of the final-answer call; None: the call is not made.
-        `takes_prose` is True if the model's last prose can be the answer without that call."""
+        `takes_prose` is True if the model's last prose can be the answer without that call.
+        `earlier_answer` is the text of the answer file from before the run was suspended, if the
+        resumed run has requested no sandbox, or ""."""
         self._takes_prose = takes_prose
+        self._earlier_answer = earlier_answer
         self._task = task
         self._outcome = outcome
         self._final_call = final_call
@@ -107,20 +111,15 @@ class BestAnswer:
         outcome = self._outcome
         if outcome.submitted_answer:
             return outcome.submitted_answer
-        if in_file := await read_answer_file(sandbox) if sandbox else self._earlier_answer():
+        if in_file := await read_answer_file(sandbox) if sandbox else "":
             return in_file
+        if self._earlier_answer and outcome.submitted_answer is not None:
+            return self._earlier_answer
         if outcome.prose_reply is None or not self._takes_prose:
             return None
         outcome.finish_reason = outcome.prose_reply.finish_reason
         outcome.choice = outcome.prose_reply.choice
         return outcome.prose
-
-    def _earlier_answer(self) -> str:
-        """Return the text of the answer file from before the run was suspended, if the model has
-        submitted without an answer since; else ""."""
-        suspended = self._task.session.suspended_run
-        has_submitted = self._outcome.submitted_answer is not None
-        return suspended.answer_file if suspended and has_submitted else ""
 
     async def _request_answer(self, stop: StopReason, fallback: str) -> str:
         if self._timeout_s is None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+import anyio
+
 from policies.answer_form import is_answer
 from policies.limits import StopReason, time_plan
 from policies.prompts import WHY_NO_MORE_TOOLS, SandboxContents
@@ -64,6 +66,8 @@ FINAL_ANSWER_S = 600.0
 NUDGE_TOKENS = 48
 """Estimated tokens of HOLD_CHARS characters: the most prose that the model may write before the
 tool call that the proxy has asked for."""
+MAX_KEPT_ANSWER_CHARS = 64 << 10
+"""Maximum length of an answer file that is stored with a suspended run."""
 MAX_FAILED_TURNS = 2
 """The plain turn follows after this number of turns of which no tool call could be run."""
 
@@ -415,7 +419,14 @@ class AgentLoop:
         )
         seconds = self._final_answer_timeout_s() if self._limits.final_question else None
         takes_prose = self._style.accepts_prose
-        best = BestAnswer(self._task, self._outcome, call, seconds, takes_prose=takes_prose)
+        best = BestAnswer(
+            self._task,
+            self._outcome,
+            call,
+            seconds,
+            takes_prose=takes_prose,
+            earlier_answer=self._answer_before_suspension(),
+        )
         return await best.find(
             stop,
             self._executor.current_sandbox,
@@ -457,6 +468,7 @@ class AgentLoop:
         collected = await self._collect_artifacts()
         if stop is not StopReason.CLIENT_TOOL_CALLS and not self._outcome.refusal:
             await self._writer.append_file_links(collected.artifacts)
+        answer_file = await self._answer_file_to_keep()
         await self._egress_watch.flush()
         await self._emit(RunFinished(stop, self._conversation.usage))
         reply = self._outcome.reply
@@ -467,7 +479,7 @@ class AgentLoop:
             self._conversation.history,
             self._new_ids,
             used_sandbox=self._executor.current_sandbox is not None,
-            answer_file=await self._answer_file_of_suspension(),
+            answer_file=answer_file,
         )
         legacy_state = self._task.request.legacy_state
         return Result(
@@ -504,14 +516,25 @@ class AgentLoop:
             suspended_run=suspended_run,
         )
 
-    async def _answer_file_of_suspension(self) -> str:
-        """Return the text of the answer file if the run is suspended, or ""."""
+    def _answer_before_suspension(self) -> str:
+        """Return the text that the answer file had when the run was suspended, or "" if the resumed
+        run has requested a sandbox, which has the file itself."""
+        suspended = self._task.session.suspended_run
+        if suspended is None or self._executor.is_sandbox_requested:
+            return ""
+        return suspended.answer_file
+
+    async def _answer_file_to_keep(self) -> str:
+        """Return the text of the answer file if the run is suspended and the text is short, or
+        ""."""
         if not self._outcome.client_calls:
             return ""
-        if self._executor.current_sandbox is not None:
-            return await read_answer_file(self._executor.current_sandbox)
-        suspended = self._task.session.suspended_run
-        return suspended.answer_file if suspended else ""
+        if self._executor.current_sandbox is None:
+            return self._answer_before_suspension()
+        text = ""
+        with anyio.move_on_after(self._time_plan.collection_time_s(self.budget.wall_time_s)):
+            text = self._guard.redact(await read_answer_file(self._executor.current_sandbox))
+        return text if len(text) <= MAX_KEPT_ANSWER_CHARS else ""
 
     async def _collect_artifacts(self) -> CollectedArtifacts:
         """Save the files that the run produced. A lost sandbox becomes a warning: the answer stays

@@ -41,15 +41,18 @@ class InlineData:
     is_base64: bool = True
 
     def measure(self) -> Steps[int]:
-        """Return the number of bytes of the decoded data. Raises ValueError if the data is
-        malformed."""
+        """Return the number of bytes of the decoded data. Data of one piece takes no step.
+        Raises ValueError if the data is malformed."""
         count = pads = 0
         if not self.is_base64:
-            for piece in self.pieces():
+            for number, piece in enumerate(self.pieces()):
+                if number:
+                    yield
                 count += len(piece)
-                yield
             return count
-        for piece in self._slices():
+        for number, piece in enumerate(self._slices()):
+            if number:
+                yield
             encoded = piece.translate(None, delete=_SPACE)
             rest = encoded.translate(None, delete=_ALPHABET)
             if (
@@ -60,7 +63,6 @@ class InlineData:
                 raise ValueError(_NOT_BASE64)
             pads += len(rest)
             count += len(encoded) - len(rest)
-            yield
         if count % 4 == 1 or pads > 2 or (pads and (count + pads) % 4):
             raise ValueError("it is cut off or wrongly padded")
         return count * 3 // 4

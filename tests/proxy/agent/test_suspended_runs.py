@@ -8,6 +8,7 @@ import pytest
 
 from policies.limits import Limits, StopReason
 from policies.sessions import ResumePoint, Session, SessionState
+from proxy.agent.loop import MAX_KEPT_ANSWER_CHARS
 from proxy.agent.result import Result
 from proxy.agent.suspended_run import SuspendedRun
 from proxy.agent.suspension import NO_RESULT, answered_keys, resumed_history
@@ -206,6 +207,27 @@ async def test_resumed_run_that_submits_no_answer_has_the_answer_file_from_befor
         suspended = result.suspended_run or suspended
     assert result.answer == "41"
     assert sandboxes.opened == opened
+
+
+async def test_answer_file_in_the_sandbox_of_a_resumed_run_replaces_the_one_before() -> None:
+    sandboxes = MemorySandboxes()
+    replies = [
+        tool_reply(bash("echo 41 > output/answer.txt"), call("lookup")),
+        tool_reply(bash("rm output/answer.txt")),
+        tool_reply(call("submit")),
+        text_reply("42"),
+    ]
+    run = Run(ScriptedModel(replies), sandboxes=sandboxes)
+    first, suspended = await suspended_run(run)
+    assert suspended.answer_file == "41"
+    assert (await resume(run, first, suspended)).answer == "42"
+
+
+async def test_long_answer_file_is_not_stored_with_a_suspended_run() -> None:
+    write = f"echo {'4' * (MAX_KEPT_ANSWER_CHARS + 1)} > output/answer.txt"
+    run = Run(ScriptedModel([tool_reply(bash(write), call("lookup"))]))
+    _, suspended = await suspended_run(run)
+    assert suspended.answer_file == ""
 
 
 async def test_run_without_a_session_saves_its_files_only_if_it_is_suspended() -> None:
