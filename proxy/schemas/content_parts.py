@@ -41,8 +41,8 @@ class InlineData:
     is_base64: bool = True
 
     def measure(self) -> Steps[int]:
-        """Return the number of bytes of the decoded data. Data of one piece takes no step.
-        Raises ValueError if the data is malformed."""
+        """Return the number of bytes of the decoded data, with a pause between its pieces. Raises
+        ValueError if the data is malformed."""
         count = pads = 0
         if not self.is_base64:
             for number, piece in enumerate(self.pieces()):
