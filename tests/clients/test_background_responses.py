@@ -3,7 +3,8 @@ server.
 """
 
 import asyncio
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, closing
 from pathlib import Path
 
 import anyio
@@ -11,12 +12,10 @@ import anyio.lowlevel
 import httpx
 import openai
 import pytest
-from openai.types.responses import Response
 
 from proxy.api.dependencies import owner_of
 from proxy.models.scripted import text_reply
 from proxy.store.records import StoredResponse
-from proxy.store.store import Store
 from tests.clients.responses_sdk import (
     MODEL,
     api_error,
@@ -175,25 +174,32 @@ async def test_response_in_progress_at_shutdown_has_failed_after_restart(tmp_pat
     assert second.output_text == "Better."
 
 
-async def store_in_progress_response(store: Store, like: Response) -> str:
-    """Store a response as in progress at another process, and return its id."""
-    record = {**like.to_dict(), "id": "resp_other", "status": "in_progress", "background": True}
-    stored = StoredResponse("resp_other", "cntr_1", "1", record, worker=store.process.id)
-    await store.responses.begin(owner_of("mine"), stored, [], [])
-    return stored.id
-
-
-async def test_response_of_a_killed_process_has_failed(tmp_path: Path) -> None:
+@asynccontextmanager
+async def response_elsewhere(
+    tmp_path: Path,
+) -> AsyncIterator[tuple[openai.AsyncOpenAI, str, ExitStack]]:
+    """Yield a client, the id of a response that is stored as in progress at another process, and
+    that process, which ends when it is closed."""
     async with (
         scripted_backend([text_reply("42.")]) as backend,
         responses_client(backend, tmp_path) as mine,
     ):
         made = await create_response(mine, "How many?")
-        with closing(open_store(tmp_path)) as store:
-            elsewhere = await store_in_progress_response(store, made)
-            assert (await mine.responses.retrieve(elsewhere)).status == "in_progress"
-            error = await api_error(mine.responses.cancel(elsewhere))
-            assert (error.status_code, error.code) == (409, "run_elsewhere")
+        with ExitStack() as process:
+            store = process.enter_context(closing(open_store(tmp_path)))
+            record = {**made.to_dict(), "id": "resp_other", "status": "in_progress"}
+            record["background"] = True
+            stored = StoredResponse("resp_other", "cntr_1", "1", record, worker=store.process.id)
+            await store.responses.begin(owner_of("mine"), stored, [], [])
+            yield mine, stored.id, process
+
+
+async def test_response_of_a_killed_process_has_failed(tmp_path: Path) -> None:
+    async with response_elsewhere(tmp_path) as (mine, elsewhere, process):
+        assert (await mine.responses.retrieve(elsewhere)).status == "in_progress"
+        error = await api_error(mine.responses.cancel(elsewhere))
+        assert (error.status_code, error.code) == (409, "run_elsewhere")
+        process.close()
         found = await mine.responses.retrieve(elsewhere)
     assert found.status == "failed"
     assert found.error
@@ -201,16 +207,11 @@ async def test_response_of_a_killed_process_has_failed(tmp_path: Path) -> None:
 
 
 async def test_response_in_progress_at_another_process_is_not_deleted(tmp_path: Path) -> None:
-    async with (
-        scripted_backend([text_reply("42.")]) as backend,
-        responses_client(backend, tmp_path) as mine,
-    ):
-        made = await create_response(mine, "How many?")
-        with closing(open_store(tmp_path)) as store:
-            elsewhere = await store_in_progress_response(store, made)
-            error = await api_error(mine.responses.delete(elsewhere))
-            assert (error.status_code, error.code) == (409, "run_elsewhere")
-            assert (await mine.responses.retrieve(elsewhere)).status == "in_progress"
+    async with response_elsewhere(tmp_path) as (mine, elsewhere, process):
+        error = await api_error(mine.responses.delete(elsewhere))
+        assert (error.status_code, error.code) == (409, "run_elsewhere")
+        assert (await mine.responses.retrieve(elsewhere)).status == "in_progress"
+        process.close()
         await mine.responses.delete(elsewhere)
         assert (await api_error(mine.responses.retrieve(elsewhere))).status_code == 404
 

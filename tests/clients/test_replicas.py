@@ -18,7 +18,7 @@ from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.schemas.responses_response import run_id
 from proxy.store.store import Store
 from tests.clients.chat_http import BODY, PATH, answer_text, http_client, post_chat
-from tests.fakes.backend import Held, ScriptedBackend, scripted_backend
+from tests.fakes.backend import Held, ScriptedBackend, SeenRequest, scripted_backend
 from tests.fakes.server import running_proxy
 from tests.fakes.waiting import until
 from tests.postgresql import PostgresqlServer, new_database, server_for_tests
@@ -106,15 +106,9 @@ async def test_run_is_cancelled_at_another_server(database: URL, tmp_path: Path)
 async def test_deleting_a_response_cancels_its_run_at_another_server(
     database: URL, tmp_path: Path
 ) -> None:
-    held = Held(text_reply("Never said."), asyncio.Event())
-    async with (
-        scripted_backend([held]) as backend,
-        two_servers(backend, database, tmp_path) as (first, second),
-    ):
-        path = await begin_background_response(first)
-        seen = await backend.arrived(1)
+    async with unanswered_response(database, tmp_path) as (first, second, path, model_call):
         deleted = await second.delete(path)
-        await seen.gone.wait()
+        await model_call.gone.wait()
         found = [await client.get(path) for client in (first, second)]
         run = await first.get(f"/v1/runs/{run_id(path.rpartition('/')[2])}")
     assert (deleted.status_code, deleted.json()["deleted"]) == (200, True)
@@ -242,16 +236,12 @@ async def test_stream_at_another_server_begins_after_the_event_that_the_client_n
 async def test_stream_at_another_server_ends_with_a_cancelled_response(
     database: URL, tmp_path: Path
 ) -> None:
-    held = Held(text_reply("Never said."), asyncio.Event())
     async with (
-        scripted_backend([held]) as backend,
-        two_servers(backend, database, tmp_path) as (first, second),
+        unanswered_response(database, tmp_path) as (_, second, path, _),
+        second.stream("GET", path, params={"stream": "true"}) as followed,
     ):
-        path = await begin_background_response(first)
-        await backend.arrived(1)
-        async with second.stream("GET", path, params={"stream": "true"}) as followed:
-            cancelled = await second.post(f"{path}/cancel")
-            seen = events_of([line async for line in followed.aiter_lines()])
+        cancelled = await second.post(f"{path}/cancel")
+        seen = events_of([line async for line in followed.aiter_lines()])
     assert cancelled.json()["status"] == "cancelled"
     assert seen[-1]["response"]["status"] == "cancelled"
 
@@ -292,6 +282,21 @@ async def background_response(
         await backend.arrived(2)
         yield first, second, path, release
         assert len(backend.requests) == 2
+
+
+@asynccontextmanager
+async def unanswered_response(
+    database: URL, tmp_path: Path
+) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient, str, SeenRequest]]:
+    """Yield a client of each server, the path of a response that is in progress at the first one,
+    and its model call, which is never answered."""
+    held = Held(text_reply("Never said."), asyncio.Event())
+    async with (
+        scripted_backend([held]) as backend,
+        two_servers(backend, database, tmp_path) as (first, second),
+    ):
+        path = await begin_background_response(first)
+        yield first, second, path, await backend.arrived(1)
 
 
 async def begin_background_response(client: httpx.AsyncClient) -> str:
