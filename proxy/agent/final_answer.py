@@ -79,7 +79,7 @@ class BestAnswer:
         timeout_s: float | None,
         *,
         takes_prose: bool,
-        earlier_answer: str = "",
+        earlier_answer: str,
     ) -> None:
         """`timeout_s` is the timeout of the final-answer call; None: the call is not made.
         `takes_prose` is True if the model's last prose can be the answer without that call.

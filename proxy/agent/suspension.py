@@ -39,7 +39,7 @@ def hand_back_calls(
     new_ids: Iterator[str],
     *,
     used_sandbox: bool,
-    answer_file: str = "",
+    answer_file: str,
 ) -> tuple[list[dict[str, Any]], SuspendedRun | None]:
     """Return the calls of the client's tools in the form that the client expects, and the suspended
     run that waits for their results; None if there are no calls. `answer_file` is the text of the

@@ -257,8 +257,9 @@ class RunManager:
         self, run_id: str, find_process: Callable[[], Awaitable[str | None]]
     ) -> None:
         """Cancel a run of another process and wait for its end. `find_process` returns the id of
-        the process while the run is running, then None. Raises RunElsewhereError if the other
-        process does not react or cannot be reached."""
+        the process while the run is running, then None. Without messages between processes, nothing
+        is cancelled: wait until a run that has ended is stored. Raises RunElsewhereError if the
+        other process does not react or cannot be reached."""
         if self._exchange:
             await self._exchange.cancel(run_id, find_process)
             return
