@@ -10,7 +10,6 @@ import codecs
 import json
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from itertools import accumulate
 from math import inf, isfinite
 from typing import Any
@@ -156,19 +155,18 @@ def _depth_bound(brackets: bytes) -> int:
     return brackets.count(b"{") + brackets.count(b"[") + 2 * passes
 
 
-# Decoding and encoding, several times as fast as the `json` module for large strings. Both block
-# the event loop. A thread would not help, because the decoder holds the GIL for a whole string.
+# Decoding and encoding, several times as fast as the `json` module. Both block the event loop for a
+# large value. A thread would not help, because the decoder holds the GIL for a whole string.
 
-LARGE_BYTES = 64 << 10
 _INFINITE = (inf, -inf)
 
 
-def decode_json(text: bytes) -> Any:
+def decode_json(text: str | bytes) -> Any:
     """Decode JSON as `json.loads` does. Raises ValueError, RecursionError."""
-    if len(text) > LARGE_BYTES:
-        with suppress(ValueError):  # lone surrogates, UTF-16, or invalid JSON
-            return from_json(text)
-    return json.loads(text)
+    try:
+        return from_json(text)
+    except (TypeError, ValueError):  # lone surrogates, UTF-16, or invalid JSON
+        return json.loads(text)
 
 
 def encode_json(value: Any) -> bytes:

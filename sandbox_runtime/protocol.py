@@ -30,9 +30,10 @@ that the host has set. The agent keeps the output of a reading until the next re
 command is acknowledged: a host that lost the stream can request the reading again.
 """
 
-import json
 import struct
 from collections.abc import Generator
+
+from policies.json_bounds import decode_json, encode_json
 
 VERSION = 4
 HEADER = struct.Struct(">IBI")
@@ -73,13 +74,13 @@ def frame(stream: int, kind: int, payload: bytes = b"") -> bytes:
 
 def json_frame(stream: int, kind: int, value: object) -> bytes:
     """Return the bytes of one frame whose payload is JSON."""
-    return frame(stream, kind, json.dumps(value).encode())
+    return frame(stream, kind, encode_json(value))
 
 
 def parse_object(payload: bytes) -> dict[str, object]:
     """Parse a payload as a JSON object. Raises ProtocolError."""
     try:
-        value = json.loads(payload)
+        value = decode_json(payload)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"payload is not JSON: {payload[:80]!r}") from error
     if not isinstance(value, dict):

@@ -2,12 +2,12 @@
 of a listing. The type and range of every field are checked before it is used."""
 
 import asyncio
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from policies.json_bounds import decode_json
 from sandbox_runtime.protocol import ProtocolError
 from sandbox_runtime.sandbox import DirectoryEntry, StreamName
 
@@ -202,7 +202,7 @@ def _entry(line: bytes) -> DirectoryEntry:
     """Parse one line of a listing. Raises ProtocolError."""
     if len(line) <= MAX_LINE_BYTES:
         try:
-            value = json.loads(line)
+            value = decode_json(line)
         except (ValueError, RecursionError):
             value = None
         match value:

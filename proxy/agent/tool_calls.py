@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from policies.json_bounds import decode_json
 from proxy.agent.history import text_of
 from proxy.agent.model import MAX_CALLS, Message
 
@@ -183,7 +184,7 @@ def _arguments_mistake(invalid_arguments: str) -> str:
 
 def _loads(text: str) -> Any:
     try:
-        return json.loads(text)
+        return decode_json(text)
     except (ValueError, RecursionError):
         return None
 

@@ -20,7 +20,6 @@ from starlette.types import Message, Scope, Send
 
 from policies.headers import RequestHeader, ResponseHeader
 from policies.json_bounds import (
-    LARGE_BYTES,
     SMALL_BYTES,
     JSONBounds,
     TooMuchJSONError,
@@ -420,7 +419,7 @@ async def decode_body(request: Request, raw_body: bytes | bytearray) -> Any:
     """
     try:
         if isinstance(raw_body, bytes) and len(raw_body) <= SLOW_BYTES:
-            if len(raw_body) <= LARGE_BYTES or has_non_finite(value := decode_json(raw_body)):
+            if len(raw_body) <= SMALL_BYTES or has_non_finite(value := decode_json(raw_body)):
                 encoding = json.detect_encoding(raw_body)
                 value = _DECODER.decode(raw_body.decode(encoding, "surrogatepass"))
             if len(raw_body) > SMALL_BYTES:

@@ -5,13 +5,13 @@ The backend brings the program into the sandbox, starts it without arguments and
 `first_message` to its standard input.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from policies.json_bounds import encode_json
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
 from sandbox_runtime.errors import SandboxStartError
 
@@ -88,5 +88,5 @@ def first_message(config: GuestConfig) -> bytes:
     """Return the bytes of the configuration that the agent reads from its standard input."""
     # Not dataclasses.asdict, which makes a deep copy for every sandbox.
     values = {item.name: getattr(config, item.name) for item in fields(config)}
-    text = json.dumps(values).encode()
+    text = encode_json(values)
     return len(text).to_bytes(4, "big") + text
