@@ -8,11 +8,16 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "memory.h"
 #include "report.h"
 #include "streams.h"
+
+#ifndef RENAME_EXCHANGE /* older versions of musl lack it */
+#define RENAME_EXCHANGE (1 << 1)
+#endif
 
 const char *path_or_fail(struct stream *stream, const struct json *request)
 {
@@ -103,15 +108,36 @@ static void put_write(void *owner, const char *data, size_t length)
     }
 }
 
+static int exchange(const char *path, const char *other)
+{
+    return (int)syscall(SYS_renameat2, AT_FDCWD, path, AT_FDCWD, other, RENAME_EXCHANGE);
+}
+
+/* Move the temporary file to the target; return errno. ext4 writes a file to the disk, at the
+   sandbox's limited speed, before `rename` lets it replace another. So the two are exchanged, and the
+   old one is removed. Some file systems, and gVisor, cannot exchange files. */
+static int put_move(const struct put *put)
+{
+    struct stat info;
+    bool is_file = lstat(put->path, &info) == 0 && S_ISREG(info.st_mode);
+    if (!is_file || exchange(put->temp_path, put->path) < 0)
+        return rename(put->temp_path, put->path) < 0 ? errno : 0;
+    if (unlink(put->temp_path) < 0 && errno == EISDIR) { /* a command has put a directory there */
+        exchange(put->temp_path, put->path);
+        return EISDIR;
+    }
+    return 0;
+}
+
 /* Replace the target by the complete file. */
 static void put_finish(void *owner)
 {
     struct put *put = owner;
     struct stat info;
     bool is_there = stat(put->path, &info) == 0 && S_ISREG(info.st_mode);
-    if ((is_there && fchmod(put->fd, info.st_mode & 07777) < 0) ||
-        rename(put->temp_path, put->path) < 0) {
-        put_fail(put, errno);
+    int error = is_there && fchmod(put->fd, info.st_mode & 07777) < 0 ? errno : put_move(put);
+    if (error) {
+        put_fail(put, error);
         return;
     }
     finish_with_size(put->stream, put->bytes);

@@ -77,6 +77,21 @@ async def test_put_replaces_the_whole_file(sandbox: Sandbox) -> None:
     assert await read(sandbox, "/testbed/file") == b"short"
 
 
+async def test_nothing_is_left_of_a_replaced_file(sandbox: Sandbox) -> None:
+    for content in (b"first", b"second", b"third"):
+        await write(sandbox, "/testbed/made/file", content)
+    assert await output(sandbox, "cat made/file; ls -A made") == "thirdfile\n"
+
+
+async def test_put_at_a_symbolic_link_replaces_the_link(sandbox: Sandbox) -> None:
+    await write(sandbox, "/testbed/target", b"target")
+    await output(sandbox, "ln -s target link")
+    await write(sandbox, "/testbed/link", b"new")
+    assert await output(sandbox, "cat link target; ls -A") == (
+        "newtargetdocuments\nlink\noutput\ntarget\n"
+    )
+
+
 async def test_an_existing_file_keeps_its_mode_and_a_new_one_is_not_executable(
     sandbox: Sandbox,
 ) -> None:
