@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from policies.context import ContextSizes
+from policies.default_instruction import join_instructions
 from policies.limits import StopReason
 from policies.prompts import final_request, tool_call_request
 from policies.reply_checks import is_quoted
@@ -376,6 +377,9 @@ async def ignore_delta(delta: ModelDelta) -> None:
 
 def _initial_history(task: AgentTask, messages: Sequence[Message], system_prompt: str) -> History:
     """Return the initial history of a new run, or the history of a resumed run."""
+    if not any(message.get("role") in INSTRUCTION_ROLES for message in messages) and system_prompt:
+        # The template adds its default instruction only to requests without a system message.
+        system_prompt = join_instructions(task.default_instruction, system_prompt)
     if task.session.suspended_run is None:
         return History(with_system_prompt(messages, system_prompt))
     if instructions := leading_instructions(messages):

@@ -273,6 +273,9 @@ class AgentTask:
     files_verdict: ToolVerdict = SUPPORTED
     """The verdict on the model's tool support, if the model does not support tools and the request
     has files, which the backend may then refuse. Else SUPPORTED."""
+    default_instruction: str = ""
+    """The default instruction of the model's chat template, or "" if there is none. It precedes the
+    proxy's system prompt if the client sends no instructions."""
     limits: TaskLimits = TaskLimits()
     delivery: Delivery = Delivery()
     credentials: Credentials | None = None

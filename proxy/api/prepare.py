@@ -272,6 +272,7 @@ async def prepare_request(
         route=decision.route.reason,
         is_single_call=is_single_call,
         files_verdict=decision.verdict if has_refusable_files else SUPPORTED,
+        default_instruction=_default_instruction(services, decision),
         limits=TaskLimits(deadline_s, tariff, reservation),
         delivery=Delivery(
             services.narration, "all_calls" if is_single_call else options.usage, stream_hold
@@ -316,6 +317,16 @@ async def _body_and_session(request: RunRequest, run_id: str) -> tuple[dict[str,
         is_stored=request.is_stored,
     )
     return body, session
+
+
+def _default_instruction(services: Services, decision: RoutingDecision) -> str:
+    """Return the default instruction of the model's chat template, or "" if the run does not need
+    it: in the reference style, in a single call, and with an upstream of the client's, whose
+    template is unknown."""
+    is_reference = decision.profile.agent.style == "reference"
+    if decision.is_plain or is_reference or decision.upstream is not None:
+        return ""
+    return services.tool_verdicts.default_instruction(decision.route.model)
 
 
 def _has_client_indexes(request: RunRequest, messages: Sequence[Message]) -> bool:

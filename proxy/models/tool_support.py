@@ -1,4 +1,5 @@
-"""Decides which models get tools, and so a sandbox.
+"""Decides which models get tools, and so a sandbox. Also finds the default instruction of a model's
+chat template.
 
 Verdicts come from the settings, from probes in the background, from refusals of the backend and
 from runs. Open it when a model wrongly gets a sandbox, or wrongly gets none.
@@ -16,6 +17,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
 
+from policies.default_instruction import find_default_instruction
 from policies.reply_checks import is_quoted
 from policies.tool_support import (
     CHECK_EVERY_S,
@@ -53,6 +55,9 @@ MAX_MODELS = 1024
 """Maximum number of models in each table, because clients can invent names of models."""
 _TOKENIZE = "/tokenize"
 _APPLY_TEMPLATE = "/apply-template"
+_DETOKENIZE = "/detokenize"
+MAX_PROMPT_TOKENS = 16_384
+"""Maximum number of tokens of a rendered prompt. A longer prompt is ignored."""
 MAX_RESPONSE_BYTES = 4 << 20
 """Maximum size of a response to a probe. llama.cpp's properties contain the chat template."""
 MAX_VERSION_CHARS = 200
@@ -157,6 +162,30 @@ class ToolProbe:
             return tools_refused_verdict(model_name, error.message)
         return None
 
+    async def default_instruction(self, model_name: str, version: str | None) -> str:
+        """Return the default instruction of the model's chat template, or "" if there is none or if
+        the server cannot render prompts. The model generates no tokens. Raises BackendError.
+
+        An instruction that differs between two renderings, such as the time in seconds, is
+        ignored.
+        """
+        upstream = self._model.upstream
+        if upstream is None or (version is None and not self._is_local):
+            return ""
+        user, system = _random_prompt()[0], f"Be {secrets.token_hex(8)}"
+        system_message = {"role": "system", "content": system}
+        found: set[str] = set()
+        for _ in range(2):
+            without = await _rendered_prompt(upstream, model_name, [user])
+            if not without:
+                return ""
+            with_system = await _rendered_prompt(upstream, model_name, [system_message, user])
+            default = find_default_instruction(without, with_system, system, user["content"])
+            if not default:
+                return ""
+            found.add(default)
+        return found.pop() if len(found) == 1 else ""
+
     async def _prompt_tokens(
         self,
         model_name: str,
@@ -206,6 +235,27 @@ def _prompt_size(response: Any) -> int:
     return len(prompt) if isinstance(prompt, str) else 0
 
 
+async def _rendered_prompt(
+    upstream: Upstream, model_name: str, messages: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return the text of the prompt that the server makes of the messages, or "" if the server
+    reports none. llama.cpp reports the text, vLLM the tokens and the text of tokens. Raises
+    BackendError."""
+    body = {"model": model_name, "messages": messages}
+    rendered = await _fetch_json(upstream, "POST", _APPLY_TEMPLATE, body)
+    if not isinstance(rendered, dict):
+        tokenized = await _fetch_json(upstream, "POST", _TOKENIZE, body)
+        tokens = tokenized.get("tokens") if isinstance(tokenized, dict) else None
+        if not isinstance(tokens, list) or not 0 < len(tokens) <= MAX_PROMPT_TOKENS:
+            return ""
+        if not all(isinstance(token, int) for token in tokens):
+            return ""
+        body = {"model": model_name, "tokens": tokens}
+        rendered = await _fetch_json(upstream, "POST", _DETOKENIZE, body)
+    prompt = rendered.get("prompt") if isinstance(rendered, dict) else None
+    return prompt if isinstance(prompt, str) else ""
+
+
 async def _fetch_json(
     upstream: Upstream, method: str, path: str, body: Mapping[str, Any] | None = None
 ) -> Any:
@@ -227,7 +277,8 @@ async def _fetch_json(
 
 
 class ToolVerdicts:
-    """The verdicts on the models of one backend.
+    """The verdicts on the models of one backend, and the default instructions of their chat
+    templates.
 
     Without a probe, verdicts come only from the settings and from runs. Without a repository, the
     verdicts are lost when the process ends.
@@ -248,6 +299,8 @@ class ToolVerdicts:
         self._backend = backend
         self._now = now
         self._known_verdicts: dict[str, KnownVerdict] = {}
+        self._default_instructions: dict[str, str] = {}
+        """The default instruction of each model whose chat template has one."""
         self._next_probe_at: dict[str, float] = {}
         """The earliest time of the next probe of a model."""
         self._doubted_models: set[str] = set()
@@ -258,9 +311,10 @@ class ToolVerdicts:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def load(self) -> None:
-        """Load the stored verdicts."""
+        """Load the stored verdicts and default instructions."""
         if self._repository is None:
             return
+        self._default_instructions = await self._repository.default_instructions(self._backend)
         self._known_verdicts = await self._repository.all(self._backend)
         for model, known in self._known_verdicts.items():
             if self._settings.for_model(model) == "probe":
@@ -278,6 +332,13 @@ class ToolVerdicts:
             return known.verdict
         until, verdict = self._owner_verdicts.get((owner, model), (0.0, SUPPORTED))
         return verdict if self._now() < until else SUPPORTED
+
+    def default_instruction(self, model: str) -> str:
+        """Return the default instruction of the model's chat template, without waiting. Return ""
+        if there is none or if it is unknown. If a probe is due, it starts in the background."""
+        if self._settings.for_model(model) != "never":
+            self._probe_if_due(model)
+        return self._default_instructions.get(model, "")
 
     def note_refusal(self, model: str, message: str) -> ToolVerdict:
         """Note that the backend refused a request because of its tools, and return the verdict on
@@ -352,16 +413,27 @@ class ToolVerdicts:
         return True
 
     async def _probe_model(self, probe: ToolProbe, model: str) -> None:
+        """Find the verdict on a model, unless the settings determine it, and the default
+        instruction of its chat template. The instruction is found anew each time, because it may
+        contain the date."""
         known = self._known_verdicts.get(model)
+        needs_verdict = self._settings.for_model(model) == "probe"
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 is_listed = model in await probe.models()
                 version = await probe.version() if is_listed else None
-                verdict = await self._new_verdict(probe, model, version) if is_listed else None
+                default = await probe.default_instruction(model, version) if is_listed else ""
+                verdict = None
+                if is_listed and needs_verdict:
+                    verdict = await self._new_verdict(probe, model, version)
         except (BackendError, TimeoutError) as error:
             log.debug("the tool support of the model %r could not be probed: %s", model, error)
             _put_bounded(self._next_probe_at, model, self._now() + REPROBE_AFTER_S)
             version, verdict = known.version if known else None, None
+        else:
+            await self._store_default_instruction(model, default)
+        if not needs_verdict:
+            return
         if verdict is not None:
             self._doubted_models.discard(model)
             await self._store(model, KnownVerdict(verdict, version, self._now()))
@@ -400,6 +472,15 @@ class ToolVerdicts:
             _warn_if_unsupported(known_verdict.verdict)
         if self._repository is not None:
             await self._repository.save(self._backend, model, known_verdict)
+
+    async def _store_default_instruction(self, model: str, instruction: str) -> None:
+        if instruction == self._default_instructions.get(model, ""):
+            return
+        self._default_instructions.pop(model, None)
+        if instruction:
+            _put_bounded(self._default_instructions, model, instruction)
+        if self._repository is not None:
+            await self._repository.save_default_instruction(self._backend, model, instruction)
 
     async def _forget(self, model: str) -> None:
         self._known_verdicts.pop(model, None)

@@ -276,10 +276,19 @@ REPLICAS = (
     )""",
     "CREATE INDEX events_of_run ON run_events (run_id, seq)",
 )
+DEFAULT_INSTRUCTIONS = (
+    """CREATE TABLE default_instructions (
+        backend TEXT NOT NULL,
+        model TEXT NOT NULL,
+        instruction TEXT NOT NULL,
+        found_at FLOAT NOT NULL,
+        PRIMARY KEY (backend, model)
+    )""",
+)
 STEPS = (
     *(FILES, CONTAINERS, WORKSPACES, RESPONSES, STORED_RUNS, SPENDING, RUN_SUMMARIES),
     *(TOOL_VERDICTS, BACKEND_RESPONSES, TRAJECTORIES, TRAJECTORY_ENDS, TRAJECTORY_REWARDS),
-    *(TRAJECTORY_LABELS, REPLICAS),
+    *(TRAJECTORY_LABELS, REPLICAS, DEFAULT_INSTRUCTIONS),
 )
 
 

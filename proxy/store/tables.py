@@ -176,6 +176,13 @@ TOOL_VERDICTS = Table(
     *_text_columns("backend", "model", "reason", "words", "version"),
     *_float_columns("found_at"),
 )
+# The system message that a model's chat template adds to a request without a system message.
+DEFAULT_INSTRUCTIONS = Table(
+    "default_instructions",
+    METADATA,
+    *_text_columns("backend", "model", "instruction"),
+    *_float_columns("found_at"),
+)
 # The events of runs that another process follows, as JSON lists; see `RunExchange`.
 RUN_EVENTS = _table_with_seq(
     "run_events",

@@ -246,7 +246,9 @@ async def test_tool_refusal_caused_by_a_client_field_gives_no_verdict(
     assert response.json()["sandbox"]["route"] == "auto"
 
 
-async def test_no_probes_are_sent_if_tool_support_is_set_to_always(tmp_path: Path) -> None:
+async def test_no_completions_are_requested_by_probes_if_tool_support_is_set_to_always(
+    tmp_path: Path,
+) -> None:
     engine = FakeEngine(template="ignores tools")
     async with served(engine, tmp_path, ToolSupportSettings("always")) as server:
         response = await server.ask_with_verdict()
@@ -255,7 +257,7 @@ async def test_no_probes_are_sent_if_tool_support_is_set_to_always(tmp_path: Pat
     assert response.json()["sandbox"]["route"] == "auto"
     assert (failed.status_code, failed.json()["error"]["message"]) == (400, NO_PARSER)
     assert len(engine.client_requests) == 4
-    assert (engine.probes, engine.paths) == ([], [])
+    assert engine.probes == []
 
 
 async def test_tool_support_setting_of_a_model_overrides_the_backend_setting(

@@ -10,6 +10,8 @@ from tests.engines.conftest import Served
 from tests.engines.engine import MODEL
 
 pytestmark = pytest.mark.engine
+DEFAULT_INSTRUCTION = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+"""The default instruction of both chat templates, the model's own and the one with tools."""
 
 
 async def test_tool_support_verdict_matches_the_server(served: Served) -> None:
@@ -20,8 +22,10 @@ async def test_tool_support_verdict_matches_the_server(served: Served) -> None:
         version = await probe.version()
         verdict = await probe.verdict(MODEL, version)
         assert await probe.models() == [MODEL]
+        default = await probe.default_instruction(MODEL, version)
     spent = await served.server.token_counts() - before
     assert version is not None
+    assert default == DEFAULT_INSTRUCTION
     assert verdict is not None
     assert verdict.reason == served.server.tools.reason
     assert spent.completion <= 2 * MAX_TOKENS

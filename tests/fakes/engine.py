@@ -30,6 +30,10 @@ class FakeEngine:
     version: str | None = "1.0"
     tokenizes: Literal["with tools", "without tools", "no"] = "with tools"
     """Support of vLLM's /tokenize: with the tools of a request, without them, or none."""
+    renders: Literal["as text", "as tokens", "no"] = "no"
+    """Support of rendered prompts: llama.cpp's /apply-template, vLLM's /detokenize, or none."""
+    default_instruction: str = ""
+    """The system message that its template adds to a request without a system message."""
     counts: bool = True
     """True if its answers report usage."""
     answer: str = "Hello."
@@ -70,8 +74,26 @@ class FakeEngine:
             body = await request.json()
             if self.tokenizes == "without tools":
                 body.pop("tools", None)
-            return web.json_response({"count": self._size(body), "max_model_len": 4096})
+            count = {"count": self._size(body), "max_model_len": 4096}
+            tokens = (
+                {"tokens": list(map(ord, self._render(body)))} if "tokens" in self.renders else {}
+            )
+            return web.json_response({**count, **tokens})
+        if request.path == "/apply-template" and self.renders == "as text":
+            return web.json_response({"prompt": self._render(await request.json())})
+        if request.path == "/detokenize" and self.renders == "as tokens":
+            return web.json_response(
+                {"prompt": "".join(map(chr, (await request.json())["tokens"]))}
+            )
         return web.json_response({"detail": "Not Found"}, status=404)
+
+    def _render(self, body: dict[str, Any]) -> str:
+        """Return the prompt of a request in the ChatML format."""
+        messages = body["messages"]
+        if messages[0]["role"] != "system" and self.default_instruction:
+            messages = [{"role": "system", "content": self.default_instruction}, *messages]
+        turns = (f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in messages)
+        return "".join([*turns, "<|im_start|>assistant\n"])
 
     def _size(self, body: dict[str, Any]) -> int:
         words = sum(len(str(each["content"]).split()) for each in body["messages"])

@@ -13,15 +13,17 @@ import anyio.lowlevel
 import pytest
 from sqlalchemy import inspect, text
 
+from policies.tool_support import SUPPORTED, KnownVerdict
 from proxy.bootstrap import build_store
 from proxy.config import ConfigError, parse
 from proxy.errors import QuotaError, StoreError
 from proxy.store.blobs import GRACE_S, Blob
 from proxy.store.database import MAX_FILES
-from proxy.store.migrations import STEPS
+from proxy.store.migrations import DEFAULT_INSTRUCTIONS, STEPS
 from proxy.store.records import NewContainer, PageRequest, StoredUpload
 from proxy.store.store import Store
 from proxy.store.tables import METADATA
+from proxy.store.tool_verdicts import KEEP_S
 from tests.fakes.manual_clock import ManualClock
 from tests.stores import connected, open_store, overwrite_blob, sqlite_only, stored_blobs
 
@@ -313,6 +315,43 @@ async def test_oldest_schema_is_migrated(tmp_path: Path) -> None:
     with closing(Store(tmp_path)) as store:
         assert await names(store) == ["a"]
         await store.containers.create(OWNER, NewContainer("mine", minutes=1))
+
+
+@sqlite_only
+async def test_tool_verdicts_of_a_schema_without_default_instructions_are_kept(
+    tmp_path: Path,
+) -> None:
+    verdict = KnownVerdict(SUPPORTED, "1.0", 1e12)
+    with closing(Store(tmp_path)) as store:
+        await store.tool_verdicts.save("b", "m", verdict)
+    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as old:
+        old.execute("DROP TABLE default_instructions")
+        old.execute(f"PRAGMA user_version = {STEPS.index(DEFAULT_INSTRUCTIONS)}")
+        old.commit()
+    with closing(Store(tmp_path)) as store:
+        assert await store.tool_verdicts.all("b") == {"m": verdict}
+        assert await store.tool_verdicts.default_instructions("b") == {}
+        await store.tool_verdicts.save_default_instruction("b", "m", "You are Qwen.")
+        assert await store.tool_verdicts.default_instructions("b") == {"m": "You are Qwen."}
+
+
+async def test_default_instruction_is_stored_per_backend_and_model(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        save = store.tool_verdicts.save_default_instruction
+        await save("b", "m", "old")
+        await save("b", "m", "You are Qwen.")
+        await save("b", "gone", "x")
+        await save("b", "gone", "")
+        await save("other", "m", "y")
+    with closing(open_store(tmp_path)) as store:
+        assert await store.tool_verdicts.default_instructions("b") == {"m": "You are Qwen."}
+
+
+async def test_old_default_instruction_expires(store: Store, clock: ManualClock) -> None:
+    await store.tool_verdicts.save_default_instruction("b", "m", "You are Qwen.")
+    clock.advance(KEEP_S + 1)
+    await store.sweep()
+    assert await store.tool_verdicts.default_instructions("b") == {}
 
 
 def test_newer_schema_is_rejected(tmp_path: Path, store: Store) -> None:
