@@ -22,8 +22,13 @@ from typing import NamedTuple
 from sandbox_runtime.protocol import ProtocolError
 
 TOKEN_BYTES = 16
-PACKET_DATA, PACKET_END = 1, 2
-"""The kinds of packets. END, from the host, ends the agent."""
+PACKET_DATA, PACKET_END, PACKET_ADOPT = 1, 2, 3
+"""The kinds of packets. The host sends the last two: END ends the agent, and ADOPT begins the link
+anew with another host."""
+GENERATION_SHIFT = 20
+"""Position of the generation in a connection's number; the lower bits count the connections of one
+host."""
+MAX_GENERATION = (1 << 32 - GENERATION_SHIFT) - 1
 HEADER = struct.Struct(f">{TOKEN_BYTES}sBIQQQI")
 TRAILER = struct.Struct(">IQ")
 MAX_PACKET_BYTES = 32 * 1024
@@ -36,7 +41,9 @@ class Packet(NamedTuple):
 
     kind: int
     connection: int
-    """The number of the newest connection that the sender knows, counted from 1."""
+    """The number of the newest connection that the sender knows, counted from 1. Its upper bits are
+    the generation of the link: how many hosts have adopted it. A packet of another generation than
+    the agent's has no effect, unless it is ADOPT of a later one."""
     offset: int
     """The number of bytes that the sender has sent before the payload."""
     received: int
@@ -57,6 +64,16 @@ def packet_bytes(token: bytes, packet: Packet) -> bytes:
 def _trailer(token: bytes, connection: int, offset: int) -> bytes:
     masks = TRAILER.unpack_from(token)
     return TRAILER.pack(connection ^ masks[0], offset ^ masks[1])
+
+
+def first_connection(generation: int) -> int:
+    """Return the number of a generation's first connection."""
+    return (generation << GENERATION_SHIFT) + 1
+
+
+def generation_of(connection: int) -> int:
+    """Return the generation of a connection."""
+    return connection >> GENERATION_SHIFT
 
 
 class PacketDecoder:

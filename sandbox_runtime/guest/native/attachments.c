@@ -70,7 +70,17 @@ static void cancel(void *owner)
     commands_settle(command);
 }
 
-static const struct operation delivering = {write_input, finish_input, deliver, cancel};
+/* The command runs on. Its current reading is delivered to the next host that requests it. */
+static void leave(void *owner)
+{
+    struct command *command = owner;
+    command->stream = NULL;
+    if (command->terminal)
+        terminal_drop_credit(command->terminal);
+    commands_settle(command);
+}
+
+static const struct operation delivering = {write_input, finish_input, deliver, cancel, leave};
 
 /* Return the oldest reading that may be requested again. */
 static struct reading *current_reading(const struct command *command)
@@ -169,7 +179,8 @@ static void cancel_pending(void *owner)
     free_pending(owner);
 }
 
-static const struct operation collecting = {collect, start_collected, send_nothing, cancel_pending};
+static const struct operation collecting = {collect, start_collected, send_nothing, cancel_pending,
+                                             NULL};
 
 static void collect_stdin(struct stream *stream, struct json **request)
 {

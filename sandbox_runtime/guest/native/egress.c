@@ -163,7 +163,7 @@ static void connection_reset(void *owner)
 }
 
 static const struct operation forwarding = {connection_feed, connection_finish_input,
-                                            connection_send, connection_reset};
+                                            connection_send, connection_reset, NULL};
 
 /* Listening */
 

@@ -144,7 +144,7 @@ static void put_finish(void *owner)
     put_free(put);
 }
 
-static const struct operation putting = {put_write, put_finish, send_nothing, put_drop};
+static const struct operation putting = {put_write, put_finish, send_nothing, put_drop, NULL};
 
 /* Open the temporary file beside the target; return errno. */
 static int open_temp_file(struct put *put)
@@ -219,7 +219,7 @@ static enum pump_result get_send(void *owner, size_t credit)
     return PUMP_CLOSED;
 }
 
-static const struct operation getting = {ignore_data, ignore_end, get_send, get_drop};
+static const struct operation getting = {ignore_data, ignore_end, get_send, get_drop, NULL};
 
 void get_begin(struct stream *stream, struct json **request)
 {

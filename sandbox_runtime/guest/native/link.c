@@ -72,13 +72,14 @@ static void receive(void *unused)
     buffer_consume(&received, used);
 }
 
-void link_begin(void (*receiver)(const struct frame *frame), double timeout_s, const char *token)
+void link_begin(void (*receiver)(const struct frame *frame), double timeout_s, const char *token,
+                void (*on_adopt)(void))
 {
     on_frame = receiver;
     timeout = token ? 0 : timeout_s;
     is_resumable = token != NULL;
     if (token)
-        resume_begin(token, timeout_s, &unsent);
+        resume_begin(token, timeout_s, &unsent, on_adopt);
     for (int fd = STDIN_FILENO; fd <= STDOUT_FILENO; fd++)
         if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) < 0)
             die("the link cannot be used: %s", strerror(errno));
@@ -93,6 +94,12 @@ void link_send(uint32_t stream, enum frame_type type, const void *payload, size_
     frame_header(header, &frame);
     buffer_append(&unsent, header, sizeof header);
     buffer_append(&unsent, payload, length);
+}
+
+void link_clear(void)
+{
+    buffer_consume(&received, received.length);
+    buffer_consume(&unsent, unsent.length);
 }
 
 bool link_is_full(void)

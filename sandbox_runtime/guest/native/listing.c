@@ -222,7 +222,8 @@ static enum pump_result list_send(void *owner, size_t credit)
     return PUMP_CLOSED;
 }
 
-static const struct operation listing_operation = {ignore_data, ignore_end, list_send, list_free};
+static const struct operation listing_operation = {ignore_data, ignore_end, list_send, list_free,
+                                                    NULL};
 
 void list_begin(struct stream *stream, struct json **request)
 {

@@ -83,6 +83,14 @@ static void send_hello(void)
     buffer_free(&hello);
 }
 
+/* Another host continues with the commands, but knows none of the streams. */
+static void change_host(void)
+{
+    streams_abandon();
+    link_clear();
+    send_hello();
+}
+
 static void on_lifetime_over(void *unused)
 {
     (void)unused;
@@ -113,7 +121,7 @@ int main(void)
         egress_begin(config.egress_port);
     if (config.lifetime_s > 0)
         timer_set(&lifetime, config.lifetime_s, on_lifetime_over, NULL);
-    link_begin(receive, config.watchdog_s, config.link_token);
+    link_begin(receive, config.watchdog_s, config.link_token, change_host);
     send_hello();
     loop_run(serve_round);
 }

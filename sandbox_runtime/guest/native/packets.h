@@ -15,7 +15,11 @@
 #define MAX_PACKET_BYTES (32u << 10)
 #define MAX_PAYLOAD_BYTES (MAX_PACKET_BYTES - PACKET_HEADER_BYTES - PACKET_TRAILER_BYTES)
 
-enum packet_kind { PACKET_DATA = 1, PACKET_END };
+/* The upper bits of a connection's number: how many hosts have adopted the link before. */
+#define GENERATION_SHIFT 20
+
+/* The host sends the last two: the agent ends; the host adopts the link, as a new generation. */
+enum packet_kind { PACKET_DATA = 1, PACKET_END, PACKET_ADOPT };
 
 struct packet {
     uint8_t kind;

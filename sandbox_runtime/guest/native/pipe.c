@@ -186,7 +186,7 @@ static void pipe_reset(void *owner)
     session_kill(pipe->child.pid);
 }
 
-static const struct operation piping = {pipe_feed, pipe_finish_input, pipe_send, pipe_reset};
+static const struct operation piping = {pipe_feed, pipe_finish_input, pipe_send, pipe_reset, NULL};
 
 /* Open three pipes; the agent's ends are non-blocking. Return errno. */
 static int open_pipes(struct pipe *pipe, int stdio[3])

@@ -23,6 +23,7 @@ static struct timer acknowledgement, lease;
 static double lease_length_s;
 static uint64_t lease_clock; /* the newest clock that the host has sent back */
 
+static void (*adopted)(void);
 static struct buffer *sent;     /* and to be sent: from `sent_offset` on */
 static uint64_t sent_offset;    /* of the first byte that the host may not have received */
 static uint64_t next_offset;    /* of the next packet */
@@ -65,7 +66,8 @@ static int digit_value(char digit)
     return (int)(found - digits);
 }
 
-void resume_begin(const char *token_text, double lease_s, struct buffer *unsent)
+void resume_begin(const char *token_text, double lease_s, struct buffer *unsent,
+                  void (*on_adopt)(void))
 {
     if (strlen(token_text) != 2 * TOKEN_BYTES)
         die("the configuration has an invalid token");
@@ -73,6 +75,7 @@ void resume_begin(const char *token_text, double lease_s, struct buffer *unsent)
         token[n] = (char)(digit_value(token_text[2 * n]) << 4 | digit_value(token_text[2 * n + 1]));
     lease_length_s = lease_s;
     sent = unsent;
+    adopted = on_adopt;
     renew_lease(clock_ms());
 }
 
@@ -84,8 +87,30 @@ static void use_connection(const struct packet *from_host)
     must_send = true;
 }
 
+static uint32_t generation_of(uint32_t number)
+{
+    return number >> GENERATION_SHIFT;
+}
+
+/* Another host begins the link anew. The lease is not renewed: this packet may have been on its way
+   for long. The host renews it with the clock of the answer. */
+static void adopt(uint32_t number)
+{
+    adopted();
+    connection = number;
+    received_bytes = acknowledged_bytes = 0;
+    sent_offset = next_offset = 0;
+    timer_clear(&acknowledgement);
+    must_send = true;
+}
+
 static void take(const struct packet *from_host, struct buffer *received)
 {
+    uint32_t generation = generation_of(from_host->connection);
+    if (generation > generation_of(connection) && from_host->kind == PACKET_ADOPT)
+        adopt(from_host->connection);
+    if (generation != generation_of(connection))
+        return; /* of an earlier host, or before its adoption has arrived */
     if (from_host->kind == PACKET_END)
         end_agent(NULL);
     if (from_host->received > sent_offset + sent->length)

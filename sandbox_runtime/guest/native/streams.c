@@ -25,6 +25,7 @@ char scratch[MAX_DATA_BYTES];
 
 static struct stream *streams; /* in the order in which they may send next */
 static struct stream **last = &streams;
+static uint32_t opened; /* the newest stream from the agent */
 
 static void append(struct stream *stream)
 {
@@ -65,7 +66,6 @@ struct stream *stream_open(uint32_t number)
 
 struct stream *stream_open_from_agent(void)
 {
-    static uint32_t opened;
     opened += 2;
     link_send(opened, FRAME_OPEN, "{}", 2);
     return stream_open(opened);
@@ -191,6 +191,17 @@ void streams_receive(const struct frame *frame)
     default:
         die("the host broke the protocol: frame type %u on stream %u", frame->type, frame->stream);
     }
+}
+
+void streams_abandon(void)
+{
+    while (streams) {
+        struct stream *stream = streams;
+        const struct operation *operation = stream->operation;
+        (operation->abandon ? operation->abandon : operation->reset)(stream->owner);
+        stream_close(stream);
+    }
+    opened = 0;
 }
 
 static bool can_send(const struct stream *stream)

@@ -23,6 +23,9 @@ struct operation {
     enum pump_result (*pump)(void *owner, size_t credit);
     /* The host has cancelled the stream, which is freed after this returns. */
     void (*reset)(void *owner);
+    /* The host is gone, and with it the stream, which is freed after this returns; the work goes on
+       for the next host. NULL: the same as `reset`. */
+    void (*abandon)(void *owner);
 };
 
 struct stream;
@@ -49,6 +52,8 @@ void stream_fail_errno(struct stream *stream, int error, const char *subject);
 
 /* Process a frame for a stream. Frames for closed streams are ignored: they were in flight. */
 void streams_receive(const struct frame *frame);
+/* Close all streams: the host is gone, and another one follows. */
+void streams_abandon(void);
 /* Let the ready streams send some pieces in turn. Return true if there is more to send now. */
 bool streams_pump(void);
 

@@ -1,13 +1,24 @@
 """The agent's resumable link, packet by packet: what is lost, late, damaged or sent twice."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from sandbox_runtime.packets import MAX_PAYLOAD_BYTES, PACKET_END, Packet
+from sandbox_runtime.packets import (
+    MAX_PAYLOAD_BYTES,
+    PACKET_ADOPT,
+    PACKET_DATA,
+    PACKET_END,
+    Packet,
+    first_connection,
+    packet_bytes,
+)
 from sandbox_runtime.protocol import (
+    ACK,
+    DATA,
     END,
     HEADER,
     OPEN,
@@ -63,6 +74,16 @@ def ping(agent: PacketAgent, offset: int, **fields: int) -> Packet:
     packet = answer(agent)
     assert packet.payload.endswith(PONG_FRAME)
     return packet
+
+
+def adopt(agent: PacketAgent, generation: int, **fields: int) -> None:
+    """Adopt the link and expect the agent's HELLO as the first bytes."""
+    number = first_connection(generation)
+    agent.send(b"", 0, kind=PACKET_ADOPT, connection=number, **{"clock_ms": 0, **fields})
+    while (packet := answer(agent)).connection != number:
+        pass
+    assert packet[2:4] == (0, 0)
+    assert json.loads(packet.payload[HEADER.size :]) == {"version": VERSION, "agent": "c"}
 
 
 def read_to_end(agent: PacketAgent, stream: int) -> bytes:
@@ -190,4 +211,126 @@ def test_agent_lives_as_long_as_its_packets_are_received(tmp_path: Path) -> None
         offset = 0
         while agent.clock_ms - begin_ms < 2000:
             ping(agent, offset)
+            offset += len(PING_FRAME)
+
+
+SECOND = first_connection(1)
+
+
+def begin_command(agent: PacketAgent, directory: Path, command: str) -> None:
+    """Start a command, and wait until it runs."""
+    started = directory / "work" / "started"
+    os.mkfifo(started)
+    request = {**EXEC, "id": "one", "command": f"echo > started; {command}"}
+    agent.send(json_frame(1, OPEN, request), 0)
+    started.read_bytes()
+
+
+def test_running_command_goes_on_for_the_host_that_adopts_it(
+    ready: PacketAgent, tmp_path: Path
+) -> None:
+    begin_command(ready, tmp_path, "echo ran >> count; cat gate; cat count")
+    os.mkfifo(tmp_path / "work" / "gate")
+    adopt(ready, 1)
+    again = json_frame(1, OPEN, {**EXEC, "id": "one", "command": "echo not this one"})
+    ready.send(again, 0, connection=SECOND)
+    (tmp_path / "work" / "gate").write_text("opened\n")
+    assert read_to_end(ready, 1) == b"opened\nran\n"
+
+
+def test_result_is_kept_for_the_next_host_until_it_is_acknowledged(ready: PacketAgent) -> None:
+    run = {**EXEC, "id": "one", "command": "echo ran >> count; cat count"}
+    ready.send(json_frame(1, OPEN, run), 0)
+    assert read_to_end(ready, 1) == b"ran\n"
+    adopt(ready, 1)
+    sent = json_frame(1, OPEN, run) + frame(0, ACK, b"one")
+    ready.send(sent, 0, connection=SECOND)
+    assert read_to_end(ready, 1) == b"ran\n"
+    ready.send(json_frame(3, OPEN, run), len(sent), connection=SECOND)
+    assert read_to_end(ready, 3) == b"ran\nran\n"
+
+
+def test_packets_of_the_earlier_host_have_no_effect(ready: PacketAgent, tmp_path: Path) -> None:
+    adopt(ready, 1)
+    ready.send(COUNT, 0)
+    ready.send(COUNT, 0, connection=2)
+    ready.send(b"", 0, kind=PACKET_END)
+    ready.send(b"", 0, received=1 << 40)
+    assert ping(ready, 0, connection=SECOND).received == len(PING_FRAME)
+    assert not (tmp_path / "work" / "count").exists()
+
+
+def test_each_generation_replaces_the_earlier_ones(ready: PacketAgent) -> None:
+    adopt(ready, 1)
+    adopt(ready, 5)
+    ready.send(b"", 0, kind=PACKET_ADOPT, connection=SECOND + 7)
+    ready.send(PING_FRAME, 0, connection=SECOND + 7)
+    assert ping(ready, 0, connection=first_connection(5)).received == len(PING_FRAME)
+
+
+def test_adoption_that_arrives_twice_has_its_effect_once(ready: PacketAgent) -> None:
+    adopt(ready, 1)
+    ping(ready, 0, connection=SECOND)
+    ready.send(b"", 9, kind=PACKET_ADOPT, connection=SECOND + 1, received=0)
+    packet = answer(ready)
+    assert (packet.connection, packet.received) == (SECOND + 1, len(PING_FRAME))
+    assert packet.payload.endswith(PONG_FRAME)
+
+
+def test_packets_before_their_adoption_have_no_effect(ready: PacketAgent) -> None:
+    ready.send(COUNT, 0, connection=SECOND)
+    assert ping(ready, 0)[1] == 1
+    adopt(ready, 1)
+    ping(ready, 0, connection=SECOND)
+
+
+def test_adoption_with_another_token_has_no_effect(ready: PacketAgent) -> None:
+    forged = Packet(PACKET_ADOPT, SECOND, 0, 0, 0, b"")
+    ready.send_bytes(packet_bytes(TOKEN[::-1], forged))
+    assert ping(ready, 0).connection == 1
+
+
+def test_unfinished_request_of_the_earlier_host_is_dropped(ready: PacketAgent) -> None:
+    ready.send(COUNT[:20], 0)
+    adopt(ready, 1)
+    request = {**EXEC, "id": "two", "command": "echo none; ls -A"}
+    ready.send(json_frame(3, OPEN, request), 0, connection=SECOND)
+    assert read_to_end(ready, 3) == b"none\n"
+
+
+def test_transfers_of_the_earlier_host_end_without_an_effect(
+    ready: PacketAgent, tmp_path: Path
+) -> None:
+    put = json_frame(1, OPEN, {"op": "put", "path": "half", "new": False})
+    pipe = json_frame(3, OPEN, {"op": "pipe", "argv": ["cat"]})
+    stdin = json_frame(5, OPEN, {**EXEC, "id": "input", "command": "cat", "stdin": "data"})
+    ready.send(put + frame(1, DATA, b"half a file") + pipe + stdin + PING_FRAME, 0)
+    assert answer(ready).payload.endswith(PONG_FRAME)
+    adopt(ready, 1)
+    ready.send(json_frame(1, OPEN, {**EXEC, "id": "ls", "command": "ls -A"}), 0, connection=SECOND)
+    assert read_to_end(ready, 1) == b""
+
+
+def test_adoption_prolongs_the_lease_only_once_its_answer_has_arrived(tmp_path: Path) -> None:
+    """An adoption may have been on its way for long, like any other packet."""
+    with packet_agent(tmp_path, watchdog_s=0.5) as agent:
+        begin_ms, adopted_ms, generation = answer(agent).clock_ms, 0, 0
+        while agent.clock_ms - begin_ms < 2000:
+            kind, number = PACKET_DATA, first_connection(generation)
+            if agent.clock_ms >= adopted_ms + 10:
+                generation, adopted_ms = generation + 1, agent.clock_ms
+                kind, number = PACKET_ADOPT, first_connection(generation)
+            agent.send(PING_FRAME, 0, kind=kind, connection=number, clock_ms=begin_ms)
+            if agent.receive() is None:
+                break
+        assert agent.clock_ms - begin_ms < 2000
+        assert agent.process.wait(PATIENCE_S) == 0
+
+
+def test_agent_lives_on_once_the_answer_to_an_adoption_has_arrived(tmp_path: Path) -> None:
+    with packet_agent(tmp_path, watchdog_s=0.5) as agent:
+        begin_ms, offset = answer(agent).clock_ms, 0
+        adopt(agent, 1)
+        while agent.clock_ms - begin_ms < 2000:
+            ping(agent, offset, connection=SECOND)
             offset += len(PING_FRAME)
