@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import count
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Check, DataCallback, LimitEvents
+from sandbox_runtime.backends.base import Check, DataCallback, LimitEvents, adoption_refusal
 from sandbox_runtime.backends.kubernetes import PARALLEL_STARTS
 from sandbox_runtime.protocol import (
     DATA,
@@ -23,6 +23,7 @@ from sandbox_runtime.protocol import (
     frame,
     json_frame,
 )
+from sandbox_runtime.sandbox import SandboxReference
 
 START_S, END_S = 2.6, 1.0
 """Duration of the start and of the removal of a Pod, in seconds. An earlier run of `python -m bench
@@ -91,6 +92,9 @@ class SimulatedGuest:
     def limit_events(self) -> LimitEvents | None:
         return None
 
+    def reference(self) -> None:
+        return None
+
     def diagnostics(self) -> str:
         return ""
 
@@ -126,6 +130,7 @@ class SimulatedBackend:
     capacity = None
     parallel_starts = PARALLEL_STARTS
     can_resize = False
+    can_adopt = False
     max_outage_s = 0.0
 
     def __init__(self, command_s: float) -> None:
@@ -136,6 +141,9 @@ class SimulatedBackend:
     async def start(self, isolation: Isolation) -> SimulatedGuest:
         await asyncio.sleep(START_S)
         return SimulatedGuest(f"simulated-{next(self._numbers)}", self._command_s)
+
+    async def adopt(self, reference: SandboxReference) -> SimulatedGuest:
+        raise adoption_refusal(self.name)
 
     async def fingerprint(self) -> str:
         return "simulated"

@@ -114,11 +114,17 @@ class OutputRetention:
     """Counts the bytes of one sandbox's output files. While a command runs, the bytes that it may
     still add are reserved."""
 
-    def __init__(self) -> None:
-        self._bytes = 0
+    def __init__(self, retained_bytes: int = 0) -> None:
+        self._bytes = retained_bytes
 
-    def reserve(self, cap: OutputCap) -> "RetainedFiles":
-        """Reserve bytes for a command's files."""
+    @property
+    def used_bytes(self) -> int:
+        """The number of bytes that are used or reserved."""
+        return self._bytes
+
+    def reserve(self, cap: OutputCap, command_id: str | None = None) -> "RetainedFiles":
+        """Reserve bytes for a command's files. `command_id` is the id that the caller has given the
+        command, if any: a command that is requested again has the same files."""
         allowed = (
             min(cap.max_kept_bytes, MAX_KEPT_BYTES - self._bytes) if cap.retention_directory else 0
         )
@@ -126,7 +132,8 @@ class OutputRetention:
             return RetainedFiles(None, 0)
         self._bytes += allowed
         # A random name: a restored workspace may contain files of an earlier sandbox.
-        return RetainedFiles(f"{cap.retention_directory}/{uuid.uuid4().hex[:8]}", allowed)
+        name = command_id or uuid.uuid4().hex[:8]
+        return RetainedFiles(f"{cap.retention_directory}/{name}", allowed)
 
     def release(self, files: "RetainedFiles") -> None:
         """Release the bytes that a command has reserved and not used."""

@@ -3,7 +3,8 @@
 SandboxError
 ├ SandboxStartError        the sandbox could not be started
 │ ├ EngineMissingError     no Docker engine answers, or the engine does not have the image
-│ └ NoCapacityError        the cluster or the engines have no room now; try again later
+│ ├ NoCapacityError        the cluster or the engines have no room now; try again later
+│ └ SandboxGoneError       a sandbox cannot be adopted: it is gone, or another process has it
 ├ NoFreeSandboxError       no sandbox is free now; try again later
 ├ SandboxLostError         a started sandbox cannot be used any more
 ├ JobMissingError          the sandbox has no job with that id
@@ -37,6 +38,11 @@ class NoCapacityError(SandboxStartError):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class SandboxGoneError(SandboxStartError):
+    """The sandbox of another process cannot be adopted: it has ended, or a third process has
+    adopted it."""
 
 
 class NoFreeSandboxError(SandboxError):

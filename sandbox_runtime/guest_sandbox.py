@@ -3,10 +3,10 @@ channel. `start_sandbox` starts one."""
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from policies.isolation import Isolation
 from policies.workspace import WORKING_DIR
@@ -47,12 +47,14 @@ from sandbox_runtime.sandbox import (
     Listing,
     OnOutput,
     OutputCap,
+    SandboxReference,
     ShellState,
     Sink,
 )
 from sandbox_runtime.streams import OnConnection, Stream
 
 START_TIMEOUT_S = 60.0
+ADOPTION_TIMEOUT_S = 10.0
 REPORT_TIMEOUT_S = 4.0
 """Maximum time from a command's timeout to its report; the agent needs about 0.7 s."""
 MAX_COUNT_CHARS = 20
@@ -91,10 +93,20 @@ async def start_sandbox(backend: Backend, isolation: Isolation) -> "GuestSandbox
     return GuestSandbox(channel)
 
 
+async def adopt_sandbox(backend: Backend, reference: SandboxReference) -> "GuestSandbox":
+    """Return a running sandbox of a dead process, adopted by this one. Raises SandboxStartError:
+    its subclass SandboxGoneError if the sandbox is gone or was adopted already."""
+    guest = await backend.adopt(reference["guest"])
+    channel = Channel(guest, max_outage_s=backend.max_outage_s)
+    await channel.connect(ADOPTION_TIMEOUT_S)
+    return GuestSandbox(channel, reference)
+
+
 class GuestSandbox:
     """A running sandbox; see `Sandbox`."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, adopted: SandboxReference | None = None) -> None:
+        """`adopted` is the reference with which the sandbox was adopted, if it was."""
         self._channel = channel
         self._report_timeout_s = REPORT_TIMEOUT_S + channel.max_outage_s
         self._ids = itertools.count(1)
@@ -102,6 +114,15 @@ class GuestSandbox:
         self._last_limit_events = LimitEvents()
         self.traffic = TrafficQuota()
         self._retention = OutputRetention()
+        self._generation = 0
+        """Number of processes that have adopted the sandbox, a part of the ids of commands."""
+        self._keeps_results = False
+        self._kept_ids: list[str] = []
+        """The commands whose final results were returned, and are kept for another process."""
+        if adopted:
+            self._generation = adopted["generation"] + 1
+            self._jobs = {id: _Job.from_json(job) for id, job in adopted["jobs"].items()}
+            self._retention = OutputRetention(adopted["retained_bytes"])
 
     @property
     def id(self) -> str:
@@ -140,8 +161,8 @@ class GuestSandbox:
         wait_s: float | None = None,
         command_id: str | None = None,
     ) -> ExecResult:
-        id = command_id or f"c{next(self._ids)}"
-        files = self._retention.reserve(cap)
+        id = command_id or self._new_id()
+        files = self._retention.reserve(cap, command_id)
         request = {
             "op": "exec",
             "id": id,
@@ -166,7 +187,8 @@ class GuestSandbox:
             self._retention.release(files)
             return _not_started_result(failure.message)
         report = await self._parse_report(command_report, stream)
-        return self._finish_reading(id, _Job(0, cap, files), report, output)
+        job = _Job(0, cap, files, is_named=command_id is not None)
+        return self._finish_reading(id, job, report, output)
 
     async def wait(
         self,
@@ -202,6 +224,27 @@ class GuestSandbox:
         except TimeoutError:
             await self._kill("the agent did not stop a job in time")
         await self._parse_report(failure_in, stream)
+
+    def reference(self) -> SandboxReference | None:
+        guest = self._channel.guest.reference()
+        if guest is None or self.lost:
+            return None
+        self._keeps_results = True
+        return {
+            "guest": guest,
+            "generation": self._generation,
+            "jobs": {id: job.to_json() for id, job in self._jobs.items()},
+            "retained_bytes": self._retention.used_bytes,
+        }
+
+    def forget_results(self) -> None:
+        for id in self._kept_ids:
+            self._channel.acknowledge(id)
+        self._kept_ids.clear()
+
+    def _new_id(self) -> str:
+        number = next(self._ids)
+        return f"c{self._generation}-{number}" if self._generation else f"c{number}"
 
     def _find_job(self, job_id: str) -> "_Job":
         try:
@@ -257,7 +300,10 @@ class GuestSandbox:
             self._jobs[id] = replace(job, next_reading=report.reading + 1, files=files)
         else:
             self._jobs.pop(id, None)
-            self._channel.acknowledge(id)
+            if job.is_named and self._keeps_results:
+                self._kept_ids.append(id)
+            else:
+                self._channel.acknowledge(id)
             self._retention.release(files)
         return result
 
@@ -416,6 +462,19 @@ class _Job:
     cap: OutputCap
     files: RetainedFiles
     """The files that keep the command's full output."""
+    is_named: bool
+    """True if the caller has given the command its id."""
+
+    def to_json(self) -> list[object]:
+        """Return the job as the value that `from_json` reads."""
+        cap, files = self.cap, self.files
+        caps = [cap.max_bytes, cap.max_lines, cap.retention_directory, cap.max_kept_bytes]
+        return [self.next_reading, caps, [files.name, files.bytes_left], self.is_named]
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> "_Job":
+        next_reading, cap, files, is_named = value
+        return cls(next_reading, OutputCap(*cap), RetainedFiles(*files), is_named)
 
 
 def _not_started_result(message: str) -> ExecResult:

@@ -7,7 +7,7 @@ offer and which values the tools and the agent loop get.
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from policies.isolation import Isolation
 from sandbox_runtime.egress.decision import CheckTarget, OnDecision
@@ -18,6 +18,8 @@ ShellState = Literal["snapshot", "none"]
 EntryKind = Literal["file", "directory", "other"]
 OnOutput = Callable[[StreamName, str], Awaitable[None]]
 Sink = Callable[[bytes], Awaitable[None]]
+SandboxReference = Mapping[str, Any]
+"""Names a running sandbox, so that another process can adopt it. The value is JSON, and secret."""
 LIST_TIMEOUT_S = 60.0
 """Default timeout of a listing."""
 TRANSFER_TIMEOUT_S = 300.0
@@ -158,7 +160,8 @@ class Sandbox(Protocol):
 
         A call with a `command_id` does not start the command a second time: it attaches to the
         command that an earlier call has started under the same id. Once the command's final result
-        has been returned, the id is free again. Ids have letters, digits, `_` and `-`.
+        has been returned, the id is free again; after `reference`, only once `forget_results` was
+        called. Ids have letters, digits, `_` and `-`.
         """
 
     async def wait(
@@ -235,6 +238,15 @@ class Sandbox(Protocol):
     async def restore(self, source: AsyncIterable[bytes]) -> None:
         """Unpack a snapshot into the working directory. Raises SandboxFileError."""
 
+    def reference(self) -> SandboxReference | None:
+        """Return a reference with which another process can adopt the sandbox once this process is
+        dead, with its commands and jobs; None if its backend cannot do that. From now on the final
+        results of commands with a `command_id` are kept, so that the other process can get them
+        again."""
+
+    def forget_results(self) -> None:
+        """Forget the kept results that have been returned so far."""
+
     async def close(self) -> None:
         """End the sandbox, even if the caller is cancelled. Safe to call twice."""
 
@@ -259,12 +271,17 @@ class Sandboxes(Protocol):
         on_decision: OnDecision | None = None,
         check_target: CheckTarget | None = None,
         owner: str = "",
+        adopted: SandboxReference | None = None,
     ) -> AbstractAsyncContextManager[Lease]:
         """Lease a sandbox for the length of the block. The sandbox starts at once. After the block
         the sandbox is closed in the background if the lease has used it; otherwise another lease
         may get it.
 
         If leases must wait, their owners take turns; the leases of one owner keep their order.
+
+        With `adopted`, the first sandbox of the lease is the one that the reference names, adopted
+        from another process. It counts towards the limits, but the lease does not wait. If it
+        cannot be adopted, `Lease.sandbox` raises SandboxStartError.
 
         `on_decision` is called after every connection that a program inside tried to make.
         `check_target` is called before a connection is made and may deny it.

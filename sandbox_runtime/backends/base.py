@@ -12,6 +12,8 @@ import anyio
 
 from policies.isolation import Isolation
 from sandbox_runtime.clock import Clock
+from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.sandbox import SandboxReference
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,10 @@ class Guest(Protocol):
         """Return the limit events that the host has counted, or None if only the agent can count
         them."""
 
+    def reference(self) -> SandboxReference | None:
+        """Return a reference for `Backend.adopt` in another process, or None if the backend cannot
+        adopt guests."""
+
     def diagnostics(self) -> str:
         """Return the end of the agent's standard error, and the reason why the agent ended if the
         backend knows it."""
@@ -118,6 +124,17 @@ class Backend(Protocol):
         """Start a guest agent in a new sandbox. Raises SandboxStartError: its subclass
         NoCapacityError if a later start may succeed."""
 
+    @property
+    def can_adopt(self) -> bool:
+        """True if a guest survives its process for a while, so that another process can adopt
+        it."""
+
+    async def adopt(self, reference: SandboxReference) -> Guest:
+        """Attach to a guest of a process that is dead. The caller makes sure that no other process
+        does so at the same time. The guest then belongs to this process: what the other one still
+        sends has no effect, and it cannot end the guest. Raises SandboxStartError: its subclass
+        SandboxGoneError if the guest is gone or was adopted already."""
+
     async def fingerprint(self) -> str:
         """Return an id of the image that new sandboxes start from. Raises SandboxStartError."""
 
@@ -130,6 +147,11 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Release the backend's own resources."""
+
+
+def adoption_refusal(backend_name: str) -> SandboxStartError:
+    """Return the error of backends that cannot adopt guests."""
+    return SandboxStartError(f"sandboxes of the backend {backend_name} end with their server")
 
 
 def parallel_starts_per_host() -> int:

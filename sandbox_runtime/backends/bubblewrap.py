@@ -24,7 +24,12 @@ from functools import cached_property
 from pathlib import Path
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Check, parallel_starts_per_host
+from sandbox_runtime.backends.base import (
+    Check,
+    Guest,
+    adoption_refusal,
+    parallel_starts_per_host,
+)
 from sandbox_runtime.backends.bubblewrap_check import PROBE, diagnose, isolation_checks
 from sandbox_runtime.backends.bubblewrap_command import PATH, BwrapCommand, as_user, mount_table
 from sandbox_runtime.backends.cgroups import Cgroups, find_cgroups
@@ -42,6 +47,7 @@ from sandbox_runtime.backends.process_guest import ProcessGuest, spawn
 from sandbox_runtime.backends.seccomp import bpf_filter
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest.agent import GuestConfig, agent_program, first_message
+from sandbox_runtime.sandbox import SandboxReference
 
 _TRIAL_TIMEOUT_S = 10.0
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -119,6 +125,13 @@ class BubblewrapBackend:
         guest = await self._spawn(isolation, (f"/proc/self/fd/{agent}",), agent)
         guest.write(message)
         return guest
+
+    @property
+    def can_adopt(self) -> bool:
+        return False
+
+    async def adopt(self, reference: SandboxReference) -> Guest:
+        raise adoption_refusal(self.name)
 
     async def fingerprint(self) -> str:
         if self._rootfs is None:

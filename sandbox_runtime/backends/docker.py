@@ -17,7 +17,13 @@ from pathlib import Path
 import anyio
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Check, parallel_starts_per_host, run_to_end
+from sandbox_runtime.backends.base import (
+    Check,
+    Guest,
+    adoption_refusal,
+    parallel_starts_per_host,
+    run_to_end,
+)
 from sandbox_runtime.backends.docker_agent import AgentVolumes
 from sandbox_runtime.backends.docker_check import (
     accepted_attempts,
@@ -43,6 +49,7 @@ from sandbox_runtime.backends.limits import FILES_PER_MIB, SANDBOX_USER, guest_u
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest.agent import LIFETIME_S, GuestConfig, agent_program, first_message
 from sandbox_runtime.ownership import Owner
+from sandbox_runtime.sandbox import SandboxReference
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +150,13 @@ class DockerBackend:
             raise
         self._watch_disk(guest, isolation)
         return guest
+
+    @property
+    def can_adopt(self) -> bool:
+        return False
+
+    async def adopt(self, reference: SandboxReference) -> Guest:
+        raise adoption_refusal(self.name)
 
     async def fingerprint(self) -> str:
         try:

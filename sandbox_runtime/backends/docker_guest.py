@@ -97,6 +97,9 @@ class DockerGuest:
     def limit_events(self) -> LimitEvents | None:
         return None  # the agent inside reads the counters of the container
 
+    def reference(self) -> None:
+        return None
+
     def diagnostics(self) -> str:
         printed = self.stream.stderr_tail() if self.stream else ""
         return "\n".join(filter(None, (printed, self._cause)))

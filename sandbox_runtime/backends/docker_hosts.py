@@ -18,9 +18,16 @@ import anyio
 
 from policies.isolation import Isolation
 from policies.pool import start_backoff_s
-from sandbox_runtime.backends.base import Backend, Check, Guest, parallel_starts_per_host
+from sandbox_runtime.backends.base import (
+    Backend,
+    Check,
+    Guest,
+    adoption_refusal,
+    parallel_starts_per_host,
+)
 from sandbox_runtime.clock import Clock, SystemClock
 from sandbox_runtime.errors import NoCapacityError, SandboxError, SandboxStartError
+from sandbox_runtime.sandbox import SandboxReference
 
 if TYPE_CHECKING:
     from sandbox_runtime.backends.docker import DockerBackend
@@ -251,6 +258,13 @@ class DockerHosts:
                 "every Docker engine has its max_sandboxes", retry_after_s=FULL_RETRY_AFTER_S
             )
         raise SandboxStartError(self._why_none())
+
+    @property
+    def can_adopt(self) -> bool:
+        return False
+
+    async def adopt(self, reference: SandboxReference) -> Guest:
+        raise adoption_refusal(self.name)
 
     async def fingerprint(self) -> str:
         """Return the distinct image ids of all engines that have been usable. An engine that does

@@ -16,6 +16,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -33,6 +34,7 @@ from sandbox_runtime.backends.kubernetes_check import (
     require_enforced,
 )
 from sandbox_runtime.backends.kubernetes_errors import (
+    ConflictError,
     Json,
     KubernetesError,
     has_ended,
@@ -46,9 +48,10 @@ from sandbox_runtime.backends.kubernetes_owner import SELECTOR, LeaseOwner
 from sandbox_runtime.backends.kubernetes_pod import OWNER_LABEL, PodSpec, guest_config
 from sandbox_runtime.backends.kubernetes_stream import AttachedStream
 from sandbox_runtime.backends.kubernetes_watch import PodWatch
-from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.errors import SandboxGoneError, SandboxStartError
 from sandbox_runtime.guest.agent import first_message
-from sandbox_runtime.packets import TOKEN_BYTES
+from sandbox_runtime.packets import MAX_GENERATION, TOKEN_BYTES
+from sandbox_runtime.sandbox import SandboxReference
 
 logger = logging.getLogger(__name__)
 
@@ -125,9 +128,7 @@ class KubernetesBackend:
 
     async def start(self, isolation: Isolation) -> KubernetesGuest:
         name = f"sandbox-{self._owner.id}-{next(self._numbers)}"
-        guest = KubernetesGuest(
-            name, self._api, self._watch, self._own_pods.discard, self.max_outage_s
-        )
+        guest = self._guest(name)
         link_token = secrets.token_bytes(TOKEN_BYTES)
         try:
             await self._begin()
@@ -147,6 +148,38 @@ class KubernetesBackend:
                 raise start_error(error, self._api.namespace) from error
             raise SandboxStartError(f"Pod {name} ended while it started: {error}") from error
         except BaseException:  # such as a cancellation: no Pod may be left in the cluster
+            with anyio.CancelScope(shield=True):
+                await self._discard(guest)
+            raise
+        return guest
+
+    @property
+    def can_adopt(self) -> bool:
+        return True
+
+    async def adopt(self, reference: SandboxReference) -> KubernetesGuest:
+        name, generation = reference["pod"], reference["generation"] + 1
+        if generation > MAX_GENERATION:
+            raise SandboxGoneError(f"Pod {name} was adopted too often")
+        guest = self._guest(name)
+        try:
+            await self._begin()
+            self._own_pods.add(name)
+            await run_to_end(self._api.change_owner(name, reference["owner"], self._owner.id))
+        except KubernetesError as error:
+            # If the change had an effect nevertheless, a sweep removes the Pod.
+            self._own_pods.discard(name)
+            raise SandboxGoneError(f"Pod {name} cannot be adopted: {error}") from error
+        except BaseException:
+            self._own_pods.discard(name)
+            raise
+        try:
+            stream = await self._attach(name)
+            guest.attached(stream, bytes.fromhex(reference["link_token"]), generation)
+        except KubernetesError as error:
+            await self._discard(guest)
+            raise SandboxGoneError(f"Pod {name} cannot be adopted: {error}") from error
+        except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._discard(guest)
             raise
@@ -181,6 +214,16 @@ class KubernetesBackend:
         await self._watch.aclose()
         await self._owner.release()
         await self._api.aclose()
+
+    def _guest(self, name: str) -> KubernetesGuest:
+        return KubernetesGuest(
+            name,
+            self._owner.id,
+            self._api,
+            self._watch,
+            self._own_pods.discard,
+            self.max_outage_s,
+        )
 
     async def _begin(self) -> None:
         """Create this process's Lease and start the watch of its Pods, unless that has been
@@ -253,7 +296,9 @@ class KubernetesBackend:
         living = await self._owner.living()
         leftovers = [pod for pod in pods if self._is_leftover(pod, living)]
         for pod in leftovers:
-            await self._api.delete_pod(pod["metadata"]["name"])
+            metadata = pod["metadata"]
+            with suppress(ConflictError):  # another process may have adopted it meanwhile
+                await self._api.delete_pod(metadata["name"], metadata["resourceVersion"])
         await self._owner.forget_dead(living)
         return len(leftovers)
 

@@ -23,12 +23,13 @@ from kubernetes_asyncio.stream import WsApiClient
 
 from sandbox_runtime.backends.kubernetes_errors import (
     AlreadyExistsError,
+    ConflictError,
     Json,
     KubernetesError,
     NotFoundError,
     error_of,
 )
-from sandbox_runtime.backends.kubernetes_pod import CONTAINER
+from sandbox_runtime.backends.kubernetes_pod import CONTAINER, OWNER_LABEL
 from sandbox_runtime.backends.kubernetes_stream import (
     SUBPROTOCOLS,
     AttachedStream,
@@ -152,16 +153,51 @@ class KubernetesApi:
         finally:
             _drop(response)
 
-    async def delete_pod(self, name: str) -> None:
-        """Ask the API server to delete a Pod, if it exists. Returns before the Pod has ended."""
+    async def delete_pod(self, name: str, version: str | None = None) -> None:
+        """Ask the API server to delete a Pod, if it exists. Returns before the Pod has ended. With
+        a resource version, raises ConflictError if the Pod has changed since."""
         core = await self._core()
+        options = {"body": {"preconditions": {"resourceVersion": version}}} if version else {}
         with suppress(NotFoundError):
             await self._call(
                 core.delete_namespaced_pod,
                 name,
                 self.namespace,
                 grace_period_seconds=REMOVAL_GRACE_S,
+                **options,
             )
+
+    async def delete_pod_of(self, owner: str, name: str) -> bool:
+        """Ask the API server to delete a Pod, if it exists. Return False and do nothing if it does
+        not have the label of `owner` any more."""
+        core = await self._core()
+        while True:
+            try:
+                pod = await self._call(core.read_namespaced_pod, name, self.namespace)
+            except NotFoundError:
+                return True
+            if pod["metadata"]["labels"].get(OWNER_LABEL) != owner:
+                return False
+            with suppress(ConflictError):  # the Pod has changed meanwhile, such as its status
+                await self.delete_pod(name, pod["metadata"]["resourceVersion"])
+                return True
+
+    async def change_owner(self, name: str, owner: str, new_owner: str) -> None:
+        """Replace the owner's label of a Pod. Raises NotFoundError if the Pod does not exist, and
+        KubernetesError with status 422 if the Pod has another owner."""
+        core = await self._core()
+        path = f"/metadata/labels/{OWNER_LABEL.replace('/', '~1')}"
+        changes = [
+            {"op": "test", "path": path, "value": owner},
+            {"op": "replace", "path": path, "value": new_owner},
+        ]
+        await self._call(
+            core.patch_namespaced_pod,
+            name,
+            self.namespace,
+            changes,
+            _content_type="application/json-patch+json",
+        )
 
     async def attach(self, name: str) -> AttachedStream:
         """Attach to the standard streams of a running Pod's sandbox."""

@@ -42,7 +42,7 @@ wait
 """A shell script that tries to connect to the addresses in its arguments, to the API server and to
 the node. It writes the addresses that accept a connection into the Pod's status."""
 VERBS = (
-    *(("", verb, "pods", "") for verb in ("create", "get", "list", "watch", "delete")),
+    *(("", verb, "pods", "") for verb in ("create", "get", "list", "watch", "patch", "delete")),
     *(("", verb, "pods", "attach") for verb in ("get", "create")),
     *(
         ("coordination.k8s.io", verb, "leases", "")

@@ -47,6 +47,10 @@ class AlreadyExistsError(KubernetesError):
     """An object with this name exists."""
 
 
+class ConflictError(KubernetesError):
+    """The object has changed since the version that the request names."""
+
+
 class ExpiredError(KubernetesError):
     """A watch's resource version is too old."""
 
@@ -61,7 +65,7 @@ def error_of(status: int, body: Json) -> KubernetesError:
     reason = body.get("reason")
     if status == 403 and "exceeded quota" in message:
         return QuotaError(message, status)
-    kinds = {404: NotFoundError, 410: ExpiredError}
+    kinds = {404: NotFoundError, 409: ConflictError, 410: ExpiredError}
     kind = AlreadyExistsError if reason == "AlreadyExists" else kinds.get(status, KubernetesError)
     return kind(message, status)
 

@@ -19,6 +19,7 @@ from sandbox_runtime.backends.kubernetes_stream import AttachedStream
 from sandbox_runtime.backends.kubernetes_watch import PodWatch
 from sandbox_runtime.backends.resumable_stream import ResumableStream
 from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.sandbox import SandboxReference
 
 logger = logging.getLogger(__name__)
 
@@ -38,28 +39,48 @@ class KubernetesGuest:
     def __init__(
         self,
         name: str,
+        owner: str,
         api: KubernetesApi,
         watch: PodWatch,
         on_end: Callable[[str], None],
         max_outage_s: float,
     ) -> None:
+        """`owner` is the id of this process in the Pod's label."""
         self._stream: ResumableStream | None = None
         """Set once the Pod runs and is attached."""
         self._name = name
+        self._owner = owner
         self._api = api
         self._watch = watch
         self._on_end = on_end
         self._max_outage_s = max_outage_s
         self._cause = ""
+        self._link_token, self._generation = b"", 0
+        self._may_be_adopted = False
+        """True once a reference was returned: another process may have the Pod by the time of its
+        removal."""
         self._removal: asyncio.Task[None] | None = None
 
     @property
     def id(self) -> str:
         return self._name
 
-    def attached(self, stream: AttachedStream, link_token: bytes) -> None:
-        """Use `stream`, the first connection, over which the agent has got its configuration."""
-        self._stream = ResumableStream(link_token, stream, self._attach_again)
+    def attached(self, stream: AttachedStream, link_token: bytes, generation: int = 0) -> None:
+        """Use `stream`, the first connection. If `generation` is 0, the agent has got its
+        configuration over it; otherwise adopt the link of an earlier process."""
+        self._link_token, self._generation = link_token, generation
+        self._stream = ResumableStream(
+            link_token, stream, self._attach_again, generation=generation
+        )
+
+    def reference(self) -> SandboxReference:
+        self._may_be_adopted = True
+        return {
+            "pod": self._name,
+            "owner": self._owner,
+            "link_token": self._link_token.hex(),
+            "generation": self._generation,
+        }
 
     async def receive(self, on_data: DataCallback) -> None:
         assert self._stream
@@ -98,7 +119,10 @@ class KubernetesGuest:
         if self._stream:
             self._stream.end()
         try:
-            await self._api.delete_pod(self._name)
+            if not self._may_be_adopted:
+                await self._api.delete_pod(self._name)
+            elif not await self._api.delete_pod_of(self._owner, self._name):
+                return
             if not await self._watch.wait(self._name, has_stopped, STOP_WAIT_S):
                 logger.warning("%s still runs after %g s", self._name, STOP_WAIT_S)
         except KubernetesError as error:

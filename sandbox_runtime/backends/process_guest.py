@@ -109,6 +109,9 @@ class ProcessGuest:
     def limit_events(self) -> LimitEvents | None:
         return self._cgroup.limit_events() if self._cgroup else None
 
+    def reference(self) -> None:
+        return None
+
     def diagnostics(self) -> str:
         kills = self._cgroup.limit_events().oom_kills if self._cgroup else 0
         memory = f"memory ran out and {kills} of its processes were killed" if kills else ""

@@ -15,10 +15,13 @@ from sandbox_runtime.backends.byte_stream import MAX_UNREAD_BYTES
 from sandbox_runtime.backends.kubernetes_stream import AttachedStream
 from sandbox_runtime.packets import (
     MAX_PAYLOAD_BYTES,
+    PACKET_ADOPT,
     PACKET_DATA,
     PACKET_END,
     Packet,
     PacketDecoder,
+    first_connection,
+    generation_of,
     packet_bytes,
 )
 from sandbox_runtime.protocol import FrameRate, ProtocolError
@@ -43,16 +46,26 @@ more. The argument is the number of connections in succession on which the agent
 class ResumableStream:
     """The host's end of the byte stream, from the first connection until `abort`."""
 
-    def __init__(self, token: bytes, connection: AttachedStream, reconnect: Reconnect) -> None:
+    def __init__(
+        self,
+        token: bytes,
+        connection: AttachedStream,
+        reconnect: Reconnect,
+        *,
+        generation: int = 0,
+    ) -> None:
+        """If `generation` is not 0, adopt the agent's link from another host; see
+        `Packet.connection`."""
         self._token = token
         self._connection = connection
         self._reconnect = reconnect
-        self._decoder = PacketDecoder(token, may_begin_inside=False)
-        self._connection_number = 1
+        self._decoder = PacketDecoder(token, may_begin_inside=generation > 0)
+        self._generation = generation
+        self._connection_number = first_connection(generation)
         self._is_connected = True
-        self._is_answered = True
-        """True once the agent has answered on the current connection. The first one needs no
-        answer: nothing was sent before."""
+        self._is_answered = generation == 0
+        """True once the agent has answered on the current connection. The first one of the host
+        that started the agent needs no answer: nothing was sent before."""
         self._unanswered_count = 0
         self.heard_at_s = asyncio.get_running_loop().time()
         """The event loop's time at which the last packet arrived from the agent."""
@@ -80,6 +93,8 @@ class ResumableStream:
         self._changed = asyncio.Event()
         self._stderr = ""
         self._is_over = False
+        if generation:
+            self._ask()
 
     async def receive(self, on_data: DataCallback) -> None:
         """Call `on_data` with all bytes that arrive, until no connection can be opened any more or
@@ -171,8 +186,14 @@ class ResumableStream:
         self._is_connected = True
         self._decoder = PacketDecoder(self._token, may_begin_inside=True)
         self._connection_number += 1
+        self._ask()
+
+    def _ask(self) -> None:
+        """Ask the agent, on a new connection, which bytes it has received. If an adoption has
+        arrived already, its repetition has no effect."""
         self._progress_at_s = asyncio.get_running_loop().time()
-        self._send(self._sent_bytes, b"")
+        kind = PACKET_ADOPT if self._generation else PACKET_DATA
+        self._send_packet(kind, self._sent_bytes, b"")
         self._watch_stall()
 
     def _end(self) -> None:
@@ -198,6 +219,8 @@ class ResumableStream:
 
     def _accept(self, packet: Packet) -> bytes:
         """Process a packet and return its new bytes. Raises ProtocolError."""
+        if generation_of(packet.connection) > self._generation:
+            raise ProtocolError("another server has adopted the sandbox")
         if packet.connection != self._connection_number:
             return b""  # sent before the agent knew of this connection: it will be sent again
         if not self._is_answered and packet.offset > self._received_bytes:

@@ -20,9 +20,11 @@ from sandbox_runtime.guest_sandbox import (
     BUSY_PING_TIMEOUT_S,
     PING_INTERVAL_S,
     GuestSandbox,
+    adopt_sandbox,
     start_sandbox,
 )
 from sandbox_runtime.pool.entries import EntryState, PoolEntry, PoolRegistry
+from sandbox_runtime.sandbox import SandboxReference
 
 INITIAL_START_S = 1.0
 
@@ -84,6 +86,25 @@ class SandboxLifecycle:
         self.monitor()
         starting = self._start_tasks[entry] = asyncio.create_task(self._start(entry))
         starting.add_done_callback(partial(self._on_start_done, entry, self._clock.time()))
+
+    async def adopt(
+        self, isolation: Isolation, pool_key: PoolKey, reference: SandboxReference
+    ) -> PoolEntry:
+        """Adopt a sandbox of another process and return its entry, which is leased. Raises
+        SandboxStartError."""
+        entry = PoolEntry(without_lease_fields(isolation), pool_key)
+        entry.is_unused = False
+        self._registry.add(entry)
+        self.monitor()
+        try:
+            sandbox = await adopt_sandbox(self._backend, reference)
+        except BaseException:
+            self._registry.remove(entry)
+            raise
+        entry.attach(sandbox, self._clock.time())
+        entry.leased_since = entry.ready_at
+        self._registry.move(entry, EntryState.LEASED)
+        return entry
 
     async def _start(self, entry: PoolEntry) -> GuestSandbox:
         if self._fingerprint is None:

@@ -46,6 +46,7 @@ from sandbox_runtime.errors import (
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.pool.entries import EntryState, PoolEntry, PoolRegistry, Waiter, WaiterQueue
 from sandbox_runtime.pool.lifecycle import SandboxLifecycle
+from sandbox_runtime.sandbox import SandboxReference
 
 logger = logging.getLogger(__name__)
 
@@ -173,12 +174,13 @@ class Pool:
         on_decision: OnDecision | None = None,
         check_target: CheckTarget | None = None,
         owner: str = "",
+        adopted: SandboxReference | None = None,
     ) -> AsyncIterator["PoolLease"]:
         """Lease a sandbox for the length of the block.
 
         Raises NoFreeSandboxError and SandboxStartError; so does `sandbox()` of the lease.
         """
-        lease = PoolLease(self, isolation, on_decision, check_target, owner)
+        lease = PoolLease(self, isolation, on_decision, check_target, owner, adopted)
         try:
             yield lease
         finally:
@@ -224,6 +226,16 @@ class Pool:
         if refusal := self._check_may_wait(waiter):
             raise refusal
         return Allocation(waiter, asyncio.create_task(self._acquire(waiter, self._clock.time())))
+
+    def adopt(self, isolation: Isolation, owner: str, reference: SandboxReference) -> Allocation:
+        """Begin to adopt the sandbox that the reference names."""
+        waiter = Waiter(isolation, self._pool_key(isolation), owner)
+        return Allocation(waiter, asyncio.create_task(self._adopt(waiter, reference)))
+
+    async def _adopt(self, waiter: Waiter, reference: SandboxReference) -> GuestSandbox:
+        entry = await self._lifecycle.adopt(waiter.isolation, waiter.pool_key, reference)
+        waiter.give(entry)
+        return entry.sandbox
 
     def take(
         self, waiter: Waiter, on_decision: OnDecision | None, check_target: CheckTarget | None
@@ -491,13 +503,16 @@ class PoolLease:
         on_decision: OnDecision | None,
         check_target: CheckTarget | None,
         owner: str,
+        adopted: SandboxReference | None,
     ) -> None:
         self._pool = pool
         self._isolation = isolation
         self._owner = owner
         self._on_decision = on_decision
         self._check_target = check_target
-        self._allocation = pool.allocate(isolation, owner)
+        self._allocation = (
+            pool.adopt(isolation, owner, adopted) if adopted else pool.allocate(isolation, owner)
+        )
         self._is_over = False
 
     async def sandbox(self) -> GuestSandbox:

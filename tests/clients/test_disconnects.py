@@ -16,6 +16,7 @@ from policies.isolation import Isolation
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.runs.manager import RunManager
 from sandbox_runtime.egress.decision import CheckTarget, OnDecision
+from sandbox_runtime.sandbox import SandboxReference
 from tests.clients.chat_http import (
     BODY,
     FIRST,
@@ -79,6 +80,7 @@ class SlowClosingSandboxes(MemorySandboxes):
         on_decision: OnDecision | None = None,
         check_target: CheckTarget | None = None,
         owner: str = "",
+        adopted: SandboxReference | None = None,
     ) -> AsyncIterator[MemoryLease]:
         async with super().lease(isolation, on_decision, check_target, owner) as lease:
             try:

@@ -164,6 +164,8 @@ class FakeCluster:
         app = web.Application()
         app.router.add_post(core, self._create)
         app.router.add_get(core, self._list_or_watch)
+        app.router.add_get(core + "/{name}", self._read)
+        app.router.add_patch(core + "/{name}", self._patch)
         app.router.add_delete(core + "/{name}", self._delete)
         app.router.add_get(core + "/{name}/attach", self._attach)
         for method, path in (("POST", leases), ("PATCH", leases + "/{name}")):
@@ -221,8 +223,11 @@ class FakeCluster:
             each.cut()
 
     def _set_state(self, pod: FakePod, event: str, phase: str, state: dict[str, Any]) -> None:
-        pod.document["metadata"]["resourceVersion"] = str(len(self._events) + 1)
         pod.document["status"] = {"phase": phase, "containerStatuses": [{"state": state}]}
+        self._add_event(pod, event)
+
+    def _add_event(self, pod: FakePod, event: str) -> None:
+        pod.document["metadata"]["resourceVersion"] = str(len(self._events) + 1)
         line = json.dumps({"type": event, "object": pod.document})
         self._events.append(line.encode() + b"\n")
         self._has_event.set()
@@ -247,8 +252,33 @@ class FakeCluster:
             await self._has_event.wait()
         return response
 
+    async def _read(self, request: web.Request) -> web.Response:
+        pod = self.pods.get(request.match_info["name"])
+        if pod is None:
+            return web.json_response({"reason": "NotFound"}, status=404)
+        return web.json_response(pod.document)
+
+    async def _patch(self, request: web.Request) -> web.Response:
+        """Change a label, if it has the expected value."""
+        pod = self.pods.get(request.match_info["name"])
+        if pod is None:
+            return web.json_response({"reason": "NotFound"}, status=404)
+        test, change = await request.json()
+        assert (test["op"], change["op"], test["path"]) == ("test", "replace", change["path"])
+        label = test["path"].removeprefix("/metadata/labels/").replace("~1", "/")
+        labels = pod.document["metadata"]["labels"]
+        if labels[label] != test["value"]:
+            return web.json_response({"reason": "Invalid"}, status=422)
+        labels[label] = change["value"]
+        self._add_event(pod, "MODIFIED")
+        return web.json_response(pod.document)
+
     async def _delete(self, request: web.Request) -> web.Response:
         pod = self.pods.get(request.match_info["name"])
+        body = await request.json() if request.can_read_body else {}
+        version = body.get("preconditions", {}).get("resourceVersion")
+        if pod and version and version != pod.document["metadata"]["resourceVersion"]:
+            return web.json_response({"reason": "Conflict"}, status=409)
         if self.refuses_to_delete:
             return web.json_response({"message": "refused by the test"}, status=500)
         if pod is None:

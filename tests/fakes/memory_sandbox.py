@@ -38,6 +38,7 @@ from sandbox_runtime.sandbox import (
     Listing,
     OnOutput,
     OutputCap,
+    SandboxReference,
     ShellState,
     Sink,
 )
@@ -265,6 +266,12 @@ class MemorySandbox:
         self._check_alive()
         unpack(self._files, WORKING_DIR, packed)
 
+    def reference(self) -> None:
+        return None
+
+    def forget_results(self) -> None:
+        pass
+
     async def close(self) -> None:
         self._closed = True
         for process in list(self._machine.living.values()):
@@ -327,6 +334,7 @@ class MemorySandboxes:
         on_decision: OnDecision | None = None,
         check_target: CheckTarget | None = None,
         owner: str = "",
+        adopted: SandboxReference | None = None,
     ) -> AsyncIterator[MemoryLease]:
         """Lease a sandbox. Its programs open no connections, so `on_decision` is never called."""
         if self._failure is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import anyio
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Check, DataCallback, LimitEvents
+from sandbox_runtime.backends.base import Check, DataCallback, LimitEvents, adoption_refusal
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.protocol import (
     END,
@@ -22,6 +22,7 @@ from sandbox_runtime.protocol import (
     frame,
     json_frame,
 )
+from sandbox_runtime.sandbox import SandboxReference
 
 REPORTED = (
     *("exit_code", "duration_s", "cpu_s", "peak_memory_bytes", "stdout_bytes", "stderr_bytes"),
@@ -103,6 +104,9 @@ class FakeGuest:
     def limit_events(self) -> LimitEvents | None:
         return None
 
+    def reference(self) -> None:
+        return None
+
     def diagnostics(self) -> str:
         return ""
 
@@ -179,6 +183,13 @@ class FakeSandboxBackend:
                 await guest.kill()
             raise
         return guest
+
+    @property
+    def can_adopt(self) -> bool:
+        return False
+
+    async def adopt(self, reference: SandboxReference) -> FakeGuest:
+        raise adoption_refusal(self.name)
 
     async def fingerprint(self) -> str:
         await self.pause()

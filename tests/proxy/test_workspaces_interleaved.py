@@ -14,7 +14,7 @@ from policies.isolation import Isolation
 from policies.sessions import ResumePoint, SessionState
 from proxy.workspaces import RunWorkspace
 from sandbox_runtime.egress.decision import CheckTarget, OnDecision
-from sandbox_runtime.sandbox import Sink
+from sandbox_runtime.sandbox import SandboxReference, Sink
 from tests.fakes.interleavings import (
     TURNS,
     Step,
@@ -51,6 +51,7 @@ class LingeringSandboxes(MemorySandboxes):
         on_decision: OnDecision | None = None,
         check_target: CheckTarget | None = None,
         owner: str = "",
+        adopted: SandboxReference | None = None,
     ) -> AsyncIterator[MemoryLease]:
         async with super().lease(isolation, on_decision, check_target, owner) as lease:
             try:

@@ -117,6 +117,9 @@ class ScriptedGuest:
     def limit_events(self) -> None:
         return None
 
+    def reference(self) -> None:
+        return None
+
     def diagnostics(self) -> str:
         return ""
 

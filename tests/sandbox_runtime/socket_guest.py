@@ -54,6 +54,9 @@ class SocketGuest:
     def limit_events(self) -> None:
         return None
 
+    def reference(self) -> None:
+        return None
+
     def diagnostics(self) -> str:
         return ""
 

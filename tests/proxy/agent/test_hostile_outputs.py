@@ -20,7 +20,7 @@ from proxy.models.scripted import ScriptedModel, tool_reply
 from proxy.workspaces import Workspaces
 from sandbox_runtime.egress.decision import CheckTarget, OnDecision
 from sandbox_runtime.errors import SandboxError
-from sandbox_runtime.sandbox import Lease, Sandbox
+from sandbox_runtime.sandbox import Lease, Sandbox, SandboxReference
 from sandbox_runtime.tools import make_tools
 from tests.fakes.memory_snapshots import MemorySnapshots
 from tests.fakes.tasks import make_task
@@ -47,6 +47,7 @@ class OneSandbox:
         on_decision: OnDecision | None = None,
         check_target: CheckTarget | None = None,
         owner: str = "",
+        adopted: SandboxReference | None = None,
     ) -> AsyncIterator[Lease]:
         yield self
 

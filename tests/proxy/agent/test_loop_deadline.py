@@ -12,7 +12,7 @@ from policies.prompts import final_request
 from proxy.errors import OutOfTimeError
 from proxy.models.scripted import ScriptedModel, text_reply, tool_reply
 from sandbox_runtime.egress.decision import CheckTarget, OnDecision
-from sandbox_runtime.sandbox import Lease, Sandbox
+from sandbox_runtime.sandbox import Lease, Sandbox, SandboxReference
 from tests.proxy.agent.runs import SUBMIT, Run, bash
 from tests.proxy.agent.stuck_model import StuckModel
 
@@ -69,6 +69,7 @@ class NoSandboxes:
         on_decision: OnDecision | None = None,
         check_target: CheckTarget | None = None,
         owner: str = "",
+        adopted: SandboxReference | None = None,
     ) -> AsyncIterator[Lease]:
         yield self
 

@@ -17,7 +17,7 @@ from proxy.errors import BackendError, ContextOverflowError
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from sandbox_runtime.egress.decision import CheckTarget, OnDecision
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
-from sandbox_runtime.sandbox import Sandbox
+from sandbox_runtime.sandbox import Sandbox, SandboxReference
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.proxy.agent.runs import (
     AT_ONCE,
@@ -200,6 +200,7 @@ class NeverReady:
         on_decision: OnDecision | None = None,
         check_target: CheckTarget | None = None,
         owner: str = "",
+        adopted: SandboxReference | None = None,
     ) -> AsyncIterator["NeverReady"]:
         try:
             yield self

@@ -1,0 +1,176 @@
+"""A sandbox in a Pod is adopted by another backend, as if its own process were dead."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from policies.isolation import Isolation
+from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
+from sandbox_runtime.backends.kubernetes import KubernetesBackend
+from sandbox_runtime.errors import SandboxGoneError, SandboxLostError, SandboxStartError
+from sandbox_runtime.guest_sandbox import GuestSandbox, adopt_sandbox, start_sandbox
+from sandbox_runtime.sandbox import OutputCap, SandboxReference
+from tests.fakes.kubernetes_cluster import FakeCluster, backend_of, fake_cluster
+from tests.sandbox_runtime.transfer import PLENTY_S, output, read, write
+
+SMALL = Isolation(memory_mib=128, cpus=0.1)
+PATIENCE_S = 60
+
+
+class Processes:
+    """The backends of several processes in one cluster, and a sandbox of the first one."""
+
+    def __init__(
+        self, cluster: FakeCluster, backends: list[KubernetesBackend], sandbox: GuestSandbox
+    ) -> None:
+        self.cluster = cluster
+        self.backends = backends
+        self.sandbox = sandbox
+
+    def reference(self, sandbox: GuestSandbox | None = None) -> SandboxReference:
+        """Return a sandbox's reference, as it comes out of a database."""
+        found = (sandbox or self.sandbox).reference()
+        assert found is not None
+        loaded: dict[str, Any] = json.loads(json.dumps(found))
+        return loaded
+
+
+@asynccontextmanager
+async def processes(directory: Path, **settings: Any) -> AsyncIterator[Processes]:
+    async with AsyncExitStack() as opened:
+        cluster = await opened.enter_async_context(fake_cluster())
+        backends = []
+        for name in ("one", "two", "three"):
+            (directory / name).mkdir()
+            backend = backend_of(cluster, directory / name, **settings)
+            backends.append(await opened.enter_async_context(backend))
+        with anyio.fail_after(PATIENCE_S):
+            sandbox = await start_sandbox(backends[0], SMALL)
+            opened.push_async_callback(sandbox.close)
+            yield Processes(cluster, backends, sandbox)
+
+
+async def test_running_command_is_finished_for_the_adopter_and_runs_once(tmp_path: Path) -> None:
+    async with processes(tmp_path) as found:
+        reference = found.reference()
+        script = "echo ran >> count; touch begun; until [ -e gate ]; do sleep 0.1; done; cat count"
+        first = asyncio.create_task(
+            found.sandbox.exec(script, timeout_s=PLENTY_S, command_id="a-1")
+        )
+        await output(found.sandbox, "until [ -e begun ]; do sleep 0.1; done")
+        adopted = await adopt_sandbox(found.backends[1], reference)
+        second = asyncio.create_task(adopted.exec(script, timeout_s=PLENTY_S, command_id="a-1"))
+        await output(adopted, "touch gate")
+        assert (await second).stdout == "ran\n"
+        with pytest.raises(SandboxLostError, match="adopted"):
+            await first
+        await adopted.close()
+
+
+async def test_result_that_the_first_process_got_is_returned_again(tmp_path: Path) -> None:
+    async with processes(tmp_path) as found:
+        reference = found.reference()
+        run = "echo ran >> count; cat count"
+        result = await found.sandbox.exec(run, timeout_s=PLENTY_S, command_id="a-1")
+        adopted = await adopt_sandbox(found.backends[1], reference)
+        again = await adopted.exec(run, timeout_s=PLENTY_S, command_id="a-1")
+        assert (again.stdout, again.duration_s) == ("ran\n", result.duration_s)
+        assert await output(adopted, "cat count") == "ran\n"
+        await adopted.close()
+
+
+async def test_forgotten_results_free_their_ids(tmp_path: Path) -> None:
+    async with processes(tmp_path) as found:
+        found.reference()
+        run = "echo ran >> count; cat count"
+        for expected in ("ran\n", "ran\n"):
+            result = await found.sandbox.exec(run, timeout_s=PLENTY_S, command_id="a-1")
+            assert result.stdout == expected
+        found.sandbox.forget_results()
+        result = await found.sandbox.exec(run, timeout_s=PLENTY_S, command_id="a-1")
+        assert result.stdout == "ran\nran\n"
+
+
+async def test_adopter_continues_jobs_and_has_command_ids_of_its_own(tmp_path: Path) -> None:
+    async with processes(tmp_path) as found:
+        job = await found.sandbox.exec(
+            "read line; echo got $line", timeout_s=PLENTY_S, stdin=None, wait_s=PLENTY_S
+        )
+        assert job.waiting
+        adopted = await adopt_sandbox(found.backends[1], found.reference())
+        other = await adopted.exec("sleep 100", timeout_s=PLENTY_S, wait_s=0)
+        assert other.job_id != job.job_id
+        result = await adopted.wait(job.job_id, wait_s=PLENTY_S, typed_bytes=b"it\n")
+        assert result.stdout == "got it\n"
+        await adopted.close()
+
+
+async def test_truncated_output_of_a_repeated_request_names_the_same_file(tmp_path: Path) -> None:
+    cap = OutputCap(max_bytes=1000, retention_directory="/tmp/outputs")
+    async with processes(tmp_path) as found:
+        reference = found.reference()
+        first = await found.sandbox.exec("seq 9999", timeout_s=9, cap=cap, command_id="a-1")
+        adopted = await adopt_sandbox(found.backends[1], reference)
+        again = await adopted.exec("seq 9999", timeout_s=9, cap=cap, command_id="a-1")
+        assert again.stdout == first.stdout
+        assert (await output(adopted, f"wc -l < {again.stdout_file}")).strip() == "9999"
+        await adopted.close()
+
+
+async def test_process_that_lives_cannot_end_an_adopted_sandbox(tmp_path: Path) -> None:
+    async with processes(tmp_path) as found:
+        reference = found.reference()
+        adopted = await adopt_sandbox(found.backends[1], reference)
+        await found.sandbox.close()
+        await write(adopted, "/testbed/file", b"content")
+        assert await read(adopted, "/testbed/file") == b"content"
+        await adopted.close()
+
+
+async def test_sandbox_is_adopted_once_with_one_reference(tmp_path: Path) -> None:
+    async with processes(tmp_path) as found:
+        reference = found.reference()
+        adopted = await adopt_sandbox(found.backends[1], reference)
+        with pytest.raises(SandboxGoneError):
+            await adopt_sandbox(found.backends[2], reference)
+        assert await output(adopted, "echo alive") == "alive\n"
+        again = await adopt_sandbox(found.backends[2], found.reference(adopted))
+        assert await output(again, "echo alive") == "alive\n"
+        await again.close()
+
+
+async def test_adoption_goes_on_if_its_connection_is_cut(tmp_path: Path) -> None:
+    async with processes(tmp_path) as found:
+        adopted = await adopt_sandbox(found.backends[1], found.reference())
+        for n in range(3):
+            found.cluster.cut_all()
+            assert await output(adopted, f"echo {n}") == f"{n}\n"
+        await adopted.close()
+
+
+async def test_ended_sandbox_cannot_be_adopted(tmp_path: Path) -> None:
+    async with processes(tmp_path) as found:
+        reference = found.reference()
+        await found.sandbox.close()
+        with pytest.raises(SandboxStartError):
+            await adopt_sandbox(found.backends[1], reference)
+        assert await found.backends[1].sweep() == 0
+
+
+async def test_sandbox_that_ends_with_its_process_has_no_reference(tmp_path: Path) -> None:
+    backend = BubblewrapBackend(state_dir=tmp_path)
+    assert not backend.can_adopt
+    sandbox = await start_sandbox(backend, SMALL)
+    try:
+        assert sandbox.reference() is None
+        with pytest.raises(SandboxStartError):
+            await adopt_sandbox(backend, {"guest": {}})
+    finally:
+        await sandbox.close()
+        await backend.aclose()
