@@ -229,7 +229,11 @@ def build_kubernetes(config: Config) -> Backend:
             " files into the sandbox image"
         )
     try:
-        from sandbox_runtime.backends.kubernetes import KubernetesBackend
+        from sandbox_runtime.backends.kubernetes import (
+            LEASE_S,
+            TAKEOVER_LEASE_S,
+            KubernetesBackend,
+        )
     except ImportError as error:
         raise SandboxStartError(
             "sandbox.backend: kubernetes needs `pip install llm-sandbox-proxy[kubernetes]`"
@@ -245,6 +249,7 @@ def build_kubernetes(config: Config) -> Backend:
         context=cluster.context,
         allow_unenforced_network_policy=cluster.allow_unenforced_network_policy,
         start_timeout_s=cluster.start_timeout_s,
+        lease_s=TAKEOVER_LEASE_S if config.store.database_url else LEASE_S,
     )
 
 

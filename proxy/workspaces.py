@@ -27,7 +27,7 @@ from policies.sessions import ResumePoint, Session, SessionState
 from sandbox_runtime.clock import Clock, SystemClock
 from sandbox_runtime.egress.decision import CheckTarget, Decision, OnDecision
 from sandbox_runtime.errors import SandboxError, SandboxFileError, SandboxLostError
-from sandbox_runtime.sandbox import Lease, Sandbox, Sandboxes, Sink
+from sandbox_runtime.sandbox import Lease, Sandbox, Sandboxes, SandboxReference, Sink
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,8 @@ class SnapshotStore(Protocol):
 class RunWorkspace:
     """The workspace that one run uses. It leases the run's sandboxes. If the run resumes from a
     state, they start with the files of that state."""
+
+    command_id = None
 
     def __init__(self, sandboxes: Sandboxes, isolation: Isolation, owner: str) -> None:
         self.isolation = isolation
@@ -112,6 +114,23 @@ class RunWorkspace:
             lease = self._sandboxes.lease(self.isolation, self._report, self._confirm, self._owner)
             self._lease = await self._exit_stack.enter_async_context(lease)
         return self._lease
+
+    async def adopt(self, reference: SandboxReference) -> Sandbox | None:
+        """Adopt the run's sandbox from another server, with its files. Return None if that is not
+        possible: the run then begins anew, with a new sandbox."""
+        try:
+            lease = self._sandboxes.lease(
+                self.isolation, self._report, self._confirm, self._owner, reference
+            )
+            self._lease = await self._exit_stack.enter_async_context(lease)
+            self.current_sandbox = await self._lease.sandbox()
+        except SandboxError as error:
+            logger.warning("a sandbox cannot be taken over: %s", error)
+            await self._exit_stack.aclose()
+            self._lease = None
+            return None
+        self.is_used = True
+        return self.current_sandbox
 
     async def _restore_files(self, sandbox: Sandbox) -> None:
         if self.restore is None:
@@ -168,6 +187,11 @@ class Workspaces:
         self._is_wanted: Callable[[], bool] | None = None
         """The callback of an eviction that found no sandbox to end, or None without such an
         eviction. The callback returns True while the waiting request is queued."""
+
+    @property
+    def can_adopt(self) -> bool:
+        """See `Sandboxes.can_adopt`."""
+        return self._sandboxes.can_adopt
 
     @asynccontextmanager
     async def use(

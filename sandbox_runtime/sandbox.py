@@ -254,6 +254,11 @@ class Sandbox(Protocol):
 class Lease(Protocol):
     """The right to use one sandbox, which may still be starting."""
 
+    @property
+    def command_id(self) -> str | None:
+        """The id for the command of the current tool call (see `Sandbox.exec`), or None if the
+        command needs none."""
+
     async def sandbox(self) -> Sandbox:
         """Wait until the sandbox is ready and return it. All calls return the same sandbox; once it
         is lost, they return a new one.
@@ -264,6 +269,11 @@ class Lease(Protocol):
 
 class Sandboxes(Protocol):
     """Leases sandboxes."""
+
+    @property
+    def can_adopt(self) -> bool:
+        """True if a sandbox survives its process for a while, so that another process can adopt
+        it."""
 
     def lease(
         self,

@@ -43,7 +43,8 @@ from proxy.agent.status_hold import FirstCallProgress
 from proxy.agent.task import AgentInput, AgentTask, PendingInput, RunClock, out_of_time_error
 from proxy.agent.turn_stream import emit_reasoning
 from proxy.errors import BackendError, may_be_file_refusal, unreadable_files_error
-from proxy.workspaces import Workspaces
+from proxy.workspaces import RunWorkspace, Workspaces
+from sandbox_runtime.sandbox import Sandbox
 from sandbox_runtime.tools.base import Tool
 
 MIN_DEADLINE_S = 0.001
@@ -107,7 +108,6 @@ class Agent:
         self, agent_input: AgentInput, deadline_s: float | None, task: AgentTask, emit: Emit
     ) -> Result:
         """Return the result of one choice, from a run with tools."""
-        clock = RunClock(time.monotonic(), deadline_s)
         session, watch = task.session, EgressWatch(task, emit)
         async with self.workspaces.use(
             session.resume_from,
@@ -116,7 +116,9 @@ class Agent:
             watch.check_target,
             session.owner,
         ) as lease:
-            if task.profile.enabled == "always":
+            task, adopted = await _take_over(task, lease)
+            clock = _clock_of(task, deadline_s)
+            if task.profile.enabled == "always" and not adopted:
                 await lease.request_sandbox()
             loop = AgentLoop(
                 self.model_of(task),
@@ -131,7 +133,7 @@ class Agent:
                 clock,
             )
             try:
-                result = await loop.run()
+                result = await (loop.run_from_checkpoint(adopted) if adopted else loop.run())
             finally:
                 watch.close()
                 await loop.budget.close()
@@ -147,6 +149,25 @@ class Agent:
 
     def _model_for(self, credentials: Credentials | None) -> Model:
         return self.model.with_credentials(credentials) if credentials else self.model
+
+
+async def _take_over(task: AgentTask, workspace: RunWorkspace) -> tuple[AgentTask, Sandbox | None]:
+    """Adopt the sandbox of the task's checkpoint. Return the task and the sandbox. If there is none
+    to adopt, return the task without the checkpoint, and None."""
+    if task.checkpoint is None:
+        return task, None
+    sandbox = await workspace.adopt(task.checkpoint.sandbox)
+    return (task, sandbox) if sandbox else (replace(task, checkpoint=None), None)
+
+
+def _clock_of(task: AgentTask, deadline_s: float | None) -> RunClock:
+    """Return the clock of a run that begins or goes on now. The time that the run has spent at
+    another server counts, except towards the client's deadline, which is that of its new
+    request."""
+    earlier_s = task.checkpoint.wall_time_s if task.checkpoint else 0.0
+    if deadline_s is not None:
+        deadline_s += earlier_s
+    return RunClock(time.monotonic() - earlier_s, deadline_s)
 
 
 def _choice_emitter(index: int, emit: Emit) -> Emit:

@@ -6,7 +6,8 @@ import json
 import shlex
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from policies.artifacts import (
     FileVersion,
@@ -77,6 +78,21 @@ class ArtifactCollector:
         """The files that existed before the run, and the input files in the output directory. None
         if there are no such input files and `record_existing_files` was not called."""
         self._knows_existing_files = True
+
+    def state(self) -> dict[str, Any]:
+        """Return the files that existed before the run, as JSON values."""
+        files = self._existing_files
+        return {
+            "files": files and {path: asdict(version) for path, version in files.items()},
+            "is_complete": self._knows_existing_files,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Use the files that an earlier server has recorded; `state` is the value of its
+        `state`."""
+        files = state["files"]
+        self._existing_files = files and {path: FileVersion(**each) for path, each in files.items()}
+        self._knows_existing_files = state["is_complete"]
 
     async def record_existing_files(self, sandbox: Sandbox, timeout_s: float) -> None:
         """Record the files of earlier runs. `timeout_s` limits the time for listing and hashing."""

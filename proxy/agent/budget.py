@@ -1,8 +1,9 @@
 """The budget of a run: its own limits, and the daily budget of the client's key."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import anyio
 
@@ -35,6 +36,12 @@ from proxy.agent.task import AgentTask, BudgetAccount
 from sandbox_runtime.egress.limits import TrafficQuota
 from sandbox_runtime.tools.base import Observation
 
+_STATE = (
+    *("turns", "commands", "cpu_s", "cost_usd", "_call_count", "_tokens", "_prompt_tokens"),
+    *("_output_chars", "_reminded_levels"),
+)
+"""The attributes of RunBudget that are its state."""
+
 
 class RunBudget:
     """The limits and expenses of one run. The run reserves each expense in advance and reports the
@@ -59,6 +66,8 @@ class RunBudget:
         self._prompt_tokens = 0
         self._output_chars = 0
         self._traffic_quotas: list[tuple[TrafficQuota, int]] = []
+        self._earlier_egress_bytes = 0
+        """Bytes that the run has transferred at an earlier server."""
         self._reminded_levels: dict[str, int] = {}
         """By kind of budget, the highest level (see `LowBudgetHint`) at which the model was
         reminded."""
@@ -75,7 +84,22 @@ class RunBudget:
     @property
     def egress_bytes(self) -> int:
         """Bytes transferred between the run's sandboxes and the network, in both directions."""
-        return sum(traffic.bytes - before for traffic, before in self._traffic_quotas)
+        counted = sum(traffic.bytes - before for traffic, before in self._traffic_quotas)
+        return self._earlier_egress_bytes + counted
+
+    def state(self) -> dict[str, Any]:
+        """Return the expenses so far, as JSON values."""
+        return {
+            **{name: getattr(self, name) for name in _STATE},
+            "_earlier_egress_bytes": self.egress_bytes,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Count on from the expenses at an earlier server; `state` is the value of its `state`."""
+        for name in (*_STATE, "_earlier_egress_bytes"):
+            setattr(self, name, state[name])
+        if self._daily_budget:
+            self._daily_budget.skip_egress(self._earlier_egress_bytes)
 
     async def reserve_turn(
         self, messages: list[Message], trajectory_tokens: int
@@ -272,6 +296,10 @@ class DailyBudgetUse:
             new = egress_bytes - self._counted_egress_bytes
             self._counted_egress_bytes = egress_bytes
             await self.settle(reservation, actual + Expense(egress_bytes=new))
+
+    def skip_egress(self, egress_bytes: int) -> None:
+        """Do not count the first bytes of the run's traffic: an earlier server has."""
+        self._counted_egress_bytes = egress_bytes
 
     async def count_egress(self, egress_bytes: int) -> None:
         if new := egress_bytes - self._counted_egress_bytes:

@@ -3,7 +3,7 @@ usage that the backend reports."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -107,6 +107,21 @@ class Conversation:
     def compactions(self) -> Sequence[Compaction]:
         """The compactions of the history, in order."""
         return self._context.compactions
+
+    def state(self) -> dict[str, Any]:
+        """Return the usage and the token counts so far, as JSON values."""
+        return {
+            "usage": self.usage,
+            "usages": self.usages,
+            "trajectory": asdict(self.trajectory),
+            "has_used_tools": self.has_used_tools,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Count on from an earlier server; `state` is the value of its `state`."""
+        self.usage, self.usages = dict(state["usage"]), list(state["usages"])
+        self.trajectory = Trajectory(**state["trajectory"])
+        self.has_used_tools = state["has_used_tools"]
 
     def trajectory_tokens(self) -> int:
         """Return the tokens of the trajectory, with an estimate of the messages that were not sent
@@ -320,7 +335,9 @@ class Conversation:
         """Return the index that a message of a model call has in the client's request. Return None
         if the message is not the client's, or if its index is unknown, as in a translated request
         or a resumed run."""
-        is_new = self._request.has_client_indexes and self._task.session.suspended_run is None
+        task = self._task
+        is_resumed = task.session.suspended_run is not None or task.checkpoint is not None
+        is_new = self._request.has_client_indexes and not is_resumed
         index -= offset
         return index if is_new and 0 <= index < self._client_message_count else None
 
@@ -377,6 +394,8 @@ async def ignore_delta(delta: ModelDelta) -> None:
 
 def _initial_history(task: AgentTask, messages: Sequence[Message], system_prompt: str) -> History:
     """Return the initial history of a new run, or the history of a resumed run."""
+    if task.checkpoint:
+        return task.checkpoint.history()
     if not any(message.get("role") in INSTRUCTION_ROLES for message in messages) and system_prompt:
         # The template adds its default instruction only to requests without a system message.
         system_prompt = join_instructions(task.default_instruction, system_prompt)

@@ -23,6 +23,7 @@ from proxy.agent.artifacts import (
 )
 from proxy.agent.budget import RunBudget
 from proxy.agent.capture import model_of_run
+from proxy.agent.checkpoint import MAX_CALLS_OF_TURN, Checkpoint
 from proxy.agent.context import ObservationFiles
 from proxy.agent.context_windows import ContextWindow, ContextWindows
 from proxy.agent.conversation import Conversation
@@ -68,6 +69,11 @@ NUDGE_TOKENS = 48
 tool call that the proxy has asked for."""
 MAX_KEPT_ANSWER_CHARS = 64 << 10
 """Maximum length of an answer file that is stored with a suspended run."""
+TAKEN_OVER = RunWarning(
+    "run_taken_over",
+    "The server of this request's first run ended before there was a result. Another server has"
+    " gone on in the same sandbox. No command was run twice.",
+)
 MAX_FAILED_TURNS = 2
 """The plain turn follows after this number of turns of which no tool call could be run."""
 
@@ -161,7 +167,31 @@ class AgentLoop:
         """Run turns until the run ends, and return the Result. Raises BackendError, SandboxError,
         OutOfTimeError."""
         await self._emit(RunStarted(self._task.run_id, self._prompt_sha256))
-        stop = None
+        return await self._run_from(None)
+
+    async def run_from_checkpoint(self, sandbox: Sandbox) -> Result:
+        """Go on from the task's checkpoint, in the `sandbox` that was adopted from its server, and
+        return the Result. Raises the same errors as `run`."""
+        checkpoint = self._task.checkpoint
+        assert checkpoint
+        state = checkpoint.state
+        self.budget.restore(state["budget"])
+        self.budget.track_traffic(sandbox.traffic)
+        self._conversation.restore(state["conversation"])
+        self._executor.restore(state["executor"], sandbox)
+        self._artifact_collector.restore(state["artifacts"])
+        self._capability_counter.turns.update(state["capabilities"])
+        self._outcome.prose, self._outcome.trouble = state["prose"], list(state["trouble"])
+        self._outcome.warnings = (TAKEN_OVER,)
+        self._outcome.reply = checkpoint.reply
+        await self._emit(RunStarted(self._task.run_id, self._prompt_sha256))
+        self._capability_counter.begin_turn()
+        await self._emit(TurnStarted(self.budget.turns))
+        await self._writer.begin_answer()
+        return await self._run_from(await self._run_calls(checkpoint.turn, checkpoint.reply))
+
+    async def _run_from(self, stop: StopReason | None) -> Result:
+        """Run turns until there is a stop reason, and return the Result."""
         while stop is None:
             stop = await self._reserve_turn()
             stop = stop or await self._run_turn()
@@ -280,6 +310,8 @@ class AgentLoop:
         if outcome.announcement and prose_visibility(self._task) == "never":
             await self._emit(Narration(outcome.announcement))
         outcome.announcement = ""
+        if self._task.save_checkpoint:
+            await self._save_checkpoint(turn, reply)
         stop = await self._call_runner.run_calls(turn, reply)
         if stop is None and not self._has_used_tools:  # none of the calls could be run
             outcome.record_trouble("malformed_call")
@@ -287,6 +319,59 @@ class AgentLoop:
             has_failed = self._failed_turns >= MAX_FAILED_TURNS
             self._is_plain_turn = has_failed and not self._task.captures_tokens
         return stop
+
+    async def _save_checkpoint(self, turn: Turn, reply: Completion) -> None:
+        """Store a checkpoint before the calls of a turn. If the turn can have none, remove that of
+        an earlier turn: the commands since then would run again."""
+        save, earlier = self._task.save_checkpoint, self._task.checkpoint
+        assert save
+        is_repeated = earlier is not None and turn is earlier.turn
+        self._executor.begin_turn()
+        names = {call.name for call in turn.calls}
+        if not any(
+            name in self._executor.names and not self._executor.is_submit(name) for name in names
+        ):
+            return  # nothing can run twice
+        sandbox = None
+        if len(turn.calls) <= MAX_CALLS_OF_TURN and not names & set(self._client_tool_names):
+            sandbox = await self._sandbox_for_checkpoint()
+        reference = sandbox.reference() if sandbox else None
+        if sandbox is None or reference is None:
+            await save(None)
+            return
+        history = self._conversation.history
+        checkpoint = Checkpoint(
+            sandbox=reference,
+            turn=turn,
+            reply=replace(reply, choice={}),
+            messages=history.messages,
+            run_start_index=history.run_start_index,
+            message_kinds=history.message_kinds,
+            wall_time_s=self.budget.wall_time_s,
+            state={
+                "budget": self.budget.state(),
+                "conversation": self._conversation.state(),
+                "executor": self._executor.state(),
+                "artifacts": self._artifact_collector.state(),
+                "capabilities": self._capability_counter.turns,
+                "prose": self._outcome.prose,
+                "trouble": self._outcome.trouble,
+            },
+        )
+        if earlier and is_repeated:
+            checkpoint = replace(checkpoint, command_prefix=earlier.command_prefix)
+        is_stored = await save(checkpoint)
+        if is_stored:
+            sandbox.forget_results()
+        prefix = checkpoint.command_prefix if is_stored or is_repeated else ""
+        self._executor.begin_turn(prefix, is_repeated=is_repeated)
+
+    async def _sandbox_for_checkpoint(self) -> Sandbox | None:
+        """Return the run's sandbox, which is started if necessary, or None if there is none."""
+        with suppress(SandboxError, TimeoutError):  # the first call reports the failure
+            async with asyncio.timeout(self.budget.time_left_s):
+                return await self._executor.sandbox()
+        return None
 
     def _record_prose(self, reply: Completion) -> bool:
         """Record the prose of a turn without tool calls. Return True if the turn ends the run."""

@@ -15,6 +15,7 @@ from policies.routing import RouteReason
 from policies.sessions import ResumePoint, Session, SessionState, TrajectoryLabels
 from policies.steps import NarrationSetting, UsageScope
 from policies.tool_support import SUPPORTED, ToolVerdict
+from proxy.agent.checkpoint import Checkpoint, SaveCheckpoint
 from proxy.agent.events import Event
 from proxy.agent.model import Credentials, Message
 from proxy.agent.result import Artifact, Result
@@ -293,6 +294,10 @@ class AgentTask:
     observer: RunObserver | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     """Time of the request, in seconds since 1970."""
+    save_checkpoint: SaveCheckpoint | None = None
+    """Stores the checkpoints of the run; None if the run has none."""
+    checkpoint: Checkpoint | None = None
+    """The checkpoint of a dead server from which the run goes on, if any."""
     others: Sequence["AgentTask"] = ()
     """The request's further choices (`n`), each with a run of its own."""
 

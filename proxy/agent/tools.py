@@ -18,6 +18,7 @@ from policies.prompts import (
     WHY_NO_MORE_TOOLS,
 )
 from policies.steps import is_shown
+from policies.takeover import UNKNOWN_OUTCOME, may_be_repeated
 from proxy.agent.artifacts import write_manifest
 from proxy.agent.budget import RunBudget
 from proxy.agent.conversation import Conversation, ignore_delta
@@ -41,6 +42,10 @@ MAX_LOSSES = 3
 GRACE_S = 0.5
 """A tool call is cancelled this many seconds after the end of the run's time. A command whose
 timeout ends with the run's time can thus end by itself, and its output is not lost."""
+
+
+_STATE = ("steps", "shown_steps", "sandbox_losses", "peak_memory_bytes")
+"""The attributes of ToolExecutor that are its state."""
 
 
 class ToolExecutor:
@@ -91,6 +96,31 @@ class ToolExecutor:
         self.tool_time = Stopwatch()
         """Time spent in tools, including the wait for a sandbox."""
         self.peak_memory_bytes = 0
+        self._command_prefix = ""
+        self._call_count_of_turn = 0
+        self._is_repeating = False
+
+    @property
+    def command_id(self) -> str | None:
+        """See `Lease.command_id`."""
+        prefix = self._command_prefix
+        return f"{prefix}-{self._call_count_of_turn}" if prefix else None
+
+    def begin_turn(self, command_prefix: str = "", *, is_repeated: bool = False) -> None:
+        """Begin the calls of a turn. The ids of its commands begin with `command_prefix`, if it is
+        not empty. If `is_repeated` is True, a dead server may have run some of the calls."""
+        self._command_prefix, self._call_count_of_turn = command_prefix, 0
+        self._is_repeating = is_repeated
+
+    def state(self) -> dict[str, Any]:
+        """Return the counts so far, as JSON values."""
+        return {name: getattr(self, name) for name in _STATE}
+
+    def restore(self, state: Mapping[str, Any], sandbox: Sandbox) -> None:
+        """Count on from an earlier server, in its sandbox; `state` is the value of its `state`."""
+        for name in _STATE:
+            setattr(self, name, state[name])
+        self.current_sandbox, self.is_sandbox_requested = sandbox, True
 
     @property
     def names(self) -> list[str]:
@@ -126,6 +156,7 @@ class ToolExecutor:
         model sets another. `time_left_s`, the rest of the run's time, limits the call and the wait
         for a sandbox. Raises SandboxError."""
         self.steps += 1
+        self._call_count_of_turn += 1
         step, name = self.steps, self.canonical_name(call.name)
         self.shown_steps += is_shown(name)
         shown = call.arguments if isinstance(call.arguments, dict) else {}
@@ -163,6 +194,8 @@ class ToolExecutor:
 
         if refused := await self._guard.refusal(tool.name, call.arguments):
             return Observation(refused)
+        if self._is_repeating and not may_be_repeated(tool.name, call.arguments):
+            return Observation(UNKNOWN_OUTCOME)
         emit = self.tool_time.pause_during(self._emit)
 
         async def on_output(stream: StreamName, text: str) -> None:

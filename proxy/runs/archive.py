@@ -6,10 +6,11 @@ import logging
 from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 
+from proxy.agent.checkpoint import Checkpoint
 from proxy.agent.events import Emit
 from proxy.agent.result import Result
 from proxy.errors import IdempotencyError, RunLostError, StoreUnavailableError
@@ -27,6 +28,14 @@ MAX_WAITING_SUMMARIES = 10_000
 """Maximum number of summaries that wait to be written. Beyond it, the oldest are dropped."""
 SUMMARIZE_EVERY_S = 1.0
 """Seconds for which summaries are collected for one transaction."""
+
+
+class LostRun(NamedTuple):
+    """A run that has no result because its server died or was stopped."""
+
+    id: str
+    checkpoint: Checkpoint | None
+    """The checkpoint from which this process, and no other, may go on."""
 
 
 class RunArchive:
@@ -47,18 +56,35 @@ class RunArchive:
 
     async def begin(
         self, metadata: RunMetadata, identity: RequestIdentity
-    ) -> tuple[Run | None, str | None]:
+    ) -> tuple[Run | None, "LostRun | None"]:
         """Store the start of a run, unless a stored run with the same idempotency key can be
-        joined. Return two values: a replay of the run to join, or None; and the id of the lost run
-        that the new run repeats, or None. Raises IdempotencyError if the run to join answers a
+        joined. Return two values: a replay of the run to join, or None; and the lost run that the
+        new run continues or repeats, or None. Raises IdempotencyError if the run to join answers a
         different request."""
         found = await self._repository.begin(_stored_run(metadata, identity))
         if found.joinable:
             return self._replay(found.joinable, identity), None
-        if found.earlier is None:
+        if found.earlier is None or not await asyncio.to_thread(_is_lost, found.earlier):
             return None, None
-        is_lost = await asyncio.to_thread(_is_lost, found.earlier)
-        return None, found.earlier.id if is_lost else None
+        checkpoint = None
+        if found.checkpoint and found.earlier.fingerprint == identity.fingerprint:
+            checkpoint = await asyncio.to_thread(Checkpoint.from_json, found.checkpoint)
+        return None, LostRun(found.earlier.id, checkpoint)
+
+    @property
+    def is_shared(self) -> bool:
+        """True if processes of other machines may use the same store."""
+        return self._repository.is_shared
+
+    async def save_checkpoint(self, run_id: str, checkpoint: Checkpoint | None) -> bool:
+        """Store a checkpoint of a run of this process; see `SaveCheckpoint`."""
+        text = await asyncio.to_thread(checkpoint.to_json) if checkpoint else None
+        try:
+            is_stored = await self._repository.save_checkpoint(run_id, text or "")
+        except StoreUnavailableError as error:
+            log.warning("run %s: its checkpoint cannot be stored: %s", run_id, error)
+            return False
+        return is_stored and text is not None
 
     async def store(self, run: Run) -> None:
         """Store the outcome of a run."""

@@ -222,8 +222,8 @@ class Record:
     @classmethod
     def from_json(cls, status: RunStatus, text: str) -> "Record":
         """Return the record that `to_json` wrote, with this status. An empty text gives a record
-        with only the status."""
-        if not text:
+        with only the status, as does the checkpoint of a run without an outcome."""
+        if not text or status in ("running", "lost"):
             return cls(status)
         value = json.loads(text)
         return cls(

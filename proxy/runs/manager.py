@@ -17,6 +17,7 @@ from policies.headers import ResponseHeader
 from policies.redaction import SecretFinder
 from proxy.agent.agent import Agent
 from proxy.agent.events import ALL_EVENTS, ChoiceEvent, Emit, Event, ModelCallFinished
+from proxy.agent.loop import TAKEN_OVER
 from proxy.agent.redactor import Redactor
 from proxy.agent.result import Result, RunWarning
 from proxy.agent.suspended_run import SuspendedRunStore
@@ -33,7 +34,7 @@ from proxy.errors import (
 )
 from proxy.metrics import Metrics
 from proxy.models.tool_support import ToolVerdicts
-from proxy.runs.archive import POLL_S, SUMMARIZE_EVERY_S, RunArchive
+from proxy.runs.archive import POLL_S, SUMMARIZE_EVERY_S, LostRun, RunArchive
 from proxy.runs.event_log import Record
 from proxy.runs.exchange import RunExchange
 from proxy.runs.run import RequestIdentity, Run, RunMetadata, Subscriber
@@ -157,11 +158,17 @@ class RunManager:
         metadata = RunMetadata(
             task.run_id, task.model, task.artifact_store.container_id, task.created
         )
-        lost_run_id = None
+        lost_run = None
         if identity.can_be_named:
-            joined, lost_run_id = await self._begin(metadata, identity, task)
+            joined, lost_run = await self._begin(metadata, identity, task)
             if joined:
                 return self._resubscribe(joined)
+            if self._has_checkpoints(identity, task):
+                task = replace(
+                    task,
+                    save_checkpoint=partial(self._archive.save_checkpoint, metadata.id),
+                    checkpoint=lost_run and lost_run.checkpoint,
+                )
         try:
             self.require_no_pause()  # the pause may have begun while the task was prepared
         except PausedError:
@@ -169,7 +176,7 @@ class RunManager:
                 self._archive.delete_in_background(metadata.id)
             await task.discard()
             raise
-        work = partial(self._work, task, lost_run_id)
+        work = partial(self._work, task, lost_run and lost_run.id)
         run = Run(metadata, identity, work, self._on_unsubscribed, task.observer)
         if task.body_memory:
             task.body_memory.retain()
@@ -180,19 +187,32 @@ class RunManager:
 
     async def _begin(
         self, metadata: RunMetadata, identity: RequestIdentity, task: AgentTask
-    ) -> tuple[Run | None, str | None]:
+    ) -> tuple[Run | None, LostRun | None]:
         """Store the start of a run. Return two values: the stored run with the same idempotency key
-        that the request joins, or None; and the id of the lost run that the new run repeats, or
+        that the request joins, or None; and the lost run that the new run continues or repeats, or
         None. If there is a run to join, discard the task."""
         try:
-            joined, lost_run_id = await self._archive.begin(metadata, identity)
+            joined, lost_run = await self._archive.begin(metadata, identity)
         except BaseException:
             self._archive.delete_in_background(metadata.id)
             await task.discard()
             raise
         if joined:
             await task.discard()
-        return joined, lost_run_id
+        return joined, lost_run
+
+    def _has_checkpoints(self, identity: RequestIdentity, task: AgentTask) -> bool:
+        """Return True if another server could take a run over: one that is retried by its
+        idempotency key. A run whose turns are recorded must be complete, and several choices have
+        several sandboxes."""
+        return (
+            self._archive.is_shared
+            and identity.key is not None
+            and self.agent.workspaces.can_adopt
+            and task.capture == "none"
+            and not task.others
+            and not task.is_single_call
+        )
 
     def get(self, owner: str, run_id: str) -> Run | None:
         """Return the owner's run if it is in this process's memory, or None. A run stays there
@@ -531,7 +551,7 @@ class RunManager:
 
 def _with_restart_warning(result: Result, lost_run_id: str | None) -> Result:
     """Return the result of a run, with a warning if the run repeats a lost run."""
-    if lost_run_id is None:
+    if lost_run_id is None or any(each.code == TAKEN_OVER.code for each in result.warnings):
         return result
     message = (
         f"The server of this request's first run, {lost_run_id}, ended before there was a result."

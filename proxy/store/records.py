@@ -209,7 +209,8 @@ class StoredRun:
     container_id: str
     created_at: int
     record: str = ""
-    """The outcome of a run that has ended, as JSON. In a summary, the outcome has no text."""
+    """The outcome of a run that has ended, as JSON. In a summary, the outcome has no text. For a
+    run that is running or lost: its checkpoint, or ""."""
 
 
 class RunStart(NamedTuple):
@@ -220,3 +221,5 @@ class RunStart(NamedTuple):
     begins is not stored."""
     earlier: StoredRun | None
     """The newest run that has failed, was cancelled, or is lost."""
+    checkpoint: str = ""
+    """The checkpoint of `earlier`, if it is lost and has one. No other caller gets it."""

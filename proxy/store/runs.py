@@ -69,11 +69,34 @@ class RunRepository:
 
         def transaction(connection: Connection) -> RunStart:
             found = self._find_by_key(connection, run.owner, run.key)
-            if found.joinable is None:
-                connection.execute(insert(RUNS), self._row(run))
-            return found
+            if found.joinable:
+                return found
+            connection.execute(insert(RUNS), self._row(run))
+            lost = found.earlier
+            if lost is None or lost.status != "lost" or not lost.record:
+                return found
+            # Only one process gets the checkpoint.
+            claim = update(RUNS).where(RUNS.c.id == lost.id, RUNS.c.record != "")
+            claimed = connection.execute(claim.values(status="lost", record="", bytes=0))
+            record = lost.record if claimed.rowcount else ""
+            return found._replace(earlier=replace(lost, record=""), checkpoint=record)
 
         return await self._database.write(transaction)
+
+    @property
+    def is_shared(self) -> bool:
+        """True if processes of other machines may use the same database."""
+        return self._is_shared
+
+    async def save_checkpoint(self, run_id: str, checkpoint: str) -> bool:
+        """Store a checkpoint of a run that is running in this process, in place of an earlier one;
+        "" removes the earlier one. Return False if other processes have found this process
+        dead."""
+        is_own = (RUNS.c.status == "running") & (RUNS.c.process == self._process.id)
+        change = update(RUNS).where(RUNS.c.id == run_id, is_own)
+        change = change.values(record=checkpoint, bytes=len(checkpoint))
+        changed = await self._database.write(lambda connection: connection.execute(change).rowcount)
+        return bool(changed)
 
     async def end(self, run: StoredRun, *, keep_s: float, for_retry: bool) -> None:
         """Store the result of a run for `keep_s` seconds. If other processes have found this
@@ -276,7 +299,8 @@ class RunRepository:
         return RunStart(next(joinable, None), next(others, None))
 
     def _run(self, row: Mapping[Any, Any]) -> StoredRun:
-        """Return the run of a row. A run whose process is dead is lost."""
+        """Return the run of a row, whose record is the checkpoint if it has no outcome. A run whose
+        process is dead is lost."""
         run = _stored_run(row)
         lost = run.status == "running" and self._process.is_dead(row["process"])
         return replace(run, status="lost") if lost else run

@@ -140,6 +140,11 @@ class Pool:
         self._on_acquired: OnAcquired | None = None
 
     @property
+    def can_adopt(self) -> bool:
+        """See `Sandboxes.can_adopt`."""
+        return self._backend.can_adopt
+
+    @property
     def _parallel_starts(self) -> int:
         """The number of sandboxes that may start in parallel. The backend's number may change."""
         return self._configured_settings.max_parallel_starts or self._backend.parallel_starts
@@ -495,6 +500,8 @@ class Pool:
 
 class PoolLease:
     """The lease of one sandbox, which may still be starting; see `Lease`."""
+
+    command_id = None
 
     def __init__(
         self,

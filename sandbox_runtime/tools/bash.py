@@ -91,6 +91,7 @@ class ExecuteBash:
                     ),
                     on_output=on_output,
                     wait_s=wait_s,
+                    command_id=lease.command_id,
                 )
         except ToolInputError as error:
             return Observation(str(error))
@@ -208,6 +209,7 @@ class ReferenceBash:
             cap=OutputCap(max_bytes=self._observation_limits.max_chars),
             shell_state="none",
             on_output=on_output,
+            command_id=lease.command_id,
         )
         return _observation(
             command_observation(_command_outcome(result, timeout_s), self._observation_limits),

@@ -141,7 +141,10 @@ def _up_to(limit: int | None, data: bytes) -> tuple[bytes, int | None]:
 class FakeCluster:
     """The API server, with the calls that KubernetesBackend makes."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Path | None = None) -> None:
+        """`shared` is a directory that all Pods see at /mnt."""
+        self._shared = shared
+        self._leases: dict[str, dict[str, Any]] = {}
         self.cuts = Cuts()
         self.refuses_to_attach = False
         self.refuses_to_delete = False
@@ -168,9 +171,13 @@ class FakeCluster:
         app.router.add_patch(core + "/{name}", self._patch)
         app.router.add_delete(core + "/{name}", self._delete)
         app.router.add_get(core + "/{name}/attach", self._attach)
-        for method, path in (("POST", leases), ("PATCH", leases + "/{name}")):
-            app.router.add_route(method, path, self._accept)
-        app.router.add_delete(leases + "/{name}", self._accept)
+        app.router.add_post(leases, self._create_lease)
+        app.router.add_get(leases, self._list_leases)
+        app.router.add_patch(leases + "/{name}", self._change_lease)
+        app.router.add_delete(leases + "/{name}", self._delete_lease)
+        reviews = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        app.router.add_post(reviews, self._allow)
+        app.router.add_get("/version/", self._version)
         return app
 
     def cut_all(self) -> None:
@@ -188,17 +195,38 @@ class FakeCluster:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _accept(self, request: web.Request) -> web.Response:
+    async def _create_lease(self, request: web.Request) -> web.Response:
+        lease = await request.json()
+        self._leases[lease["metadata"]["name"]] = lease
+        return web.json_response(lease, status=201)
+
+    async def _list_leases(self, request: web.Request) -> web.Response:
+        return web.json_response({"items": list(self._leases.values())})
+
+    async def _change_lease(self, request: web.Request) -> web.Response:
+        lease = self._leases[request.match_info["name"]]
+        lease.update(await request.json())
+        return web.json_response(lease)
+
+    async def _delete_lease(self, request: web.Request) -> web.Response:
+        self._leases.pop(request.match_info["name"], None)
         return web.json_response({})
+
+    async def _allow(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": {"allowed": True}}, status=201)
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"gitVersion": "v1.0.0"})
 
     async def _create(self, request: web.Request) -> web.Response:
         document = await request.json()
         container = document["spec"]["containers"][0]
-        env = {each["name"]: each["value"] for each in container["env"]}
+        env = {each["name"]: each.get("value", "") for each in container["env"]}
         env["PATH"] = "/usr/bin:/bin"
         process = await asyncio.create_subprocess_exec(
             "bwrap",
             *_ROOT,
+            *(("--bind", str(self._shared), "/mnt") if self._shared else ()),
             *("--ro-bind", str(agent_program(platform.machine())), AGENT_PATH),
             *(part for name, value in env.items() for part in ("--setenv", name, value)),
             *("--", *container["command"]),
@@ -313,11 +341,12 @@ class FakeCluster:
 
 
 @asynccontextmanager
-async def fake_cluster() -> AsyncIterator[FakeCluster]:
-    """Serve a cluster. Skips the test without bubblewrap."""
+async def fake_cluster(shared: Path | None = None) -> AsyncIterator[FakeCluster]:
+    """Serve a cluster, whose Pods see the directory `shared` at /mnt. Skips the test without
+    bubblewrap."""
     if not shutil.which("bwrap"):
         pytest.skip("there is no bubblewrap")
-    cluster = FakeCluster()
+    cluster = FakeCluster(shared)
     async with TestServer(cluster.application()) as server:
         cluster.url = str(server.make_url(""))
         try:
@@ -332,8 +361,7 @@ async def backend_of(
     cluster: FakeCluster, directory: Path, **settings: Any
 ) -> AsyncIterator[KubernetesBackend]:
     """Yield a backend that starts sandboxes in the cluster."""
-    kubeconfig = directory / "kubeconfig"
-    kubeconfig.write_text(json.dumps(_kubeconfig(cluster.url)), encoding="utf-8")
+    kubeconfig = write_kubeconfig(cluster, directory)
     backend = KubernetesBackend(
         PodSpec("sandbox:1"),
         namespace=NAMESPACE,
@@ -345,6 +373,13 @@ async def backend_of(
         yield backend
     finally:
         await backend.aclose()
+
+
+def write_kubeconfig(cluster: FakeCluster, directory: Path) -> Path:
+    """Write the kubeconfig file of the cluster into a directory."""
+    path = directory / "kubeconfig"
+    path.write_text(json.dumps(_kubeconfig(cluster.url)), encoding="utf-8")
+    return path
 
 
 def _kubeconfig(url: str) -> dict[str, Any]:

@@ -291,6 +291,8 @@ class MemorySandbox:
 class MemoryLease:
     """A lease of a MemorySandbox, or of the error that its start raises."""
 
+    command_id = None
+
     def __init__(
         self,
         sandbox: MemorySandbox | SandboxError,
@@ -309,6 +311,8 @@ class MemoryLease:
 
 class MemorySandboxes:
     """Leases fake sandboxes and records them, or fails with `failure`."""
+
+    can_adopt = False
 
     def __init__(
         self,

@@ -37,6 +37,8 @@ ENDLESS = "cd output; seq 9999 | xargs truncate -s 250M"
 class OneSandbox:
     """A Sandboxes with one sandbox, and its Lease."""
 
+    command_id, can_adopt = None, False
+
     def __init__(self, sandbox: Sandbox | SandboxError) -> None:
         self._sandbox = sandbox
 

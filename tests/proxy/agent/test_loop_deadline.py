@@ -62,6 +62,8 @@ async def test_answer_file_is_returned_if_the_final_answer_call_times_out() -> N
 class NoSandboxes:
     """Sandboxes that never become available."""
 
+    command_id, can_adopt = None, False
+
     @asynccontextmanager
     async def lease(
         self,

@@ -186,6 +186,8 @@ async def test_run_without_commands_ignores_a_sandbox_that_cannot_start(
 class NeverReady:
     """Sandboxes that never finish starting."""
 
+    command_id, can_adopt = None, False
+
     def __init__(self) -> None:
         self.ended = False
 

@@ -62,7 +62,7 @@ async def test_idempotency_key_has_one_run_in_all_processes(tmp_path: Path, stor
         ).joinable is None
         failed = replace(RUN, status="failed")
         await end(store, failed)
-        assert await other.runs.begin(replace(RUN, id="r3")) == (None, failed)
+        assert await other.runs.begin(replace(RUN, id="r3")) == (None, failed, "")
 
 
 async def test_running_run_of_a_dead_process_is_found_as_lost(
@@ -80,6 +80,30 @@ async def test_running_run_of_a_dead_process_is_found_as_lost(
     clock.advance(LOST_KEEP_S)
     await store.sweep()
     assert await store.runs.find(OWNER, "r1") is None
+
+
+async def test_checkpoint_of_a_dead_process_is_claimed_once(
+    tmp_path: Path, store: Store, clock: ManualClock
+) -> None:
+    other = open_store(tmp_path, now=clock.time)
+    await other.runs.begin(RUN)
+    assert await other.runs.save_checkpoint("r1", "an earlier turn")
+    assert await other.runs.save_checkpoint("r1", "a turn")
+    assert not await store.runs.save_checkpoint("r1", "of another process")
+    other.close()
+    found = await store.runs.begin(replace(RUN, id="r2"))
+    assert found == (None, replace(RUN, status="lost"), "a turn")
+    await end(store, replace(RUN, id="r2", status="failed"))
+    await store.runs.delete("r2")
+    assert await store.runs.begin(replace(RUN, id="r3")) == (None, replace(RUN, status="lost"), "")
+
+
+async def test_checkpoint_is_gone_once_a_run_has_its_result(store: Store) -> None:
+    await store.runs.begin(RUN)
+    await store.runs.save_checkpoint("r1", "a turn")
+    failed = replace(RUN, status="failed", record="{}")
+    await end(store, failed)
+    assert await store.runs.begin(replace(RUN, id="r2")) == (None, failed, "")
 
 
 async def test_result_kept_for_a_retry_is_taken_only_once_unless_it_is_returned(

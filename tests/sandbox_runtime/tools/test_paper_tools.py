@@ -17,6 +17,8 @@ EDITED = "Execution output of \\[str_replace_editor]:\n"
 class ToolSession:
     """One sandbox and its tools."""
 
+    command_id = None
+
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._editor, self._bash, self._submit = make_tools(paper())

@@ -1,0 +1,75 @@
+"""Checkpoints: the state of a run before the tool calls of a turn, from which another server goes
+on if the run's own server dies.
+
+A run has checkpoints if its request has an Idempotency-Key, the servers share a store, and the
+backend's sandboxes survive their server. `AgentLoop` writes one before the calls of each turn. The
+server that gets the client's retry reads it, adopts the sandbox, and requests the commands of the
+turn again by their ids: none of them runs twice.
+"""
+
+import json
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from proxy.agent.history import History
+from proxy.agent.model import Completion, Message
+from proxy.agent.tool_calls import ToolCall, Turn
+from sandbox_runtime.sandbox import SandboxReference
+
+SaveCheckpoint = Callable[["Checkpoint | None"], Awaitable[bool]]
+"""Stores a checkpoint in place of an earlier one; None removes the earlier one. Returns False if
+nothing was stored, because other servers have found this one dead or the store is unavailable."""
+MAX_CHECKPOINT_CHARS = 16 << 20
+"""Maximum length of a stored checkpoint. A turn with a larger one has none."""
+MAX_CALLS_OF_TURN = 60
+"""Maximum number of calls in a turn that has a checkpoint. Guest agents keep the results of 64
+commands."""
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The state of a run before the tool calls of a turn."""
+
+    sandbox: SandboxReference
+    turn: Turn
+    reply: Completion
+    """The reply with the calls, without its log probabilities."""
+    messages: Sequence[Message]
+    """The history, which ends with the turn's message."""
+    run_start_index: int
+    message_kinds: Mapping[int, Any]
+    wall_time_s: float
+    """Duration of the run so far."""
+    state: Mapping[str, Any]
+    """The states of the run's parts, as JSON values by the name of the part."""
+    command_prefix: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    """The beginning of the ids of the turn's commands. It is new in each checkpoint, so that no
+    command of another turn has the same id."""
+
+    def history(self) -> History:
+        """Return the history up to the turn's message."""
+        return History(list(self.messages), self.run_start_index, self.message_kinds)
+
+    def to_json(self) -> str | None:
+        """Return the JSON text that `from_json` reads, or None if it is too long."""
+        text = json.dumps({**asdict(self), "version": _VERSION})
+        return text if len(text) <= MAX_CHECKPOINT_CHARS else None
+
+    @classmethod
+    def from_json(cls, text: str) -> "Checkpoint | None":
+        """Return the checkpoint of a text, or None if a server of another version wrote it."""
+        value = json.loads(text)
+        if value.pop("version") != _VERSION:
+            return None
+        turn = value.pop("turn")
+        calls = tuple(ToolCall(**call) for call in turn.pop("calls"))
+        kinds = {int(index): kind for index, kind in value.pop("message_kinds").items()}
+        return cls(
+            turn=Turn(calls=calls, **turn),
+            reply=Completion(**value.pop("reply")),
+            message_kinds=kinds,
+            **value,
+        )
