@@ -36,6 +36,8 @@ Origin = Literal["new", "kept", "restored"]
 restored: a snapshot."""
 SNAPSHOT_S = 60.0
 """Timeout of saving a snapshot, in seconds. After the timeout, the workspace is lost."""
+ADOPTION_TIMEOUT_S = 30.0
+"""Maximum time to adopt the sandbox of another server, in seconds."""
 MAX_SNAPSHOT_MIB = 1024
 """Maximum size of a snapshot. Larger workspaces last only as long as their idle sandbox."""
 
@@ -123,8 +125,9 @@ class RunWorkspace:
                 self.isolation, self._report, self._confirm, self._owner, reference
             )
             self._lease = await self._exit_stack.enter_async_context(lease)
-            self.current_sandbox = await self._lease.sandbox()
-        except SandboxError as error:
+            async with asyncio.timeout(ADOPTION_TIMEOUT_S):
+                self.current_sandbox = await self._lease.sandbox()
+        except (SandboxError, TimeoutError) as error:
             logger.warning("a sandbox cannot be taken over: %s", error)
             await self._exit_stack.aclose()
             self._lease = None

@@ -76,8 +76,10 @@ class RunRepository:
             if lost is None or lost.status != "lost" or not lost.record:
                 return found
             # Only one process gets the checkpoint.
+            expires_at = int(self._now()) + LOST_KEEP_S
             claim = update(RUNS).where(RUNS.c.id == lost.id, RUNS.c.record != "")
-            claimed = connection.execute(claim.values(status="lost", record="", bytes=0))
+            claim = claim.values(status="lost", record="", bytes=0, expires_at=expires_at)
+            claimed = connection.execute(claim)
             record = lost.record if claimed.rowcount else ""
             return found._replace(earlier=replace(lost, record=""), checkpoint=record)
 

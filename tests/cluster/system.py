@@ -96,9 +96,18 @@ class System:
 
     async def node_of_the_sandbox(self) -> str:
         """Return the node of the only sandbox."""
+        return str((await self._pod_of_the_sandbox())["spec"]["nodeName"])
+
+    async def _pod_of_the_sandbox(self) -> dict[str, Any]:
         pods = await self.admin.pods(self.namespace)
         (pod,) = (pod for pod in pods if "deletionTimestamp" not in pod["metadata"])
-        return str(pod["spec"]["nodeName"])
+        return pod
+
+    async def delete_the_sandbox(self) -> None:
+        """Delete the Pod of the only sandbox."""
+        pod = await self._pod_of_the_sandbox()
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
+        await self.admin.call("DELETE", path)
 
     def accepted_sandboxes(self, key: str) -> list[str]:
         """Return the sandboxes of the outputs in the last model call of a run: those whose results

@@ -44,23 +44,24 @@ class WatchedFile(io.BytesIO):
         return found
 
 
-async def test_run_is_answered_by_another_replica_if_its_own_is_killed_during_a_command(
-    servers: Servers, tmp_path: Path
+@pytest.mark.parametrize("seconds", [3, 25])
+async def test_command_of_a_killed_replica_runs_once_and_another_replica_answers(
+    servers: Servers, tmp_path: Path, seconds: int
 ) -> None:
-    script = command_until_it_succeeds("sleep 3")
+    """The command ends before the other replica takes the run over, or afterwards."""
+    script = command_until_it_succeeds(f"sleep {seconds}")
     async with running_system(servers, tmp_path, script) as system:
         with anyio.fail_after(TIMEOUT_S):
             answer = system.ask("command")
             await system.counter.began("command")
             system.kill(system.replicas[0])
             assert await answer == ANSWER
-        first, second = system.counter.sandboxes("command")
-        assert system.accepted_sandboxes("command") == [second]
-        assert first != second
-        assert system.warnings == {"command": ["run_restarted"]}
+        (sandbox,) = system.counter.sandboxes("command")
+        assert system.accepted_sandboxes("command") == [sandbox]
+        assert system.warnings == {"command": ["run_taken_over"]}
 
 
-async def test_run_is_answered_by_another_replica_if_its_own_is_killed_during_a_model_call(
+async def test_run_goes_on_in_its_sandbox_if_its_replica_is_killed_during_a_model_call(
     servers: Servers, tmp_path: Path
 ) -> None:
     run_command, held = command_until_it_succeeds("true"), asyncio.Event()
@@ -76,8 +77,26 @@ async def test_run_is_answered_by_another_replica_if_its_own_is_killed_during_a_
             await system.backend.arrived(2)
             system.kill(system.replicas[0])
             assert await answer == ANSWER
-        assert system.accepted_sandboxes("call") == system.counter.sandboxes("call")[-1:]
-        assert system.warnings == {"call": ["run_restarted"]}
+        (sandbox,) = system.counter.sandboxes("call")
+        assert system.accepted_sandboxes("call") == [sandbox]
+        assert system.warnings == {"call": ["run_taken_over"]}
+
+
+async def test_run_begins_anew_if_its_replica_and_its_sandbox_are_gone(
+    servers: Servers, tmp_path: Path
+) -> None:
+    script = command_until_it_succeeds("sleep 3")
+    async with running_system(servers, tmp_path, script) as system:
+        with anyio.fail_after(TIMEOUT_S):
+            answer = system.ask("both")
+            await system.counter.began("both")
+            system.kill(system.replicas[0])
+            await system.delete_the_sandbox()
+            assert await answer == ANSWER
+        first, second = system.counter.sandboxes("both")
+        assert system.accepted_sandboxes("both") == [second]
+        assert first != second
+        assert system.warnings == {"both": ["run_restarted"]}
 
 
 async def test_upload_is_stored_once_if_its_replica_is_killed_during_it(

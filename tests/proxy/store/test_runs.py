@@ -96,6 +96,8 @@ async def test_checkpoint_of_a_dead_process_is_claimed_once(
     await end(store, replace(RUN, id="r2", status="failed"))
     await store.runs.delete("r2")
     assert await store.runs.begin(replace(RUN, id="r3")) == (None, replace(RUN, status="lost"), "")
+    clock.advance(LOST_KEEP_S)
+    assert await store.runs.find(OWNER, "r1") is None
 
 
 async def test_checkpoint_is_gone_once_a_run_has_its_result(store: Store) -> None:
