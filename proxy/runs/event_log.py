@@ -1,9 +1,11 @@
 """The event log of a run, which later subscribers read, and the record of a run for the store."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import cache
+from inspect import signature
+from typing import Any, TypeVar
 
 from policies.artifacts import SkippedFile
 from policies.limits import StopReason
@@ -29,6 +31,7 @@ from proxy.errors import ProxyError, RunCancelledError, RunLostError, internal_e
 from proxy.store.records import RunStatus
 from sandbox_runtime.egress.decision import Decision
 
+T = TypeVar("T")
 MAX_CHARS = 1_000_000
 """Number of characters beyond which a log drops its oldest turns. The answer is never dropped."""
 MAX_LIVE_CHARS = 100_000
@@ -222,13 +225,14 @@ class Record:
     @classmethod
     def from_json(cls, status: RunStatus, text: str) -> "Record":
         """Return the record that `to_json` wrote, with this status. An empty text gives a record
-        with only the status, as does the checkpoint of a run without an outcome."""
+        with only the status, as does the checkpoint of a run without an outcome. Fields and event
+        types that this release does not know, because a newer server wrote them, are left out."""
         if not text or status in ("running", "lost"):
             return cls(status)
         value = json.loads(text)
         return cls(
             status,
-            [event_from_json(each) for each in value["events"]],
+            [event for each in value["events"] if (event := event_from_json(each))],
             _result_from_json(value["result"]) if value["result"] else None,
             _error_from_json(value["error"]) if value["error"] else None,
         )
@@ -264,30 +268,45 @@ def event_to_json(event: Event) -> dict[str, Any]:
     return {**kind, **asdict(event)}
 
 
-def event_from_json(value: Mapping[str, Any]) -> Event:
-    """Return the event that `event_to_json` wrote."""
-    fields = {name: each for name, each in value.items() if name != "event"}
-    kind = _EVENT_TYPES[value["event"]]
+def event_from_json(value: Mapping[str, Any]) -> Event | None:
+    """Return the event that `event_to_json` wrote, without its unknown fields. Return None if the
+    type of the event is unknown."""
+    kind = _EVENT_TYPES.get(value["event"])
+    if kind is None:
+        return None
     if kind is ChoiceEvent:
-        return ChoiceEvent(value["index"], event_from_json(value["of"]))
+        event_of_choice = event_from_json(value["of"])
+        return ChoiceEvent(value["index"], event_of_choice) if event_of_choice else None
     if kind is EgressDecided:
-        return EgressDecided(Decision(**value["decision"]))
+        return EgressDecided(_known(Decision, value["decision"]))
     if kind is RunFinished:
         return RunFinished(StopReason(value["stop_reason"]), value["usage"])
-    event: Event = kind(**fields)
+    event: Event = _known(kind, value)
     return event
+
+
+def _known(kind: Callable[..., T], value: Mapping[str, Any]) -> T:
+    """Return an instance of a class from the fields of `value` that are parameters of the class."""
+    names = _parameters(kind)
+    return kind(**{name: each for name, each in value.items() if name in names})
+
+
+@cache
+def _parameters(kind: Callable[..., object]) -> frozenset[str]:
+    """Return the names of the parameters of a class."""
+    return frozenset(signature(kind).parameters)
 
 
 def _result_from_json(value: Mapping[str, Any]) -> Result:
     value = {_OLD_FIELDS.get(name, name): each for name, each in value.items()}
     return replace(
-        Result(**value),
+        _known(Result, value),
         stop_reason=StopReason(value["stop_reason"]),
-        stats=RunStats(**value["stats"]),
-        artifacts=[Artifact(**each) for each in value["artifacts"]],
-        skipped_files=[SkippedFile(**each) for each in value["skipped_files"]],
-        warnings=[RunWarning(**each) for each in value["warnings"]],
-        compactions=[Compaction(**each) for each in value.get("compactions", ())],
+        stats=_known(RunStats, value["stats"]),
+        artifacts=[_known(Artifact, each) for each in value["artifacts"]],
+        skipped_files=[_known(SkippedFile, each) for each in value["skipped_files"]],
+        warnings=[_known(RunWarning, each) for each in value["warnings"]],
+        compactions=[_known(Compaction, each) for each in value.get("compactions", ())],
         tool_trouble=tuple(value.get("tool_trouble", ())),
         others=[_result_from_json(each) for each in value["others"]],
     )
@@ -303,5 +322,4 @@ def _error_to_json(error: ProxyError) -> dict[str, Any]:
 
 
 def _error_from_json(value: Mapping[str, Any]) -> ProxyError:
-    fields = {name: each for name, each in value.items() if name != "message"}
-    return ProxyError(value["message"], **fields)
+    return _known(ProxyError, value)

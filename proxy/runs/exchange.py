@@ -83,7 +83,8 @@ class RunExchange:
         raise RunElsewhereError
 
     async def follow(self, stored: StoredRun, emit: Emit) -> bool:
-        """Emit the events of another process's run as they come. Return True once all events were
+        """Emit the events of another process's run as they come. Event types that this release
+        does not know are skipped. Return True once all events were
         emitted. Return False if the run is no longer running in a living process and none of its
         events was published. Raises RunLostError if some events were emitted and the others do not
         come."""
@@ -93,8 +94,9 @@ class RunExchange:
         async with aclosing(self._batches(message, find_process)) as batches:
             async for events in batches:
                 has_events = True
-                for event in json.loads(events):
-                    await emit(event_from_json(event))
+                for stored_event in json.loads(events):
+                    if event := event_from_json(stored_event):
+                        await emit(event)
         return has_events
 
     async def follow_frames(

@@ -113,6 +113,34 @@ def test_fields_of_a_result_that_the_last_release_stored_are_read() -> None:
     assert record.result == RESULT
 
 
+def test_unknown_fields_of_a_newer_release_are_ignored() -> None:
+    record = Record("completed", EVENTS, RESULT)
+    stored = json.loads(record.to_json())
+    events, result = stored["events"], stored["result"]
+    parts = [result["stats"], result["artifacts"][0], result["skipped_files"][0]]
+    parts += [result["warnings"][0], result["compactions"][0]]
+    parts += [event[name] for event in events for name in ("decision", "of") if name in event]
+    for value in (*events, result, *parts):
+        value["field_of_a_newer_release"] = [1]
+    assert Record.from_json("completed", json.dumps(stored)) == record
+
+
+def test_events_of_unknown_types_are_skipped() -> None:
+    stored = json.loads(Record("completed", EVENTS, RESULT).to_json())
+    unknown = {"event": "EventOfANewerRelease", "text": "x"}
+    stored["events"].insert(1, unknown)
+    stored["events"].append({"event": "ChoiceEvent", "index": 1, "of": unknown})
+    assert Record.from_json("completed", json.dumps(stored)) == Record("completed", EVENTS, RESULT)
+
+
+def test_unknown_fields_of_an_error_are_ignored() -> None:
+    stored = json.loads(Record("failed", error=RunLostError()).to_json())
+    stored["error"]["new_field"] = 1
+    restored = Record.from_json("failed", json.dumps(stored)).error
+    assert restored is not None
+    assert restored.body() == RunLostError().body()
+
+
 def test_error_of_a_run_is_equal_after_serialization() -> None:
     error = BackendError("full", status=429, code="full", param="p", retry_after_s=2)
     with pytest.raises(ProxyError) as caught:
