@@ -6,7 +6,8 @@ Only public addresses are allowed. Downloads have limits on time and size.
 
 import asyncio
 import ssl
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
@@ -81,25 +82,60 @@ class ByteBudget:
         self.owner = owner
         self._bytes_left = max_bytes
         self._reservation = reservation
+        self._downloads: list[DownloadBudget] = []
+        """The downloads in progress, earliest first."""
 
-    def reserve(self, count: int) -> None:
-        """Reserve bytes for a download. Raises FetchError if the bytes exceed the budget."""
-        if count > self._bytes_left:
-            raise FetchError("the request's files are too large together")
+    @contextmanager
+    def download(self) -> Iterator["DownloadBudget"]:
+        """Yield the budget of a new download. It is smaller than this budget by the bytes that
+        earlier downloads still expect."""
+        download = DownloadBudget(self)
+        self._downloads.append(download)
+        try:
+            yield download
+        finally:
+            self._downloads.remove(download)
+
+    def bytes_left_for(self, download: "DownloadBudget") -> int:
+        """Return the number of bytes that a download may still take. Later downloads do not reduce
+        it by what they expect, only by what they have taken."""
+        earlier = self._downloads[: self._downloads.index(download)]
+        return self._bytes_left - sum(each.expected_bytes for each in earlier)
+
+    def take(self, count: int) -> None:
+        """Take bytes that have arrived, and memory for them. Raises FetchError if they exceed the
+        memory for request bodies."""
         self._bytes_left -= count
-
-    def release(self, count: int) -> None:
-        """Return reserved bytes that were not downloaded."""
-        self._bytes_left += count
-
-    def take_memory(self, count: int) -> None:
-        """Reserve memory for downloaded bytes. Raises FetchError if the bytes exceed the memory for
-        request bodies."""
         if self._reservation:
             try:
                 self._reservation.take(count)
             except (BusyError, BodyTooLargeError) as error:
                 raise FetchError(f"the server has no memory left for the file: {error}") from error
+
+
+class DownloadBudget:
+    """The part of a ByteBudget that one download may take."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self.expected_bytes = 0
+        """The rest of the declared size of the file: bytes that have not arrived."""
+        self._budget = budget
+
+    def expect(self, count: int) -> None:
+        """Expect a file of `count` bytes. Raises FetchError if they exceed the budget."""
+        self._require(count)
+        self.expected_bytes = count
+
+    def take(self, count: int) -> None:
+        """Take bytes that have arrived. Raises FetchError if they, or the bytes that are expected,
+        exceed the budget, and if they exceed the memory for request bodies."""
+        self._require(max(count, self.expected_bytes))
+        self.expected_bytes = max(0, self.expected_bytes - count)
+        self._budget.take(count)
+
+    def _require(self, count: int) -> None:
+        if count > self._budget.bytes_left_for(self):
+            raise FetchError("the request's files are too large together")
 
 
 class Fetcher:
@@ -129,11 +165,13 @@ class Fetcher:
         self._dialers: WeakValueDictionary[str, Dialer] = WeakValueDictionary()
 
     async def fetch(self, url: str, *, max_bytes: int, budget: ByteBudget) -> FetchedFile:
-        """Download a file. Raises FetchError."""
+        """Download a file. Of downloads with the same budget, the one that was begun earlier takes
+        precedence. Raises FetchError."""
         dialer = self._dialers.setdefault(budget.owner, self._new_dialer())
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._follow_redirects(url, dialer, max_bytes, budget)
+                with budget.download() as download:
+                    return await self._follow_redirects(url, dialer, max_bytes, download)
         except TimeoutError as error:
             raise FetchError(f"it took longer than {self._timeout_s:g} s") from error
         except EgressError as error:
@@ -160,7 +198,7 @@ class Fetcher:
         )
 
     async def _follow_redirects(
-        self, url: str, dialer: Dialer, max_bytes: int, budget: ByteBudget
+        self, url: str, dialer: Dialer, max_bytes: int, budget: DownloadBudget
     ) -> FetchedFile:
         from proxy.ssrf_safe_get import ssrf_safe_get  # noqa: PLC0415 - imports httpcore: 70 ms
 
@@ -245,31 +283,25 @@ def _parse_url(url: str) -> tuple[str, ParsedURL]:
 
 
 async def _read_file(
-    response: "StreamedResponse", max_bytes: int, budget: ByteBudget
+    response: "StreamedResponse", max_bytes: int, budget: DownloadBudget
 ) -> FetchedFile:
     if response.status != 200:
         raise FetchError(f"its server answered {response.status}")
     if response.headers.get("content-encoding", "identity") != "identity":
         raise FetchError("its server sent a compressed body, which was not requested")
-    # The whole size is reserved before the first byte: of two files that are downloaded at the same
+    # The whole size is expected before the first byte: of two files that are downloaded at the same
     # time and are too large together, only one fails.
-    reserved = _declared_bytes(response)
+    expected = _declared_bytes(response)
     too_large = FetchError(f"it is larger than {max_bytes >> 20} MiB")
-    if reserved > max_bytes:
+    if expected > max_bytes:
         raise too_large
-    budget.reserve(reserved)
+    budget.expect(expected)
     data = bytearray()
-    try:
-        async for piece in response.pieces:
-            data += piece
-            if len(data) > max_bytes:
-                raise too_large
-            if len(data) > reserved:
-                budget.reserve(len(data) - reserved)
-                reserved = len(data)
-            budget.take_memory(len(piece))
-    finally:
-        budget.release(max(0, reserved - len(data)))
+    async for piece in response.pieces:
+        data += piece
+        if len(data) > max_bytes:
+            raise too_large
+        budget.take(len(piece))
     return FetchedFile(bytes(data), response.headers.get("content-type", ""))
 
 

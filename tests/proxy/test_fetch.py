@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from anyio import create_task_group, fail_after
 
+from proxy.body_memory import BodyMemory, BodyReservation
 from proxy.fetch import ByteBudget, FetchedFile, Fetcher, FetchError
 from tests.fakes.threads import no_threads
+from tests.fakes.waiting import until
 from tests.sandbox_runtime.egress.internet import (
     PUBLIC,
     Behaviour,
@@ -180,6 +182,41 @@ async def test_byte_budget_limits_all_files_of_a_request() -> None:
             await fetcher.fetch(URL, max_bytes=100, budget=budget)
         with pytest.raises(FetchError, match="too large together"):
             await fetcher.fetch(URL, max_bytes=100, budget=budget)
+
+
+async def test_stalled_download_does_not_withhold_bytes_from_an_earlier_one() -> None:
+    """The later download has declared a size, and its first byte has arrived, when the earlier one
+    gets its response."""
+    internet, memory = Internet(), BodyMemory()
+    budget = ByteBudget(len(PNG) + 1, "mine", BodyReservation(memory, "mine"))
+    later_declared, finish_later = asyncio.Event(), asyncio.Event()
+
+    async def site(reader: Reader, writer: Writer) -> None:
+        is_later = b"/later" in await reader.readuntil(b"\r\n\r\n")
+        response = answer(body=PNG)
+        if is_later:
+            writer.write(response[: 1 - len(PNG)])
+            await finish_later.wait()
+            writer.write(response[1 - len(PNG) :])
+        else:
+            await later_declared.wait()
+            writer.write(response)
+        await writer.drain()
+
+    async with internet.server(site), fetcher_for(internet) as fetcher:
+        earlier, later = (
+            asyncio.create_task(
+                fetcher.fetch(f"http://allowed.example/{name}", max_bytes=100, budget=budget)
+            )
+            for name in ("earlier", "later")
+        )
+        await until(lambda: memory.held_bytes == 1)
+        later_declared.set()
+        assert await earlier == FetchedFile(PNG, "")
+        finish_later.set()
+        with pytest.raises(FetchError, match="too large together"):
+            await later
+    assert memory.held_bytes == len(PNG) + 1
 
 
 @pytest.mark.parametrize(
