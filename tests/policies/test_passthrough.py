@@ -49,13 +49,16 @@ STORING = """
 STATELESS = """
 / /api/chat /api/generate /api/show /api/tags /classify /cohere/v2/chat /detokenize /docs /encode
 /generate /generative_scoring /get_model_info /health_generate /inference/v1/generate /invocations
-/load /model_info /parse_function_call /ping /pooling /ready /rerank /score /separate_reasoning
+/load /model_info /parse_function_call /ping /pooling /rerank /score /separate_reasoning
 /tokenize /tokenizer_info /v1 /v1/audio/speech /v1/audio/transcriptions
 /v1/audio/translations /v1/classify /v1/completions /v1/completions/render
 /v1/detokenize /v1/embeddings /v1/images/generations
-/v1/loads /v1/moderations /v1/rerank /v1/score /v1/tokenize /v2/embed /v2/models /v2/rerank
-/api/v1/models /api/v1/models/mine /v2/models/mine/infer /v2/models/mine/versions/1/ready
-/version /beta/completions /v1/fim/completions /v1/ocr
+/v1/loads /v1/moderations /v1/rerank /v1/score /v1/tokenize /v2/embed /v2/rerank
+/v2/models/mine/infer /version /beta/completions /v1/fim/completions /v1/ocr
+"""
+READ_ONLY = """
+/models /ready /v2/models /v2/models/mine /v2/models/mine/versions/1/ready
+/api/v1/models /api/v1/models/mine
 """
 
 
@@ -67,7 +70,8 @@ def test_administrative_path_of_the_backend_is_closed(path: str) -> None:
 @pytest.mark.parametrize("path", STATELESS.split())
 def test_inference_path_is_open_and_stateless(path: str) -> None:
     assert path_kind(path) == "backend"
-    assert is_stateless("POST", path) or is_stateless("GET", path)
+    assert is_stateless("POST", path)
+    assert is_stateless("GET", path)
     assert not is_stateless("DELETE", path)
 
 
@@ -78,11 +82,12 @@ def test_path_at_which_the_backend_stores_data_is_not_stateless(method: str, pat
     assert not is_stateless(method, path.upper() + "/")
 
 
-@pytest.mark.parametrize("path", ["/models", "/api/v1/models/mine", "/v2/models/mine"])
+@pytest.mark.parametrize("path", READ_ONLY.split())
 def test_model_paths_are_stateless_only_for_get_and_head(path: str) -> None:
     assert is_stateless("GET", path)
     assert is_stateless("HEAD", path)
     assert not is_stateless("POST", path)
+    assert not is_stateless("DELETE", path)
 
 
 @pytest.mark.parametrize("path", ["/beta/completions", "/v1/fim/completions", "/v1/ocr"])

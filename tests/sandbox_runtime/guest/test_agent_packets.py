@@ -210,7 +210,7 @@ def test_agent_lives_as_long_as_its_packets_are_received(tmp_path: Path) -> None
         begin_ms = answer(agent).clock_ms
         offset = 0
         while agent.clock_ms - begin_ms < 2000:
-            ping(agent, offset)
+            assert ping(agent, offset).received == offset + len(PING_FRAME)
             offset += len(PING_FRAME)
 
 
@@ -334,3 +334,4 @@ def test_agent_lives_on_once_the_answer_to_an_adoption_has_arrived(tmp_path: Pat
         while agent.clock_ms - begin_ms < 2000:
             ping(agent, offset, connection=SECOND)
             offset += len(PING_FRAME)
+        assert agent.process.poll() is None
