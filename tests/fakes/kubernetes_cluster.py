@@ -311,6 +311,7 @@ class FakeCluster:
             return web.json_response({"message": "refused by the test"}, status=500)
         if pod is None:
             return web.json_response({"reason": "NotFound"}, status=404)
+        pod.document["metadata"]["deletionTimestamp"] = "2026-11-29T00:00:00Z"
         if pod.process.returncode is None:
             pod.process.kill()
         else:
