@@ -90,20 +90,16 @@ class SandboxLifecycle:
     async def adopt(
         self, isolation: Isolation, pool_key: PoolKey, reference: SandboxReference
     ) -> PoolEntry:
-        """Adopt a sandbox of another process and return its entry, which is leased. Raises
-        SandboxStartError."""
+        """Adopt a sandbox of another process and return its entry, which is leased. It is in the
+        registry only from then on: no waiter could use it. Raises SandboxStartError."""
+        sandbox = await adopt_sandbox(self._backend, reference)
         entry = PoolEntry(without_lease_fields(isolation), pool_key)
         entry.is_unused = False
-        self._registry.add(entry)
-        self.monitor()
-        try:
-            sandbox = await adopt_sandbox(self._backend, reference)
-        except BaseException:
-            self._registry.remove(entry)
-            raise
         entry.attach(sandbox, self._clock.time())
         entry.leased_since = entry.ready_at
+        self._registry.add(entry)
         self._registry.move(entry, EntryState.LEASED)
+        self.monitor()
         return entry
 
     async def _start(self, entry: PoolEntry) -> GuestSandbox:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import anyio
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Check, DataCallback, LimitEvents, adoption_refusal
+from sandbox_runtime.backends.base import Check, DataCallback, LimitEvents
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.protocol import (
     END,
@@ -128,10 +128,12 @@ class FakeSandboxBackend:
         self.parallel_starts = 4
         self.may_start = opened()
         self.may_end = opened()
+        self.may_adopt = opened()
         self.on_start: Callable[[], None] = lambda: None
         self.guests: list[FakeGuest] = []
         self.alive: set[FakeGuest] = set()
         self.asked = 0
+        self.adoptions = 0
         self.starting = 0
         self.most_starting = 0
         self.most_alive = 0
@@ -186,10 +188,17 @@ class FakeSandboxBackend:
 
     @property
     def can_adopt(self) -> bool:
-        return False
+        return True
 
     async def adopt(self, reference: SandboxReference) -> FakeGuest:
-        raise adoption_refusal(self.name)
+        self.adoptions += 1
+        await self.may_adopt.wait()
+        if self.refusal is not None:
+            raise SandboxStartError(self.refusal)
+        guest = FakeGuest(self, reference["isolation"])
+        self.guests.append(guest)
+        self.alive.add(guest)
+        return guest
 
     async def fingerprint(self) -> str:
         await self.pause()

@@ -8,7 +8,7 @@ import pytest
 from policies.egress import Egress
 from policies.pool import PoolSettings
 from sandbox_runtime.egress.decision import Decision
-from sandbox_runtime.errors import SandboxLostError
+from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from tests.fakes.sandbox_backend import FakeSandboxBackend
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.pool.pool_fixture import SMALL, RecordingGateways, fake_pool
@@ -17,6 +17,7 @@ WARM = PoolSettings(min_ready=2)
 COLD = PoolSettings(min_ready=0)
 LARGE = replace(SMALL, memory_mib=300, pids=7)
 STRICT = replace(SMALL, level="strict")
+ADOPTED = {"guest": {"isolation": SMALL}, "generation": 0, "jobs": {}, "retained_bytes": 0}
 
 
 async def test_idle_sandbox_is_leased_after_one_ping() -> None:
@@ -37,6 +38,39 @@ async def test_leased_sandbox_is_replaced_at_once() -> None:
         async with fixture.pool.lease(SMALL) as lease:
             await lease.sandbox()
             await fixture.until(idle=2, leased=1)
+
+
+async def test_adopted_sandbox_is_leased_and_ends_with_its_lease() -> None:
+    async with fake_pool(COLD) as fixture:
+        async with fixture.pool.lease(SMALL, adopted=ADOPTED) as lease:
+            sandbox = await lease.sandbox()
+            assert (await sandbox.exec("true", timeout_s=5)).exit_code == 0
+            await fixture.until(leased=1, starting=0)
+        await fixture.until(leased=0, ending=0, idle=0)
+        assert (fixture.backend.asked, fixture.backend.alive) == (0, set())
+
+
+async def test_lease_does_not_wait_for_a_sandbox_that_another_lease_adopts() -> None:
+    async with fake_pool(COLD) as fixture:
+        fixture.backend.may_adopt.clear()
+        async with fixture.pool.lease(SMALL, adopted=ADOPTED) as adopting:
+            adoption = asyncio.create_task(adopting.sandbox())
+            await until(lambda: fixture.backend.adoptions == 1)
+            async with fixture.pool.lease(SMALL) as lease:
+                started = await lease.sandbox()
+                assert fixture.backend.asked == 1
+                fixture.backend.may_adopt.set()
+                assert await adoption is not started
+
+
+async def test_failed_adoption_leaves_nothing_in_the_pool() -> None:
+    async with fake_pool(COLD) as fixture:
+        fixture.backend.refusal = "it has ended"
+        async with fixture.pool.lease(SMALL, adopted=ADOPTED) as lease:
+            with pytest.raises(SandboxStartError, match="it has ended"):
+                await lease.sandbox()
+        await fixture.until(leased=0, starting=0, ending=0)
+        assert fixture.stats.failed == 0
 
 
 async def test_unused_sandbox_of_a_lease_is_leased_again() -> None:
