@@ -49,6 +49,8 @@ Method = Callable[..., Awaitable[Any]]
 REMOVAL_GRACE_S = 1
 """Time between SIGTERM and SIGKILL. The agent has usually ended before, because the host told it
 to. With 0 the API server would forget the Pod before its processes have ended."""
+MAX_DELETION_ATTEMPTS = 10
+"""Maximum number of attempts to delete a Pod in the version that was read."""
 _UNAUTHORIZED = 401
 
 
@@ -169,9 +171,10 @@ class KubernetesApi:
 
     async def delete_pod_of(self, owner: str, name: str) -> bool:
         """Ask the API server to delete a Pod, if it exists. Return False and do nothing if it does
-        not have the label of `owner` any more."""
+        not have the label of `owner` any more. Raises ConflictError if the Pod changes all the
+        time."""
         core = await self._core()
-        while True:
+        for _ in range(MAX_DELETION_ATTEMPTS):
             try:
                 pod = await self._call(core.read_namespaced_pod, name, self.namespace)
             except NotFoundError:
@@ -181,6 +184,7 @@ class KubernetesApi:
             with suppress(ConflictError):  # the Pod has changed meanwhile, such as its status
                 await self.delete_pod(name, pod["metadata"]["resourceVersion"])
                 return True
+        raise ConflictError(f"Pod {name} has changed at each attempt to delete it", 409)
 
     async def change_owner(self, name: str, owner: str, new_owner: str) -> None:
         """Replace the owner's label of a Pod. Raises NotFoundError if the Pod does not exist, and

@@ -148,6 +148,8 @@ class FakeCluster:
         self.cuts = Cuts()
         self.refuses_to_attach = False
         self.refuses_to_delete = False
+        self.changes_pods = False
+        """True if a Pod changes whenever it is to be deleted in a certain version."""
         self.cuts_the_watch = False
         """True to end the next response of a watch in the middle of a line."""
         self.loses_events = False
@@ -305,6 +307,8 @@ class FakeCluster:
         pod = self.pods.get(request.match_info["name"])
         body = await request.json() if request.can_read_body else {}
         version = body.get("preconditions", {}).get("resourceVersion")
+        if pod and version and self.changes_pods:
+            self._add_event(pod, "MODIFIED")
         if pod and version and version != pod.document["metadata"]["resourceVersion"]:
             return web.json_response({"reason": "Conflict"}, status=409)
         if self.refuses_to_delete:

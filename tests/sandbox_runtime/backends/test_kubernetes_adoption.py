@@ -154,6 +154,20 @@ async def test_adoption_goes_on_if_its_connection_is_cut(tmp_path: Path) -> None
         await adopted.close()
 
 
+async def test_pod_that_changes_at_each_attempt_to_delete_it_is_left_to_a_sweep(
+    tmp_path: Path,
+) -> None:
+    async with processes(tmp_path) as found:
+        found.reference()
+        found.cluster.changes_pods = True
+        await found.sandbox.close()
+        (pod,) = found.cluster.pods.values()
+        assert "deletionTimestamp" not in pod.document["metadata"]
+        found.cluster.changes_pods = False
+        assert await found.backends[0].sweep() == 1
+        assert "deletionTimestamp" in pod.document["metadata"]
+
+
 async def test_ended_sandbox_cannot_be_adopted(tmp_path: Path) -> None:
     async with processes(tmp_path) as found:
         reference = found.reference()
