@@ -72,7 +72,7 @@ MAX_KEPT_ANSWER_CHARS = 64 << 10
 TAKEN_OVER = RunWarning(
     "run_taken_over",
     "The server of this request's first run ended before there was a result. Another server has"
-    " gone on in the same sandbox. No command was run twice.",
+    " gone on in the same sandbox.",
 )
 MAX_FAILED_TURNS = 2
 """The plain turn follows after this number of turns of which no tool call could be run."""
