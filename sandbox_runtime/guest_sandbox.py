@@ -55,6 +55,7 @@ from sandbox_runtime.streams import OnConnection, Stream
 
 START_TIMEOUT_S = 60.0
 ADOPTION_TIMEOUT_S = 10.0
+"""Maximum time until the agent of an adopted sandbox answers."""
 REPORT_TIMEOUT_S = 4.0
 """Maximum time from a command's timeout to its report; the agent needs about 0.7 s."""
 MAX_COUNT_CHARS = 20

@@ -278,15 +278,15 @@ def event_from_json(value: Mapping[str, Any]) -> Event | None:
         event_of_choice = event_from_json(value["of"])
         return ChoiceEvent(value["index"], event_of_choice) if event_of_choice else None
     if kind is EgressDecided:
-        return EgressDecided(_known(Decision, value["decision"]))
+        return EgressDecided(_from_known_fields(Decision, value["decision"]))
     if kind is RunFinished:
         return RunFinished(StopReason(value["stop_reason"]), value["usage"])
-    event: Event = _known(kind, value)
+    event: Event = _from_known_fields(kind, value)
     return event
 
 
-def _known(kind: Callable[..., T], value: Mapping[str, Any]) -> T:
-    """Return an instance of a class from the fields of `value` that are parameters of the class."""
+def _from_known_fields(kind: Callable[..., T], value: Mapping[str, Any]) -> T:
+    """Return an instance of a class, without the fields of `value` that the class does not know."""
     names = _parameters(kind)
     return kind(**{name: each for name, each in value.items() if name in names})
 
@@ -300,13 +300,13 @@ def _parameters(kind: Callable[..., object]) -> frozenset[str]:
 def _result_from_json(value: Mapping[str, Any]) -> Result:
     value = {_OLD_FIELDS.get(name, name): each for name, each in value.items()}
     return replace(
-        _known(Result, value),
+        _from_known_fields(Result, value),
         stop_reason=StopReason(value["stop_reason"]),
-        stats=_known(RunStats, value["stats"]),
-        artifacts=[_known(Artifact, each) for each in value["artifacts"]],
-        skipped_files=[_known(SkippedFile, each) for each in value["skipped_files"]],
-        warnings=[_known(RunWarning, each) for each in value["warnings"]],
-        compactions=[_known(Compaction, each) for each in value.get("compactions", ())],
+        stats=_from_known_fields(RunStats, value["stats"]),
+        artifacts=[_from_known_fields(Artifact, each) for each in value["artifacts"]],
+        skipped_files=[_from_known_fields(SkippedFile, each) for each in value["skipped_files"]],
+        warnings=[_from_known_fields(RunWarning, each) for each in value["warnings"]],
+        compactions=[_from_known_fields(Compaction, each) for each in value.get("compactions", ())],
         tool_trouble=tuple(value.get("tool_trouble", ())),
         others=[_result_from_json(each) for each in value["others"]],
     )
@@ -322,4 +322,4 @@ def _error_to_json(error: ProxyError) -> dict[str, Any]:
 
 
 def _error_from_json(value: Mapping[str, Any]) -> ProxyError:
-    return _known(ProxyError, value)
+    return _from_known_fields(ProxyError, value)

@@ -83,11 +83,10 @@ class RunExchange:
         raise RunElsewhereError
 
     async def follow(self, stored: StoredRun, emit: Emit) -> bool:
-        """Emit the events of another process's run as they come. Event types that this release
-        does not know are skipped. Return True once all events were
-        emitted. Return False if the run is no longer running in a living process and none of its
-        events was published. Raises RunLostError if some events were emitted and the others do not
-        come."""
+        """Emit the events of another process's run as they come, except for event types that this
+        release does not know. Return True once all events were emitted. Return False if the run is
+        no longer running in a living process and none of its events was published. Raises
+        RunLostError if some events were emitted and the others do not come."""
         find_process = partial(self._repository.process_of, stored.owner, stored.id)
         has_events = False
         message = Message("follow", stored.id)
