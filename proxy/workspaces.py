@@ -119,21 +119,23 @@ class RunWorkspace:
 
     async def adopt(self, reference: SandboxReference) -> Sandbox | None:
         """Adopt the run's sandbox from another server, with its files. Return None if that is not
-        possible: the run then begins anew, with a new sandbox."""
-        try:
-            lease = self._sandboxes.lease(
-                self.isolation, self._report, self._confirm, self._owner, reference
-            )
-            self._lease = await self._exit_stack.enter_async_context(lease)
-            async with asyncio.timeout(ADOPTION_TIMEOUT_S):
-                self.current_sandbox = await self._lease.sandbox()
-        except (SandboxError, TimeoutError) as error:
-            logger.warning("a sandbox cannot be taken over: %s", error)
-            await self._exit_stack.aclose()
-            self._lease = None
-            return None
-        self.is_used = True
-        return self.current_sandbox
+        possible: the run then begins anew, as if there were no other server."""
+        async with AsyncExitStack() as exit_stack:
+            try:
+                lease = await exit_stack.enter_async_context(
+                    self._sandboxes.lease(
+                        self.isolation, self._report, self._confirm, self._owner, reference
+                    )
+                )
+                async with asyncio.timeout(ADOPTION_TIMEOUT_S):
+                    sandbox = await lease.sandbox()
+            except (SandboxError, TimeoutError) as error:
+                logger.warning("a sandbox cannot be taken over: %s", error)
+                return None
+            await self._exit_stack.aclose()  # of an idle sandbox, whose files are older
+            self._exit_stack, self._lease = exit_stack.pop_all(), lease
+        self.current_sandbox, self.is_used = sandbox, True
+        return sandbox
 
     async def _restore_files(self, sandbox: Sandbox) -> None:
         if self.restore is None:

@@ -108,6 +108,7 @@ class Agent:
         self, agent_input: AgentInput, deadline_s: float | None, task: AgentTask, emit: Emit
     ) -> Result:
         """Return the result of one choice, from a run with tools."""
+        began = time.monotonic()
         session, watch = task.session, EgressWatch(task, emit)
         async with self.workspaces.use(
             session.resume_from,
@@ -117,7 +118,7 @@ class Agent:
             session.owner,
         ) as lease:
             task, adopted = await _take_over(task, lease)
-            clock = _clock_of(task, deadline_s)
+            clock = _clock_of(task, began, deadline_s)
             if task.profile.enabled == "always" and not adopted:
                 await lease.request_sandbox()
             loop = AgentLoop(
@@ -160,14 +161,14 @@ async def _take_over(task: AgentTask, workspace: RunWorkspace) -> tuple[AgentTas
     return (task, sandbox) if sandbox else (replace(task, checkpoint=None), None)
 
 
-def _clock_of(task: AgentTask, deadline_s: float | None) -> RunClock:
-    """Return the clock of a run that begins or goes on now. The time that the run has spent at
-    another server counts, except towards the client's deadline, which is that of its new
+def _clock_of(task: AgentTask, began: float, deadline_s: float | None) -> RunClock:
+    """Return the clock of a run that began or went on at `began`. The time that the run has spent
+    at another server counts, except towards the client's deadline, which is that of its new
     request."""
     earlier_s = task.checkpoint.wall_time_s if task.checkpoint else 0.0
     if deadline_s is not None:
         deadline_s += earlier_s
-    return RunClock(time.monotonic() - earlier_s, deadline_s)
+    return RunClock(began - earlier_s, deadline_s)
 
 
 def _choice_emitter(index: int, emit: Emit) -> Emit:

@@ -20,7 +20,8 @@ from sandbox_runtime.sandbox import SandboxReference
 
 SaveCheckpoint = Callable[["Checkpoint | None"], Awaitable[bool]]
 """Stores a checkpoint in place of an earlier one; None removes the earlier one. Returns False if
-nothing was stored, because other servers have found this one dead or the store is unavailable."""
+nothing was stored, because the checkpoint is too long or the store is unavailable. Raises
+RunLostError if other servers have found this one dead."""
 MAX_CHECKPOINT_CHARS = 16 << 20
 """Maximum length of a stored checkpoint. A turn with a larger one has none."""
 MAX_CALLS_OF_TURN = 60

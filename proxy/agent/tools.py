@@ -99,6 +99,8 @@ class ToolExecutor:
         self._command_prefix = ""
         self._call_count_of_turn = 0
         self._is_repeating = False
+        self._has_unknown_outcome = False
+        """True once a call of the turn was not repeated."""
 
     @property
     def command_id(self) -> str | None:
@@ -110,7 +112,11 @@ class ToolExecutor:
         """Begin the calls of a turn. The ids of its commands begin with `command_prefix`, if it is
         not empty. If `is_repeated` is True, a dead server may have run some of the calls."""
         self._command_prefix, self._call_count_of_turn = command_prefix, 0
-        self._is_repeating = is_repeated
+        self._is_repeating, self._has_unknown_outcome = is_repeated, False
+
+    def begin_call(self) -> None:
+        """Begin the next call of the turn, also if it is not executed then."""
+        self._call_count_of_turn += 1
 
     def state(self) -> dict[str, Any]:
         """Return the counts so far, as JSON values."""
@@ -156,7 +162,6 @@ class ToolExecutor:
         model sets another. `time_left_s`, the rest of the run's time, limits the call and the wait
         for a sandbox. Raises SandboxError."""
         self.steps += 1
-        self._call_count_of_turn += 1
         step, name = self.steps, self.canonical_name(call.name)
         self.shown_steps += is_shown(name)
         shown = call.arguments if isinstance(call.arguments, dict) else {}
@@ -194,7 +199,7 @@ class ToolExecutor:
 
         if refused := await self._guard.refusal(tool.name, call.arguments):
             return Observation(refused)
-        if self._is_repeating and not may_be_repeated(tool.name, call.arguments):
+        if self._has_unknown_effect(tool, call):
             return Observation(UNKNOWN_OUTCOME)
         emit = self.tool_time.pause_during(self._emit)
 
@@ -213,6 +218,13 @@ class ToolExecutor:
             return Observation(sandbox_lost_text(str(error)))
         finally:
             self._upload_failures.clear()
+
+    def _has_unknown_effect(self, tool: Tool, call: ToolCall) -> bool:
+        """Return True for a call that a dead server may have run and that may not be repeated, and
+        for the calls after it, which may need its effect."""
+        if self._is_repeating and not may_be_repeated(tool.name, call.arguments):
+            self._has_unknown_outcome = True
+        return self._has_unknown_outcome
 
     async def sandbox(self) -> Sandbox:
         """Return the run's sandbox. Raises SandboxStartError. Raises SandboxLostError if a new
@@ -274,6 +286,7 @@ class CallRunner:
         outcome = self._outcome
         observations: list[tuple[ToolCall, str]] = []
         for call in turn.calls:
+            self._executor.begin_call()
             if reason := self._skip_reason(call):
                 observations.append((call, reason))
             elif call.name in self._client_tool_names:

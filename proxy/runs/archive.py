@@ -77,14 +77,17 @@ class RunArchive:
         return self._repository.is_shared
 
     async def save_checkpoint(self, run_id: str, checkpoint: Checkpoint | None) -> bool:
-        """Store a checkpoint of a run of this process; see `SaveCheckpoint`."""
+        """Store a checkpoint of a run of this process; see `SaveCheckpoint`. Raises RunLostError if
+        other processes have found this one dead, because one of them may go on with the run."""
         text = await asyncio.to_thread(checkpoint.to_json) if checkpoint else None
         try:
             is_stored = await self._repository.save_checkpoint(run_id, text or "")
         except StoreUnavailableError as error:
             log.warning("run %s: its checkpoint cannot be stored: %s", run_id, error)
             return False
-        return is_stored and text is not None
+        if not is_stored:
+            raise RunLostError
+        return text is not None
 
     async def store(self, run: Run) -> None:
         """Store the outcome of a run."""

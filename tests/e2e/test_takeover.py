@@ -2,6 +2,7 @@
 and another one goes on with its run."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
-from openai import APIConnectionError, AsyncOpenAI
+from openai import APIConnectionError, AsyncOpenAI, InternalServerError
 from openai.types.chat import ChatCompletion
 
 from proxy.models.scripted import call, text_reply, tool_reply
@@ -140,7 +141,11 @@ async def test_command_of_a_killed_server_is_finished_at_another_one_and_runs_on
 ) -> None:
     replies = [
         tool_reply(call("execute_bash", command=MARK)),
-        tool_reply(call("execute_bash", command=COUNTED)),
+        tool_reply(
+            call("execute_bash", command=COUNTED),
+            call("str_replace_editor", command="create", path="/testbed/new", file_text="x"),
+            call("execute_bash", command="touch /mnt/after"),
+        ),
         text_reply("42"),
     ]
     script = [{**reply, "usage": USAGE} for reply in replies]
@@ -157,7 +162,9 @@ async def test_command_of_a_killed_server_is_finished_at_another_one_and_runs_on
         assert len(system.sandboxes) == 1
         assert len(system.backend.requests) == 3
         assert "first" in system.observations(2)[1]
-        assert completion.model_dump()["sandbox"]["steps"] == 2
+        assert all("not known" in each for each in system.observations(2)[2:])
+        assert not (system.shared / "after").exists()  # the call needs the edit before it
+        assert completion.model_dump()["sandbox"]["steps"] == 4
         assert completion.usage
         assert completion.usage.total_tokens == 3 * USAGE["total_tokens"]
 
@@ -188,6 +195,34 @@ async def test_run_goes_on_in_its_sandbox_if_its_server_is_killed_during_a_model
         before, after = system.observations(2), system.observations(3)
         assert after[:2] == before[:2]
         assert "not known" in after[2]  # an edit is not made twice
+
+
+async def test_server_that_was_taken_for_dead_runs_no_more_commands(
+    database: PostgresqlServer, tmp_path: Path
+) -> None:
+    reply_arrives = asyncio.Event()
+    script = [
+        tool_reply(call("execute_bash", command=MARK)),
+        Held(tool_reply(call("execute_bash", command=COUNTED)), reply_arrives),
+        tool_reply(call("execute_bash", command="cat /testbed/mark")),
+        text_reply("42"),
+    ]
+    async with replicas(database, tmp_path, script) as system:
+        system.ask(0, max_retries=0)
+        await system.backend.arrived(2)
+        system.servers[0].process.send_signal(signal.SIGSTOP)
+        system.ask(1)
+        await system.backend.arrived(3)
+        system.servers[0].process.send_signal(signal.SIGCONT)
+        reply_arrives.set()
+        first, second = await asyncio.gather(*system.answers, return_exceptions=True)
+        assert isinstance(first, InternalServerError)
+        assert first.code == "run_lost"
+        assert isinstance(second, ChatCompletion)
+        assert warnings(second) == ["run_taken_over"]
+        assert "first" in system.observations(3)[1]
+        assert not (system.shared / "count").exists()
+        assert len(system.sandboxes) == 1
 
 
 async def test_run_begins_anew_if_its_sandbox_is_gone_with_its_server(

@@ -26,6 +26,7 @@ from sandbox_runtime.errors import (
     PathExistsError,
     SandboxError,
     SandboxFileError,
+    SandboxGoneError,
     SandboxLostError,
 )
 from sandbox_runtime.sandbox import (
@@ -340,9 +341,11 @@ class MemorySandboxes:
         owner: str = "",
         adopted: SandboxReference | None = None,
     ) -> AsyncIterator[MemoryLease]:
-        """Lease a sandbox. Its programs open no connections, so `on_decision` is never called."""
-        if self._failure is not None:
-            yield MemoryLease(self._failure)
+        """Lease a sandbox. Its programs open no connections, so `on_decision` is never called. No
+        sandbox can be adopted."""
+        failure = SandboxGoneError("it was in another process") if adopted else self._failure
+        if failure is not None:
+            yield MemoryLease(failure)
             return
         mine: list[MemorySandbox] = []
 

@@ -44,6 +44,16 @@ async def test_next_request_of_a_session_gets_the_files_and_the_idle_sandbox(
     assert harness.sandboxes.opened == 1
 
 
+async def test_idle_sandbox_of_a_session_stays_if_that_of_another_server_cannot_be_adopted(
+    harness: Harness,
+) -> None:
+    await harness.run("echo one > file", "1")
+    async with harness.use("2", "1") as workspace:
+        assert await workspace.adopt({"guest": {}}) is None
+        result = await (await workspace.sandbox()).exec("cat file", timeout_s=5)
+    assert (result.stdout, workspace.origin) == ("one\n", "kept")
+
+
 async def test_request_after_the_idle_time_gets_the_files_in_a_new_sandbox(
     harness: Harness,
 ) -> None:

@@ -1,6 +1,6 @@
 """A deadline ends the turns early enough for an answer."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -9,14 +9,17 @@ import pytest
 from policies.isolation import Isolation
 from policies.limits import Limits, StopReason
 from policies.prompts import final_request
+from policies.sessions import ResumePoint, Session
 from proxy.errors import OutOfTimeError
 from proxy.models.scripted import ScriptedModel, text_reply, tool_reply
 from sandbox_runtime.egress.decision import CheckTarget, OnDecision
 from sandbox_runtime.sandbox import Lease, Sandbox, SandboxReference
+from tests.fakes.memory_snapshots import MemorySnapshots
 from tests.proxy.agent.runs import SUBMIT, Run, bash
 from tests.proxy.agent.stuck_model import StuckModel
 
 DEADLINE = StopReason.DEADLINE
+SLOW_S = 0.1
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -57,6 +60,20 @@ async def test_answer_file_is_returned_if_the_final_answer_call_times_out() -> N
     with anyio.fail_after(20):
         result = await Run(stuck).go(deadline_s=2)
     assert (result.answer, result.stop_reason) == ("42", DEADLINE)
+
+
+class SlowSnapshots(MemorySnapshots):
+    """Snapshots that take a while to be found."""
+
+    async def stored_names(self, session: Session, names: Sequence[str]) -> set[str]:
+        await anyio.sleep(SLOW_S)
+        return await super().stored_names(session, names)
+
+
+async def test_time_until_the_files_of_a_session_are_found_counts() -> None:
+    run = Run(ScriptedModel([SUBMIT]), snapshots=SlowSnapshots())
+    result = await run.go(resume_from=ResumePoint(Session("somebody", "chat"), ("1",)))
+    assert result.stats.wall_ms >= SLOW_S * 1000
 
 
 class NoSandboxes:
