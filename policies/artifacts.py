@@ -216,16 +216,38 @@ def _with_file_id(part: dict[str, Any], files: Container[FileRef]) -> dict[str, 
 def replace_signed_links(value: Any, find_path: FindPath = lambda link: None) -> Any:
     """Return a JSON value with each signed link replaced by the path of its file, or by the link
     without its signature if the path is unknown. A value without a link is not copied."""
+    return _replace_signed_links(value, find_path) if _has_link_mark(value) else value
+
+
+def _has_link_mark(value: Any) -> bool:
+    """Return True if a string in a JSON value may contain a link."""
+    pending = [value]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, str):
+            if len(each) > _PIECE_CHARS:
+                if any(_LINK_MARK in piece for piece in _pieces(each)):
+                    return True
+            elif _LINK_MARK in each:
+                return True
+        elif isinstance(each, dict):
+            pending += each.values()
+        elif isinstance(each, list):
+            pending += each
+    return False
+
+
+def _replace_signed_links(value: Any, find_path: FindPath) -> Any:
     if isinstance(value, str):
         if not any(_LINK_MARK in piece for piece in _pieces(value)):
             return value
         replacement = partial(_link_replacement, find_path=find_path)
         return "".join(_LINK.sub(replacement, piece) for piece in _pieces(value))
     if isinstance(value, dict):
-        fields = {name: replace_signed_links(item, find_path) for name, item in value.items()}
+        fields = {name: _replace_signed_links(item, find_path) for name, item in value.items()}
         return fields if any(fields[name] is not value[name] for name in value) else value
     if isinstance(value, list):
-        items = [replace_signed_links(item, find_path) for item in value]
+        items = [_replace_signed_links(item, find_path) for item in value]
         return items if _has_replaced_item(items, value) else value
     return value
 

@@ -194,6 +194,8 @@ URL_FIELDS = frozenset(
 )
 """Fields with the URL of a file that the backend fetches. Some backends, such as SGLang, also open
 local paths in them."""
+_SEARCHED_TEXTS = URL_FIELDS | {"input", "inputs"}
+"""Fields whose text may be, or contain, a URL."""
 _UNSEARCHED_FIELDS = frozenset(
     {
         *("action", "annotations", "arguments", "citations", "functions", "headers", "metadata"),
@@ -242,7 +244,10 @@ def _searched_fields(name: str, part: Mapping[str, Any]) -> Iterator[tuple[str, 
     kind = part.get("type")
     kind = kind if isinstance(kind, str) else ""
     for field, item in part.items():
-        if field in _UNSEARCHED_FIELDS or not isinstance(item, dict | list | str):
+        if isinstance(item, str):
+            if field not in _SEARCHED_TEXTS:
+                continue
+        elif field in _UNSEARCHED_FIELDS or not isinstance(item, (dict, list)):
             continue
         if field == "url" and not _is_url_fetched(name, kind):
             continue
