@@ -115,12 +115,14 @@ static int exchange(const char *path, const char *other)
 
 /* Move the temporary file to the target; return errno. ext4 writes a file to the disk, at the
    sandbox's limited speed, before `rename` lets it replace another. So the two are exchanged, and the
-   old one is removed. Some file systems, and gVisor, cannot exchange files. */
+   old one is removed. Overlayfs copies a file of the image before an exchange, so a larger one is
+   replaced by `rename`. Some file systems, and gVisor, cannot exchange files. */
 static int put_move(const struct put *put)
 {
     struct stat info;
     bool is_file = lstat(put->path, &info) == 0 && S_ISREG(info.st_mode);
-    if (!is_file || exchange(put->temp_path, put->path) < 0)
+    bool is_larger = is_file && (size_t)info.st_size > put->bytes;
+    if (!is_file || is_larger || exchange(put->temp_path, put->path) < 0)
         return rename(put->temp_path, put->path) < 0 ? errno : 0;
     if (unlink(put->temp_path) < 0 && errno == EISDIR) { /* a command has put a directory there */
         exchange(put->temp_path, put->path);
