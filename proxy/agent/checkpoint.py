@@ -26,6 +26,11 @@ MAX_CHECKPOINT_CHARS = 16 << 20
 MAX_CALLS_OF_TURN = 60
 """Maximum number of calls in a turn that has a checkpoint. Guest agents keep the results of 64
 commands."""
+UNKNOWN_OUTCOME = (
+    "The server that ran this call has ended. It is not known whether the call had its effect:"
+    " check that, and repeat the call if it had none."
+)
+"""The observation for a call that may not be requested again."""
 _VERSION = 1
 
 
@@ -73,3 +78,19 @@ class Checkpoint:
             message_kinds=kinds,
             **value,
         )
+
+
+def may_be_repeated(tool_name: str, arguments: object) -> bool:
+    """Return True if a call has its effect once even if it is requested twice: commands have ids,
+    and a call that only reads has no effect. An edit, or text that is typed into a job, would be
+    made twice."""
+    fields = arguments if isinstance(arguments, Mapping) else {}
+    match tool_name:
+        case "execute_bash":
+            return fields.get("job_id") is None or not fields.get("command")
+        case "str_replace_editor":
+            return fields.get("command") == "view"
+        case "submit":
+            return True
+        case _:
+            return False

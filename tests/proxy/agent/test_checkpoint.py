@@ -1,8 +1,10 @@
-"""The stored form of checkpoints."""
+"""The stored form of checkpoints, and the calls that may be requested again."""
 
 from dataclasses import replace
 
-from proxy.agent.checkpoint import MAX_CHECKPOINT_CHARS, Checkpoint
+import pytest
+
+from proxy.agent.checkpoint import MAX_CHECKPOINT_CHARS, Checkpoint, may_be_repeated
 from proxy.agent.model import Completion
 from proxy.agent.tool_calls import ToolCall, Turn
 
@@ -54,3 +56,35 @@ def test_checkpoint_of_another_version_is_not_used() -> None:
 def test_checkpoint_that_is_too_long_is_not_stored() -> None:
     message = {"role": "user", "content": "x" * MAX_CHECKPOINT_CHARS}
     assert replace(CHECKPOINT, messages=[message]).to_json() is None
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("execute_bash", {"command": "make"}),
+        ("execute_bash", {"command": "", "job_id": "c1"}),
+        ("str_replace_editor", {"command": "view", "path": "/testbed"}),
+        ("submit", {"answer": "42"}),
+    ],
+)
+def test_commands_and_calls_that_only_read_may_be_repeated(tool: str, arguments: object) -> None:
+    assert may_be_repeated(tool, arguments)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("execute_bash", {"command": "yes", "job_id": "c1"}),
+        ("execute_bash", {"command": "C-c", "job_id": "c1"}),
+        ("str_replace_editor", {"command": "insert", "path": "a", "insert_line": 1}),
+        ("str_replace_editor", {"command": "str_replace", "path": "a"}),
+        ("str_replace_editor", {"command": "undo_edit", "path": "a"}),
+        ("another_tool", {}),
+        ("another_tool", {"command": "view"}),
+        ("another_tool", None),
+    ],
+)
+def test_edits_typed_text_and_unknown_tools_may_not_be_repeated(
+    tool: str, arguments: object
+) -> None:
+    assert not may_be_repeated(tool, arguments)
