@@ -22,12 +22,19 @@ SaveCheckpoint = Callable[["Checkpoint | None"], Awaitable[bool]]
 """Stores a checkpoint in place of an earlier one; None removes the earlier one. Returns False if
 nothing was stored, because the checkpoint is too long or the store is unavailable. Raises
 RunLostError if other servers have found this one dead."""
-MAX_CHECKPOINT_CHARS = 16 << 20
+MAX_CHECKPOINT_CHARS = 4 << 20
 """Maximum length of a stored checkpoint. A turn with a larger one has none."""
 MAX_CALLS_OF_TURN = 60
 """Maximum number of calls in a turn that has a checkpoint. Guest agents keep the results of 64
 commands."""
+UNKNOWN_OUTCOME = (
+    "The server that ran this call has ended. It is not known whether the call had its effect:"
+    " check that, and repeat the call if it had none."
+)
+"""The observation for a call that may not be requested again."""
 _VERSION = 1
+"""The version of the stored form. A change of the fields of a checkpoint, of its parts, of their
+states or of the reference to the sandbox needs a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +68,36 @@ class Checkpoint:
 
     @classmethod
     def from_json(cls, text: str) -> "Checkpoint | None":
-        """Return the checkpoint of a text, or None if a server of another version wrote it."""
-        value = json.loads(text)
-        if value.pop("version") != _VERSION:
+        """Return the checkpoint of a text, or None if it cannot be read, because a server of
+        another version wrote it."""
+        try:
+            value = json.loads(text)
+            if value.pop("version") != _VERSION:
+                return None
+            turn = value.pop("turn")
+            calls = tuple(ToolCall(**call) for call in turn.pop("calls"))
+            kinds = {int(index): kind for index, kind in value.pop("message_kinds").items()}
+            return cls(
+                turn=Turn(calls=calls, **turn),
+                reply=Completion(**value.pop("reply")),
+                message_kinds=kinds,
+                **value,
+            )
+        except (AttributeError, KeyError, TypeError, ValueError):
             return None
-        turn = value.pop("turn")
-        calls = tuple(ToolCall(**call) for call in turn.pop("calls"))
-        kinds = {int(index): kind for index, kind in value.pop("message_kinds").items()}
-        return cls(
-            turn=Turn(calls=calls, **turn),
-            reply=Completion(**value.pop("reply")),
-            message_kinds=kinds,
-            **value,
-        )
+
+
+def may_be_repeated(tool_name: str, arguments: object) -> bool:
+    """Return True if a call has its effect once even if it is requested twice: commands have ids,
+    and a call that only reads has no effect. An edit, or text that is typed into a job, would be
+    made twice."""
+    fields = arguments if isinstance(arguments, Mapping) else {}
+    match tool_name:
+        case "execute_bash":
+            return fields.get("job_id") is None or not fields.get("command")
+        case "str_replace_editor":
+            return fields.get("command") == "view"
+        case "submit":
+            return True
+        case _:
+            return False

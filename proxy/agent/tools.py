@@ -18,9 +18,9 @@ from policies.prompts import (
     WHY_NO_MORE_TOOLS,
 )
 from policies.steps import is_shown
-from policies.takeover import UNKNOWN_OUTCOME, may_be_repeated
 from proxy.agent.artifacts import write_manifest
 from proxy.agent.budget import RunBudget
+from proxy.agent.checkpoint import UNKNOWN_OUTCOME, may_be_repeated
 from proxy.agent.conversation import Conversation, ignore_delta
 from proxy.agent.events import Emit, ToolCallFinished, ToolCallStarted, ToolOutput
 from proxy.agent.guard import Guard

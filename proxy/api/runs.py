@@ -39,7 +39,8 @@ async def retrieve_run(
 async def cancel_run(
     request: Request, services: ServicesDep, owner: Owner, run_id: str
 ) -> Response:
-    """Cancel a run if it has not ended, and return the run. The trajectory of the run is kept."""
+    """Cancel a run if it has not ended, and return the run. The trajectory of the run is kept. If
+    the server of the run has died, no other server goes on with the run."""
     if run := services.runs.get(owner, run_id):
         if run.status == "running":
             run.cancel("a request cancelled it")
@@ -52,6 +53,8 @@ async def cancel_run(
             run_id, partial(services.runs.process_of, owner, run_id)
         )
         metadata, record = await find_run(services, owner, run_id)
+    if record.status == "lost":
+        await services.store.runs.delete_ended(owner, run_id)
     return JSONResponse(_run_object(request, services, metadata, record))
 
 

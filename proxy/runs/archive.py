@@ -35,7 +35,7 @@ class LostRun(NamedTuple):
 
     id: str
     checkpoint: Checkpoint | None
-    """The checkpoint from which this process, and no other, may go on."""
+    """The checkpoint from which the new run goes on, if its process can adopt the sandbox."""
 
 
 class RunArchive:
@@ -67,8 +67,10 @@ class RunArchive:
         if found.earlier is None or not await asyncio.to_thread(_is_lost, found.earlier):
             return None, None
         checkpoint = None
-        if found.checkpoint and found.earlier.fingerprint == identity.fingerprint:
+        if found.checkpoint:
             checkpoint = await asyncio.to_thread(Checkpoint.from_json, found.checkpoint)
+            if checkpoint is None:
+                log.warning("run %s: its checkpoint cannot be read", found.earlier.id)
         return None, LostRun(found.earlier.id, checkpoint)
 
     @property
@@ -81,7 +83,7 @@ class RunArchive:
         other processes have found this one dead, because one of them may go on with the run."""
         text = await asyncio.to_thread(checkpoint.to_json) if checkpoint else None
         try:
-            is_stored = await self._repository.save_checkpoint(run_id, text or "")
+            is_stored = await self._repository.save_checkpoint(run_id, text)
         except StoreUnavailableError as error:
             log.warning("run %s: its checkpoint cannot be stored: %s", run_id, error)
             return False

@@ -225,9 +225,9 @@ class Record:
     @classmethod
     def from_json(cls, status: RunStatus, text: str) -> "Record":
         """Return the record that `to_json` wrote, with this status. An empty text gives a record
-        with only the status, as does the checkpoint of a run without an outcome. Fields and event
-        types that this release does not know, because a newer server wrote them, are left out."""
-        if not text or status in ("running", "lost"):
+        with only the status. Fields and event types that this release does not know, because a
+        newer server wrote them, are left out."""
+        if not text:
             return cls(status)
         value = json.loads(text)
         return cls(

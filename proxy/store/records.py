@@ -209,8 +209,7 @@ class StoredRun:
     container_id: str
     created_at: int
     record: str = ""
-    """The outcome of a run that has ended, as JSON. In a summary, the outcome has no text. For a
-    run that is running or lost: its checkpoint, or ""."""
+    """The outcome of a run that has ended, as JSON. In a summary, the outcome has no text."""
 
 
 class RunStart(NamedTuple):
@@ -221,5 +220,5 @@ class RunStart(NamedTuple):
     begins is not stored."""
     earlier: StoredRun | None
     """The newest run that has failed, was cancelled, or is lost."""
-    checkpoint: str = ""
-    """The checkpoint of `earlier`, if it is lost and has one. No other caller gets it."""
+    checkpoint: str | None = None
+    """The checkpoint of `earlier`, if it is lost, has one, and answers the same request."""

@@ -44,6 +44,9 @@ PUBLISHED_KEEP_S = 60
 run."""
 SUSPENDED_KEEP_S = 7 * 24 * 3600
 """Seconds that a client may take to run its tools."""
+_RUN_COLUMNS = [RUNS.c[name] for name in (*StoredRun.__slots__, "process")]
+"""The columns from which a StoredRun is read: all but the checkpoint, which may be long, and those
+that only queries need."""
 
 
 class RunRepository:
@@ -65,23 +68,24 @@ class RunRepository:
 
     async def begin(self, run: StoredRun) -> RunStart:
         """Store a run that begins, unless a stored run with the same Idempotency-Key can be joined.
-        Return the stored runs with that key."""
+        Return the stored runs with that key.
+
+        The row of the run gets a copy of the checkpoint that is returned, for the case that this
+        process dies before it has stored one of its own. The lost run keeps its checkpoint, for the
+        case that the run cannot start and its row is deleted.
+        """
 
         def transaction(connection: Connection) -> RunStart:
             found = self._find_by_key(connection, run.owner, run.key)
             if found.joinable:
                 return found
-            connection.execute(insert(RUNS), self._row(run))
             lost = found.earlier
-            if lost is None or lost.status != "lost" or not lost.record:
-                return found
-            # Only one process gets the checkpoint.
-            expires_at = int(self._now()) + LOST_KEEP_S
-            claim = update(RUNS).where(RUNS.c.id == lost.id, RUNS.c.record != "")
-            claim = claim.values(status="lost", record="", bytes=0, expires_at=expires_at)
-            claimed = connection.execute(claim)
-            record = lost.record if claimed.rowcount else ""
-            return found._replace(earlier=replace(lost, record=""), checkpoint=record)
+            if lost and lost.status == "lost" and lost.fingerprint == run.fingerprint:
+                query = select(RUNS.c.checkpoint).where(RUNS.c.id == lost.id)
+                found = found._replace(checkpoint=connection.execute(query).scalar_one())
+            row = {**self._row(run), "checkpoint": found.checkpoint}
+            connection.execute(insert(RUNS), row)
+            return found
 
         return await self._database.write(transaction)
 
@@ -90,13 +94,12 @@ class RunRepository:
         """True if processes of other machines may use the same database."""
         return self._is_shared
 
-    async def save_checkpoint(self, run_id: str, checkpoint: str) -> bool:
+    async def save_checkpoint(self, run_id: str, checkpoint: str | None) -> bool:
         """Store a checkpoint of a run that is running in this process, in place of an earlier one;
-        "" removes the earlier one. Return False if other processes have found this process
+        None removes the earlier one. Return False if other processes have found this process
         dead."""
         is_own = (RUNS.c.status == "running") & (RUNS.c.process == self._process.id)
-        change = update(RUNS).where(RUNS.c.id == run_id, is_own)
-        change = change.values(record=checkpoint, bytes=len(checkpoint))
+        change = update(RUNS).where(RUNS.c.id == run_id, is_own).values(checkpoint=checkpoint)
         changed = await self._database.write(lambda connection: connection.execute(change).rowcount)
         return bool(changed)
 
@@ -120,7 +123,8 @@ class RunRepository:
 
     async def find(self, owner: str, run_id: str) -> StoredRun | None:
         """Return the owner's run with that id, or None."""
-        query = select(RUNS).where(RUNS.c.owner == owner, RUNS.c.id == run_id, self._is_live())
+        named = (RUNS.c.owner == owner) & (RUNS.c.id == run_id)
+        query = select(*_RUN_COLUMNS).where(named, self._is_live())
         return await self._database.read_one(query, self._run)
 
     async def find_by_key(self, owner: str, key: str) -> StoredRun | None:
@@ -160,10 +164,16 @@ class RunRepository:
         await self._database.write(lambda connection: connection.execute(change))
 
     async def delete_ended(self, owner: str, run_id: str) -> None:
-        """Delete the owner's run unless it is running."""
+        """Delete the owner's run unless it is running in a living process."""
         named = (RUNS.c.owner == owner) & (RUNS.c.id == run_id)
-        change = delete(RUNS).where(named, RUNS.c.status != "running")
-        await self._database.write(lambda connection: connection.execute(change))
+        running = select(RUNS.c.process).where(named, RUNS.c.status == "running")
+
+        def transaction(connection: Connection) -> None:
+            process_id = connection.execute(running).scalar_one_or_none()
+            if process_id is None or self._process.is_dead(process_id):
+                connection.execute(delete(RUNS).where(named))
+
+        await self._database.write(transaction)
 
     async def process_of(self, owner: str, run_id: str) -> str | None:
         """Return the id of the living process in which the owner's run is running, or None."""
@@ -291,7 +301,7 @@ class RunRepository:
         if key is None:
             return RunStart(None, None)
         running_here = (RUNS.c.status == "running") & (RUNS.c.process == self._process.id)
-        query = select(RUNS).where(
+        query = select(*_RUN_COLUMNS).where(
             RUNS.c.owner == owner, RUNS.c.key == key, ~running_here, self._is_live()
         )
         rows = connection.execute(query.order_by(RUNS.c.seq.desc())).mappings()
@@ -301,8 +311,7 @@ class RunRepository:
         return RunStart(next(joinable, None), next(others, None))
 
     def _run(self, row: Mapping[Any, Any]) -> StoredRun:
-        """Return the run of a row, whose record is the checkpoint if it has no outcome. A run whose
-        process is dead is lost."""
+        """Return the run of a row. A run whose process is dead is lost."""
         run = _stored_run(row)
         lost = run.status == "running" and self._process.is_dead(row["process"])
         return replace(run, status="lost") if lost else run

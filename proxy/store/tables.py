@@ -111,6 +111,7 @@ SUSPENDED_RUNS = _table_with_seq(
     *_text_columns("owner", "name", "record"),
     *_integer_columns("bytes", "expires_at"),
 )
+# `checkpoint` is null for a run that has ended or has no checkpoint. `bytes` does not include it.
 RUNS = _table_with_seq(
     "runs",
     *_text_columns("id", "owner", "key", "fingerprint", "status", "process"),
@@ -119,6 +120,7 @@ RUNS = _table_with_seq(
     *_integer_columns("created_at"),
     *_text_columns("record"),
     *_integer_columns("bytes", "expires_at"),
+    *_text_columns("checkpoint"),
 )
 # Summaries of all runs, without any text, for the runs API.
 RUN_SUMMARIES = _table_with_seq(

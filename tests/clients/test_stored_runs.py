@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import httpx
 import pytest
 
 from policies.artifacts import ArtifactLimits
+from proxy.api.dependencies import owner_of
 from proxy.files import FileStore
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.runs.manager import KEEP_S, RunManager
+from proxy.store.records import StoredRun
 from tests.clients.chat_http import (
     FIRST,
     SECOND,
@@ -275,6 +278,22 @@ async def test_container_with_a_run_of_another_process_is_not_deleted(tmp_path: 
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "run_elsewhere")
     assert answer_text(requests.responses[0]) == "42"
     assert deleted.json()["deleted"] is True
+
+
+async def test_cancelled_run_of_a_dead_server_leaves_no_checkpoint(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as dead:
+        owner = owner_of("")
+        await dead.runs.begin(StoredRun("r1", owner, "order-1", "f1", "running", "m", "cntr_1", 0))
+        assert await dead.runs.save_checkpoint("r1", "a conversation")
+    async with (
+        scripted_backend([]) as backend,
+        running_proxy(backend, "memory", tmp_path) as url,
+        http_client(url) as http,
+    ):
+        deleted = (await http.delete("/v1/runs/r1")).json()
+    with connected(tmp_path) as database:
+        assert database.exec_driver_sql("SELECT checkpoint FROM runs").all() == []
+    assert (deleted["status"], deleted["error"]["code"]) == ("failed", "run_lost")
 
 
 @sqlite_only

@@ -267,7 +267,7 @@ class MemorySandbox:
         self._check_alive()
         unpack(self._files, WORKING_DIR, packed)
 
-    def reference(self) -> None:
+    def reference(self) -> SandboxReference | None:
         return None
 
     def forget_results(self) -> None:

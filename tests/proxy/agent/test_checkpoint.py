@@ -1,10 +1,19 @@
-"""The stored form of checkpoints."""
+"""The stored form of checkpoints, and the calls that may be requested again."""
 
-from dataclasses import replace
+import json
+from collections.abc import Iterable
+from dataclasses import fields, replace
 
-from proxy.agent.checkpoint import MAX_CHECKPOINT_CHARS, Checkpoint
+import pytest
+
+from policies.artifacts import FileVersion
+from proxy.agent.checkpoint import MAX_CHECKPOINT_CHARS, Checkpoint, may_be_repeated
 from proxy.agent.model import Completion
 from proxy.agent.tool_calls import ToolCall, Turn
+from proxy.models.scripted import ScriptedModel, tool_reply
+from sandbox_runtime.sandbox import SandboxReference
+from tests.fakes.memory_sandbox import MemorySandbox, MemorySandboxes
+from tests.proxy.agent.runs import SUBMIT, Run, bash
 
 ENTRY = {
     "id": "a",
@@ -30,6 +39,21 @@ CHECKPOINT = Checkpoint(
     wall_time_s=2.5,
     state={"budget": {"turns": 1}},
 )
+FIELDS_OF_VERSION_1 = {
+    "checkpoint": "version sandbox turn reply messages run_start_index message_kinds wall_time_s"
+    " state command_prefix",
+    "turn": "message calls calls_are_text has_more_calls",
+    "call": "id name arguments raw invalid_arguments mistake",
+    "reply": "message finish_reason usage choice response stop_cause",
+    "state": "budget conversation executor artifacts capabilities prose trouble",
+    "budget": "turns commands cpu_s cost_usd _call_count _tokens _prompt_tokens _output_chars"
+    " _reminded_levels _earlier_egress_bytes",
+    "conversation": "usage usages trajectory has_used_tools",
+    "executor": "steps shown_steps sandbox_losses peak_memory_bytes",
+    "artifacts": "files is_complete",
+    "trajectory": "llm_calls tokens env_tokens context_tokens known_tokens",
+    "file": "bytes sha256",
+}
 
 
 def test_checkpoint_survives_its_storage() -> None:
@@ -45,6 +69,60 @@ def test_checkpoints_have_command_ids_of_their_own() -> None:
     assert other.command_prefix != CHECKPOINT.command_prefix
 
 
+class AdoptableSandbox(MemorySandbox):
+    """A sandbox with a reference, with which nothing can be adopted."""
+
+    def reference(self) -> SandboxReference:
+        return {}
+
+
+async def test_stored_fields_change_only_with_the_version() -> None:
+    stored: list[Checkpoint] = []
+
+    async def save(checkpoint: Checkpoint | None) -> bool:
+        assert checkpoint
+        stored.append(checkpoint)
+        return True
+
+    model = ScriptedModel([tool_reply(bash("true")), SUBMIT])
+    run = Run(model, MemorySandboxes(make_sandbox=AdoptableSandbox))
+    await run.go(save_checkpoint=save)
+    (text,) = (checkpoint.to_json() for checkpoint in stored)
+    assert text is not None
+    value = json.loads(text)
+    turn, state = value["turn"], value["state"]
+    parts: dict[str, Iterable[str]] = {
+        "checkpoint": value,
+        "turn": turn,
+        "call": turn["calls"][0],
+        "reply": value["reply"],
+        "state": state,
+        **{name: state[name] for name in ("budget", "conversation", "executor", "artifacts")},
+        "trajectory": state["conversation"]["trajectory"],
+        "file": [field.name for field in fields(FileVersion)],
+    }
+    assert value["version"] == 1
+    assert {name: set(part) for name, part in parts.items()} == {
+        name: set(words.split()) for name, words in FIELDS_OF_VERSION_1.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"version": 1}',
+        (CHECKPOINT.to_json() or "").replace('"finish_reason"', '"end_reason"'),
+        (CHECKPOINT.to_json() or "").replace('"calls"', '"tool_calls"'),
+        (CHECKPOINT.to_json() or "").replace('"run_start_index"', '"start_index"'),
+    ],
+)
+def test_checkpoint_that_cannot_be_read_is_not_used(text: str) -> None:
+    assert Checkpoint.from_json(text) is None
+
+
 def test_checkpoint_of_another_version_is_not_used() -> None:
     text = CHECKPOINT.to_json()
     assert text is not None
@@ -54,3 +132,35 @@ def test_checkpoint_of_another_version_is_not_used() -> None:
 def test_checkpoint_that_is_too_long_is_not_stored() -> None:
     message = {"role": "user", "content": "x" * MAX_CHECKPOINT_CHARS}
     assert replace(CHECKPOINT, messages=[message]).to_json() is None
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("execute_bash", {"command": "make"}),
+        ("execute_bash", {"command": "", "job_id": "c1"}),
+        ("str_replace_editor", {"command": "view", "path": "/testbed"}),
+        ("submit", {"answer": "42"}),
+    ],
+)
+def test_commands_and_calls_that_only_read_may_be_repeated(tool: str, arguments: object) -> None:
+    assert may_be_repeated(tool, arguments)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("execute_bash", {"command": "yes", "job_id": "c1"}),
+        ("execute_bash", {"command": "C-c", "job_id": "c1"}),
+        ("str_replace_editor", {"command": "insert", "path": "a", "insert_line": 1}),
+        ("str_replace_editor", {"command": "str_replace", "path": "a"}),
+        ("str_replace_editor", {"command": "undo_edit", "path": "a"}),
+        ("another_tool", {}),
+        ("another_tool", {"command": "view"}),
+        ("another_tool", None),
+    ],
+)
+def test_edits_typed_text_and_unknown_tools_may_not_be_repeated(
+    tool: str, arguments: object
+) -> None:
+    assert not may_be_repeated(tool, arguments)

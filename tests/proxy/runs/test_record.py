@@ -169,8 +169,3 @@ def test_outcome_of_a_failed_run_without_a_stored_error_is_an_internal_error() -
     with pytest.raises(ProxyError) as caught:
         round_trip(Record("failed")).outcome()
     assert caught.value.code == "internal_error"
-
-
-@pytest.mark.parametrize("status", ["running", "lost"])
-def test_checkpoint_of_a_run_without_an_outcome_is_no_record(status: RunStatus) -> None:
-    assert Record.from_json(status, '{"version": 1}') == Record(status)

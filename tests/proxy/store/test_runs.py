@@ -62,7 +62,7 @@ async def test_idempotency_key_has_one_run_in_all_processes(tmp_path: Path, stor
         ).joinable is None
         failed = replace(RUN, status="failed")
         await end(store, failed)
-        assert await other.runs.begin(replace(RUN, id="r3")) == (None, failed, "")
+        assert await other.runs.begin(replace(RUN, id="r3")) == (None, failed, None)
 
 
 async def test_running_run_of_a_dead_process_is_found_as_lost(
@@ -82,22 +82,69 @@ async def test_running_run_of_a_dead_process_is_found_as_lost(
     assert await store.runs.find(OWNER, "r1") is None
 
 
-async def test_checkpoint_of_a_dead_process_is_claimed_once(
+async def lose(directory: Path, clock: ManualClock, run: StoredRun, checkpoint: str) -> None:
+    """Store a run of a process that dies after it has stored a checkpoint of the run."""
+    with closing(open_store(directory, now=clock.time)) as other:
+        await other.runs.begin(run)
+        assert await other.runs.save_checkpoint(run.id, checkpoint)
+
+
+async def test_retry_gets_the_last_checkpoint_of_a_dead_process_until_the_run_expires(
     tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
-    other = open_store(tmp_path, now=clock.time)
-    await other.runs.begin(RUN)
-    assert await other.runs.save_checkpoint("r1", "an earlier turn")
-    assert await other.runs.save_checkpoint("r1", "a turn")
-    assert not await store.runs.save_checkpoint("r1", "of another process")
-    other.close()
+    with closing(open_store(tmp_path, now=clock.time)) as other:
+        await other.runs.begin(RUN)
+        assert await other.runs.save_checkpoint("r1", "an earlier turn")
+        assert await other.runs.save_checkpoint("r1", "a turn")
+        assert not await store.runs.save_checkpoint("r1", "of another process")
     found = await store.runs.begin(replace(RUN, id="r2"))
     assert found == (None, replace(RUN, status="lost"), "a turn")
-    await end(store, replace(RUN, id="r2", status="failed"))
     await store.runs.delete("r2")
-    assert await store.runs.begin(replace(RUN, id="r3")) == (None, replace(RUN, status="lost"), "")
+    await store.sweep()
     clock.advance(LOST_KEEP_S)
-    assert await store.runs.find(OWNER, "r1") is None
+    assert await store.runs.begin(replace(RUN, id="r3")) == (None, None, None)
+
+
+async def test_retry_gets_a_checkpoint_again_if_the_run_that_got_it_could_not_start(
+    tmp_path: Path, store: Store, clock: ManualClock
+) -> None:
+    await lose(tmp_path, clock, RUN, "a turn")
+    for _ in range(2):
+        found = await store.runs.begin(replace(RUN, id="r2"))
+        assert found == (None, replace(RUN, status="lost"), "a turn")
+        await store.runs.delete("r2")
+
+
+async def test_retry_gets_a_checkpoint_again_if_the_process_that_got_it_dies_before_its_own(
+    tmp_path: Path, store: Store, clock: ManualClock
+) -> None:
+    await lose(tmp_path, clock, RUN, "a turn")
+    with closing(open_store(tmp_path, now=clock.time)) as other:
+        await other.runs.begin(replace(RUN, id="r2"))
+    lost = replace(RUN, id="r2", status="lost")
+    assert await store.runs.begin(replace(RUN, id="r3")) == (None, lost, "a turn")
+
+
+async def test_retry_gets_no_checkpoint_if_the_process_that_got_it_has_removed_it(
+    tmp_path: Path, store: Store, clock: ManualClock
+) -> None:
+    await lose(tmp_path, clock, RUN, "a turn")
+    with closing(open_store(tmp_path, now=clock.time)) as other:
+        await other.runs.begin(replace(RUN, id="r2"))
+        assert await other.runs.save_checkpoint("r2", None)
+    lost = replace(RUN, id="r2", status="lost")
+    assert await store.runs.begin(replace(RUN, id="r3")) == (None, lost, None)
+
+
+async def test_another_request_with_the_key_neither_gets_nor_removes_a_checkpoint(
+    tmp_path: Path, store: Store, clock: ManualClock
+) -> None:
+    await lose(tmp_path, clock, RUN, "a turn")
+    lost = replace(RUN, status="lost")
+    another = replace(RUN, id="r2", fingerprint="f2")
+    assert await store.runs.begin(another) == (None, lost, None)
+    await store.runs.delete("r2")
+    assert await store.runs.begin(replace(RUN, id="r3")) == (None, lost, "a turn")
 
 
 async def test_checkpoint_is_gone_once_a_run_has_its_result(store: Store) -> None:
@@ -105,7 +152,31 @@ async def test_checkpoint_is_gone_once_a_run_has_its_result(store: Store) -> Non
     await store.runs.save_checkpoint("r1", "a turn")
     failed = replace(RUN, status="failed", record="{}")
     await end(store, failed)
-    assert await store.runs.begin(replace(RUN, id="r2")) == (None, failed, "")
+    assert await store.runs.begin(replace(RUN, id="r2")) == (None, failed, None)
+
+
+async def test_run_of_a_dead_process_is_deleted_but_not_one_of_a_living_process(
+    tmp_path: Path, store: Store, clock: ManualClock
+) -> None:
+    with closing(open_store(tmp_path, now=clock.time)) as other:
+        await other.runs.begin(RUN)
+        await store.runs.delete_ended(OWNER, "r1")
+        assert await store.runs.find(OWNER, "r1") == RUN
+    await store.runs.delete_ended("somebody else", "r1")
+    assert await store.runs.find(OWNER, "r1")
+    await store.runs.delete_ended(OWNER, "r1")
+    assert await store.runs.find(OWNER, "r1") is None
+
+
+async def test_checkpoints_of_lost_runs_displace_no_results(
+    tmp_path: Path, store: Store, clock: ManualClock
+) -> None:
+    result = replace(ENDED, key="another key")
+    await end(store, result)
+    await lose(tmp_path, clock, replace(RUN, id="r2"), "x" * (MAX_BYTES + 1))
+    await store.sweep()
+    await end(store, replace(result, id="r3"))
+    assert await store.runs.find(OWNER, "r1") == result
 
 
 async def test_result_kept_for_a_retry_is_taken_only_once_unless_it_is_returned(

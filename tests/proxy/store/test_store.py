@@ -325,6 +325,7 @@ async def test_tool_verdicts_of_a_schema_without_default_instructions_are_kept(
     with closing(Store(tmp_path)) as store:
         await store.tool_verdicts.save("b", "m", verdict)
     with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as old:
+        old.execute("ALTER TABLE runs DROP COLUMN checkpoint")
         old.execute("DROP TABLE default_instructions")
         old.execute(f"PRAGMA user_version = {STEPS.index(DEFAULT_INSTRUCTIONS)}")
         old.commit()

@@ -111,6 +111,19 @@ async def test_adopter_continues_jobs_and_has_command_ids_of_its_own(tmp_path: P
         await adopted.close()
 
 
+async def test_reference_changes_only_with_the_version_of_checkpoints(tmp_path: Path) -> None:
+    """A change needs a new version in `proxy.agent.checkpoint`, which stores references."""
+    async with processes(tmp_path) as found:
+        cap = OutputCap(1, 2, "/tmp/outputs", 3)
+        await found.sandbox.exec("sleep 100", timeout_s=PLENTY_S, wait_s=0, cap=cap)
+        reference = found.reference()
+        assert set(reference) == {"guest", "generation", "jobs", "retained_bytes"}
+        assert set(reference["guest"]) == {"pod", "owner", "link_token", "generation"}
+        ((next_reading, cap_values, (_, bytes_left), is_named),) = reference["jobs"].values()
+        assert (next_reading, cap_values) == (1, [1, 2, "/tmp/outputs", 3])
+        assert (bytes_left, is_named) == (3, False)
+
+
 async def test_truncated_output_of_a_repeated_request_names_the_same_file(tmp_path: Path) -> None:
     cap = OutputCap(max_bytes=1000, retention_directory="/tmp/outputs")
     async with processes(tmp_path) as found:

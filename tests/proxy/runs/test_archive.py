@@ -1,0 +1,25 @@
+"""Runs that begin after the loss of an earlier run with the same idempotency key."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from proxy.runs.archive import LostRun, RunArchive
+from proxy.runs.run import RequestIdentity, RunMetadata
+from proxy.store.records import StoredRun
+from tests.stores import open_store
+
+
+async def test_run_begins_anew_if_the_checkpoint_of_the_lost_run_cannot_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(open_store(tmp_path)) as dead:
+        await dead.runs.begin(StoredRun("r1", "me", "key", "f1", "running", "m", "cntr_1", 0))
+        await dead.runs.save_checkpoint("r1", '{"version": 1}')
+    with closing(open_store(tmp_path)) as store:
+        found = await RunArchive(store.runs, keep_s=60).begin(
+            RunMetadata("r2", "m", "cntr_2", 0), RequestIdentity("me", fingerprint="f1", key="key")
+        )
+    assert found == (None, LostRun("r1", None))
+    assert "run r1: its checkpoint cannot be read" in caplog.text
