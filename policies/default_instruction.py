@@ -2,7 +2,11 @@
 adds to a request without a system message."""
 
 import re
+from dataclasses import dataclass
 
+HOLDS_S = 24 * 3600.0
+"""Seconds until a default instruction is no longer used if no probe finds it again. It may contain
+the date."""
 MAX_CHARS = 2_000
 """Maximum length of a default instruction. A longer one is ignored."""
 _MARKUP = re.compile(r"<[^<>\n]{1,64}>|\[/?[A-Z][A-Z_]+\]|<\||\|>|[\x00-\x08\x0b-\x1f\x7f]")
@@ -11,7 +15,22 @@ _MARKUP = re.compile(r"<[^<>\n]{1,64}>|\[/?[A-Z][A-Z_]+\]|<\||\|>|[\x00-\x08\x0b
 SEPARATOR = "\n\n"
 
 
-def find_default_instruction(without_system: str, with_system: str, system: str, user: str) -> str:
+@dataclass(frozen=True, slots=True)
+class KnownInstruction:
+    """A default instruction that a probe has found."""
+
+    text: str
+    found_at: float
+    """Time of the latest probe that found it, in seconds since 1970."""
+
+    def is_outdated(self, now: float) -> bool:
+        """Return True if no probe has found the instruction for `HOLDS_S` seconds."""
+        return now - self.found_at >= HOLDS_S
+
+
+def find_default_instruction(
+    *, without_system: str, with_system: str, system: str, user: str
+) -> str:
     """Return the default instruction of a chat template, or "" if there is none.
 
     `without_system` is the template's rendering of the user message `user`, and `with_system` the

@@ -17,7 +17,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from policies.default_instruction import find_default_instruction
+from policies.default_instruction import KnownInstruction, find_default_instruction
 from policies.reply_checks import is_quoted
 from policies.tool_support import (
     CHECK_EVERY_S,
@@ -33,7 +33,7 @@ from policies.tool_support import (
     tools_refused_verdict,
 )
 from proxy.agent.events import OnDelta
-from proxy.agent.model import Completion, Model, ModelWrapper, Upstream, UpstreamRequest
+from proxy.agent.model import Completion, Message, Model, ModelWrapper, Upstream, UpstreamRequest
 from proxy.agent.result import Result, usage_count
 from proxy.errors import BackendError, ToolsRefusedError, no_tools_error
 from proxy.metrics import Metrics
@@ -45,7 +45,10 @@ log = logging.getLogger(__name__)
 K = TypeVar("K")
 V = TypeVar("V")
 PROBE_TIMEOUT_S = 120.0
-"""Timeout of one probe, in seconds. It is long because a busy engine answers late."""
+"""Timeout of a probe for tool support, in seconds. It is long because a busy engine answers
+late."""
+INSTRUCTION_TIMEOUT_S = 30.0
+"""Timeout of a probe for the default instruction, in seconds. The model generates no tokens."""
 REPROBE_AFTER_S = 60.0
 """Seconds until the next probe after a probe has failed, or after a refusal that contradicts a
 verdict."""
@@ -56,6 +59,9 @@ MAX_MODELS = 1024
 _TOKENIZE = "/tokenize"
 _APPLY_TEMPLATE = "/apply-template"
 _DETOKENIZE = "/detokenize"
+_REFUSED_STATUSES = (400, 403, 404, 405, 422, 501)
+"""Statuses of a server that lacks an endpoint, or whose endpoint of that name does something else.
+Any other status except 200 may be temporary."""
 MAX_PROMPT_TOKENS = 16_384
 """Maximum number of tokens of a rendered prompt. A longer prompt is ignored."""
 MAX_RESPONSE_BYTES = 4 << 20
@@ -104,11 +110,11 @@ class ToolSupportSettings:
 
 
 class ToolProbe:
-    """Tests whether a model's chat template contains the tools of a request. A probe costs at most
-    two generated tokens.
+    """Tests whether a model's chat template contains the tools of a request, which costs at most
+    two generated tokens, and finds the template's default instruction, which costs none.
 
-    `is_local` is True if the operator runs the server. The server's prompt token counts are then
-    trusted even if the server does not report its engine.
+    `is_local` is True if the operator runs the server. The server's prompts and their token counts
+    are then trusted even if the server does not report its engine.
     """
 
     def __init__(self, model: Model, *, is_local: bool = True) -> None:
@@ -162,29 +168,29 @@ class ToolProbe:
             return tools_refused_verdict(model_name, error.message)
         return None
 
-    async def default_instruction(self, model_name: str, version: str | None) -> str:
-        """Return the default instruction of the model's chat template, or "" if there is none or if
-        the server cannot render prompts. The model generates no tokens. Raises BackendError.
+    async def default_instruction(self, model_name: str, version: str | None) -> str | None:
+        """Return the default instruction of the model's chat template. Return "" if there is none
+        or if the server does not render prompts, and None if the server is not asked because it is
+        public and does not report its engine. Raises BackendError if the server fails for now.
 
         An instruction that differs between two renderings, such as the time in seconds, is
         ignored.
         """
         upstream = self._model.upstream
         if upstream is None or (version is None and not self._is_local):
-            return ""
-        user, system = _random_prompt()[0], f"Be {secrets.token_hex(8)}"
-        system_message = {"role": "system", "content": system}
-        found: set[str] = set()
-        for _ in range(2):
-            without = await _rendered_prompt(upstream, model_name, [user])
-            if not without:
-                return ""
-            with_system = await _rendered_prompt(upstream, model_name, [system_message, user])
-            default = find_default_instruction(without, with_system, system, user["content"])
-            if not default:
-                return ""
-            found.add(default)
-        return found.pop() if len(found) == 1 else ""
+            return None
+        failure: BackendError | None = None
+        for render in (_rendered_prompt, _detokenized_prompt):
+            try:
+                default = await _rendered_default(partial(render, upstream, model_name))
+            except BackendError as error:
+                failure = error
+            else:
+                if default is not None:
+                    return default
+        if failure is not None:
+            raise failure
+        return ""
 
     async def _prompt_tokens(
         self,
@@ -235,25 +241,65 @@ def _prompt_size(response: Any) -> int:
     return len(prompt) if isinstance(prompt, str) else 0
 
 
+async def _rendered_default(render: Callable[[list[Message]], Awaitable[str]]) -> str | None:
+    """Return the default instruction in the prompts that `render` returns, "" if there is none, or
+    None if `render` returns no prompt. Raises BackendError if the server fails for now."""
+    user, system = _random_prompt()[0], f"Be {secrets.token_hex(8)}"
+    without = await render([user])
+    if not without:
+        return None
+    try:
+        with_system = await render([{"role": "system", "content": system}, user])
+    except BackendError as error:
+        if error.status != 500:
+            raise
+        return ""  # the template raises an error for the role `system`
+    default = find_default_instruction(
+        without_system=without, with_system=with_system, system=system, user=user["content"]
+    )
+    if not default:
+        return ""
+    again = await render([user])
+    return default if again == without else ""
+
+
 async def _rendered_prompt(
     upstream: Upstream, model_name: str, messages: Sequence[Mapping[str, Any]]
 ) -> str:
-    """Return the text of the prompt that the server makes of the messages, or "" if the server
-    reports none. llama.cpp reports the text, vLLM the tokens and the text of tokens. Raises
-    BackendError."""
+    """Return the prompt that llama.cpp makes of the messages, or "" if the server refuses to render
+    it. Raises BackendError if the server fails for now."""
     body = {"model": model_name, "messages": messages}
-    rendered = await _fetch_json(upstream, "POST", _APPLY_TEMPLATE, body)
-    if not isinstance(rendered, dict):
-        tokenized = await _fetch_json(upstream, "POST", _TOKENIZE, body)
-        tokens = tokenized.get("tokens") if isinstance(tokenized, dict) else None
-        if not isinstance(tokens, list) or not 0 < len(tokens) <= MAX_PROMPT_TOKENS:
-            return ""
-        if not all(isinstance(token, int) for token in tokens):
-            return ""
-        body = {"model": model_name, "tokens": tokens}
-        rendered = await _fetch_json(upstream, "POST", _DETOKENIZE, body)
-    prompt = rendered.get("prompt") if isinstance(rendered, dict) else None
+    return _prompt_text(await _fetch_rendering(upstream, _APPLY_TEMPLATE, body))
+
+
+async def _detokenized_prompt(
+    upstream: Upstream, model_name: str, messages: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return the prompt that vLLM makes of the messages, which is the text of its tokens, or "" if
+    the server refuses to render it. Raises BackendError if the server fails for now."""
+    body = {"model": model_name, "messages": messages}
+    tokenized = await _fetch_rendering(upstream, _TOKENIZE, body)
+    tokens = tokenized.get("tokens") if isinstance(tokenized, dict) else None
+    if not isinstance(tokens, list) or not 0 < len(tokens) <= MAX_PROMPT_TOKENS:
+        return ""
+    if not all(isinstance(token, int) for token in tokens):
+        return ""
+    body = {"model": model_name, "tokens": tokens}
+    return _prompt_text(await _fetch_rendering(upstream, _DETOKENIZE, body))
+
+
+def _prompt_text(response: Any) -> str:
+    prompt = response.get("prompt") if isinstance(response, dict) else None
     return prompt if isinstance(prompt, str) else ""
+
+
+async def _fetch_rendering(upstream: Upstream, path: str, body: Mapping[str, Any]) -> Any:
+    """Return the JSON response to a POST request, or None if the server refuses the request. Raises
+    BackendError if the server fails for now."""
+    status, response = await _fetch(upstream, "POST", path, body)
+    if status != 200 and status not in _REFUSED_STATUSES:
+        raise BackendError(f"{path} failed with status {status}", status=status)
+    return response
 
 
 async def _fetch_json(
@@ -261,6 +307,14 @@ async def _fetch_json(
 ) -> Any:
     """Return the JSON at a path of the server, or None if the status is not 200, or if the body is
     too long or not JSON. Raises BackendError if there is no response."""
+    _, content = await _fetch(upstream, method, path, body)
+    return content
+
+
+async def _fetch(
+    upstream: Upstream, method: str, path: str, body: Mapping[str, Any] | None = None
+) -> tuple[int, Any]:
+    """Return the status of a response, and its JSON as `_fetch_json` does."""
     data = None if body is None else json.dumps(body).encode()
     headers = {"accept": "application/json"}
     if data is not None:
@@ -268,20 +322,20 @@ async def _fetch_json(
     response = await upstream.send(UpstreamRequest(method, path, headers, data))
     if response.status != 200:
         await response.body.aclose()
-        return None
+        return response.status, None
     content = await read_at_most(response.body, MAX_RESPONSE_BYTES)
     try:
-        return None if content is None else parse_json(content)
+        return 200, None if content is None else parse_json(content)
     except BackendError:
-        return None
+        return 200, None
 
 
 class ToolVerdicts:
     """The verdicts on the models of one backend, and the default instructions of their chat
     templates.
 
-    Without a probe, verdicts come only from the settings and from runs. Without a repository, the
-    verdicts are lost when the process ends.
+    Without a probe, verdicts come only from the settings and from runs, and there are no default
+    instructions. Without a repository, both are lost when the process ends.
     """
 
     def __init__(
@@ -299,7 +353,7 @@ class ToolVerdicts:
         self._backend = backend
         self._now = now
         self._known_verdicts: dict[str, KnownVerdict] = {}
-        self._default_instructions: dict[str, str] = {}
+        self._default_instructions: dict[str, KnownInstruction] = {}
         """The default instruction of each model whose chat template has one."""
         self._next_probe_at: dict[str, float] = {}
         """The earliest time of the next probe of a model."""
@@ -335,10 +389,13 @@ class ToolVerdicts:
 
     def default_instruction(self, model: str) -> str:
         """Return the default instruction of the model's chat template, without waiting. Return ""
-        if there is none or if it is unknown. If a probe is due, it starts in the background."""
-        if self._settings.for_model(model) != "never":
-            self._probe_if_due(model)
-        return self._default_instructions.get(model, "")
+        if there is none, if it is unknown or outdated, or if the model is not probed. If a probe is
+        due, it starts in the background."""
+        if self._probe is None or self._settings.for_model(model) == "never":
+            return ""
+        self._probe_if_due(model)
+        known = self._default_instructions.get(model)
+        return "" if known is None or known.is_outdated(self._now()) else known.text
 
     def note_refusal(self, model: str, message: str) -> ToolVerdict:
         """Note that the backend refused a request because of its tools, and return the verdict on
@@ -379,7 +436,7 @@ class ToolVerdicts:
         )
 
     async def wait_idle(self) -> None:
-        """Wait until no probe runs and all verdicts are stored."""
+        """Wait until no probe runs and all results are stored."""
         while self._tasks:
             await asyncio.wait(list(self._tasks.values()))
             await asyncio.sleep(0)  # the callbacks remove the finished tasks
@@ -406,39 +463,64 @@ class ToolVerdicts:
             try:
                 await work()
             except Exception:
-                log.exception("a verdict on a model's tool support could not be stored")
+                log.exception("the result of a model's probe could not be stored")
 
         self._tasks[task_name] = asyncio.create_task(run())
         self._tasks[task_name].add_done_callback(lambda _: self._tasks.pop(task_name, None))
         return True
 
     async def _probe_model(self, probe: ToolProbe, model: str) -> None:
-        """Find the verdict on a model, unless the settings determine it, and the default
-        instruction of its chat template. The instruction is found anew each time, because it may
-        contain the date."""
+        """Find the verdict on a model, unless the settings determine it, and then the default
+        instruction of its chat template."""
         known = self._known_verdicts.get(model)
         needs_verdict = self._settings.for_model(model) == "probe"
+        is_listed, version, verdict = False, None, None
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 is_listed = model in await probe.models()
                 version = await probe.version() if is_listed else None
-                default = await probe.default_instruction(model, version) if is_listed else ""
-                verdict = None
                 if is_listed and needs_verdict:
                     verdict = await self._new_verdict(probe, model, version)
+            checked_version = version
         except (BackendError, TimeoutError) as error:
-            log.debug("the tool support of the model %r could not be probed: %s", model, error)
-            _put_bounded(self._next_probe_at, model, self._now() + REPROBE_AFTER_S)
-            version, verdict = known.version if known else None, None
-        else:
-            await self._store_default_instruction(model, default)
-        if not needs_verdict:
-            return
+            self._note_failed_probe(model, error)
+            checked_version = known.version if known else None
+        now = self._now()
         if verdict is not None:
             self._doubted_models.discard(model)
-            await self._store(model, KnownVerdict(verdict, version, self._now()))
-        elif known is not None and known.is_outdated(version, self._now()):
+            await self._store(model, KnownVerdict(verdict, version, now))
+        elif needs_verdict and known is not None and known.is_outdated(checked_version, now):
             await self._forget(model)
+        if is_listed:
+            await self._probe_default_instruction(probe, model, version)
+
+    async def _probe_default_instruction(
+        self, probe: ToolProbe, model: str, version: str | None
+    ) -> None:
+        """Find the default instruction of a model's chat template anew, because it may contain the
+        date. The known instruction stays if the probe fails."""
+        try:
+            async with asyncio.timeout(INSTRUCTION_TIMEOUT_S):
+                text = await probe.default_instruction(model, version)
+        except (BackendError, TimeoutError) as error:
+            self._note_failed_probe(model, error)
+            return
+        # The table in memory changes last, so that the next probe repeats a change that could not
+        # be stored.
+        if text:
+            known = KnownInstruction(text, self._now())
+            if self._repository is not None:
+                await self._repository.save_default_instruction(self._backend, model, known)
+            _put_bounded(self._default_instructions, model, known)
+        elif text is not None and model in self._default_instructions:
+            if self._repository is not None:
+                await self._repository.delete_default_instruction(self._backend, model)
+            self._default_instructions.pop(model, None)
+
+    def _note_failed_probe(self, model: str, error: BackendError | TimeoutError) -> None:
+        """Make the next probe of a model due after `REPROBE_AFTER_S`."""
+        log.debug("the model %r could not be probed: %s", model, error)
+        _put_bounded(self._next_probe_at, model, self._now() + REPROBE_AFTER_S)
 
     async def _confirm_refusal(self, probe: ToolProbe, model: str) -> None:
         try:
@@ -472,15 +554,6 @@ class ToolVerdicts:
             _warn_if_unsupported(known_verdict.verdict)
         if self._repository is not None:
             await self._repository.save(self._backend, model, known_verdict)
-
-    async def _store_default_instruction(self, model: str, instruction: str) -> None:
-        if instruction == self._default_instructions.get(model, ""):
-            return
-        self._default_instructions.pop(model, None)
-        if instruction:
-            _put_bounded(self._default_instructions, model, instruction)
-        if self._repository is not None:
-            await self._repository.save_default_instruction(self._backend, model, instruction)
 
     async def _forget(self, model: str) -> None:
         self._known_verdicts.pop(model, None)

@@ -91,7 +91,7 @@ class Store:
         self.workspaces = WorkspaceRepository(self._database, self.blobs, now, sessions)
         self.suspended_runs = SuspendedRunRepository(self._database, now)
         self.spending = SpendingRepository(self._database, now)
-        self.tool_verdicts = ToolVerdictRepository(self._database, now)
+        self.tool_verdicts = ToolVerdictRepository(self._database)
         quota = ResponseQuota(responses.quota_mib << 20)
         self.responses = ResponseRepository(self._database, now, responses, quota)
         self.conversations = ConversationRepository(self._database, now, responses, quota)

@@ -51,6 +51,7 @@ async def served(
     settings: ToolSupportSettings = PROBE,
     *,
     is_local: bool = True,
+    has_probe: bool = True,
     model: str = "fake-model",
     reply: Callable[[dict[str, Any]], Item] | None = None,
     **changes: Any,
@@ -58,7 +59,7 @@ async def served(
     clock, made = ManualClock(), list[ToolVerdicts]()
 
     def make_verdicts(door: Model, store: Store) -> ToolVerdicts:
-        probe = ToolProbe(door, is_local=is_local)
+        probe = ToolProbe(door, is_local=is_local) if has_probe else None
         made.append(ToolVerdicts(settings, probe, store.tool_verdicts, "b", now=clock.time))
         return made[0]
 

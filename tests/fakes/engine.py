@@ -6,6 +6,7 @@ async with scripted_backend(engine.reply, elsewhere=engine.elsewhere) as backend
 assert engine.probes
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -34,6 +35,15 @@ class FakeEngine:
     """Support of rendered prompts: llama.cpp's /apply-template, vLLM's /detokenize, or none."""
     default_instruction: str = ""
     """The system message that its template adds to a request without a system message."""
+    system_status: int = 200
+    """The status of renderings of a system message, which some templates refuse."""
+    statuses: dict[str, int] = field(default_factory=dict)
+    """The status of paths that fail."""
+    unknown_path_status: int = 404
+    hanging_path: str | None = None
+    """A path that is never answered."""
+    is_hanging: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a request for `hanging_path` has arrived."""
     counts: bool = True
     """True if its answers report usage."""
     answer: str = "Hello."
@@ -68,6 +78,14 @@ class FakeEngine:
     async def elsewhere(self, request: web.Request) -> web.Response:
         """Answer requests for other paths."""
         self.paths.append(request.path)
+        if request.path == self.hanging_path:
+            self.is_hanging.set()
+            await asyncio.Event().wait()
+        if status := self.statuses.get(request.path):
+            return web.json_response({"detail": "failed"}, status=status)
+        return await self._answer_path(request)
+
+    async def _answer_path(self, request: web.Request) -> web.Response:
         if request.path == "/version" and self.version is not None:
             return web.json_response({"version": self.version})
         if request.path == "/tokenize" and self.tokenizes != "no":
@@ -80,12 +98,15 @@ class FakeEngine:
             )
             return web.json_response({**count, **tokens})
         if request.path == "/apply-template" and self.renders == "as text":
-            return web.json_response({"prompt": self._render(await request.json())})
+            body = await request.json()
+            if any(each["role"] == "system" for each in body["messages"]):
+                return web.json_response({"prompt": self._render(body)}, status=self.system_status)
+            return web.json_response({"prompt": self._render(body)})
         if request.path == "/detokenize" and self.renders == "as tokens":
             return web.json_response(
                 {"prompt": "".join(map(chr, (await request.json())["tokens"]))}
             )
-        return web.json_response({"detail": "Not Found"}, status=404)
+        return web.json_response({"detail": "Not Found"}, status=self.unknown_path_status)
 
     def _render(self, body: dict[str, Any]) -> str:
         """Return the prompt of a request in the ChatML format."""

@@ -9,6 +9,12 @@ SMOLLM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 QWEN = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 
 
+def found_in(without_system: str, with_system: str) -> str:
+    return find_default_instruction(
+        without_system=without_system, with_system=with_system, system=SYSTEM, user=USER
+    )
+
+
 def chatml(instruction: str | None) -> str:
     system = "" if instruction is None else f"<|im_start|>system\n{instruction}<|im_end|>\n"
     return f"{system}<|im_start|>user\n{USER}<|im_end|>\n<|im_start|>assistant\n"
@@ -69,7 +75,7 @@ def gpt_oss(instruction: str) -> str:
 def test_default_instruction_of_a_template_is_found(
     without_system: str, with_system: str, default: str
 ) -> None:
-    assert find_default_instruction(without_system, with_system, SYSTEM, USER) == default
+    assert found_in(without_system, with_system) == default
 
 
 @pytest.mark.parametrize(
@@ -84,7 +90,7 @@ def test_default_instruction_of_a_template_is_found(
     ],
 )
 def test_text_that_is_more_than_an_instruction_is_refused(between: str) -> None:
-    assert find_default_instruction(chatml(between), chatml(SYSTEM), SYSTEM, USER) == ""
+    assert found_in(chatml(between), chatml(SYSTEM)) == ""
 
 
 @pytest.mark.parametrize(
@@ -101,12 +107,12 @@ def test_text_that_is_more_than_an_instruction_is_refused(between: str) -> None:
 def test_unexpected_renderings_give_no_default_instruction(
     without_system: str, with_system: str
 ) -> None:
-    assert find_default_instruction(without_system, with_system, SYSTEM, USER) == ""
+    assert found_in(without_system, with_system) == ""
 
 
 def test_longest_default_instruction_is_kept() -> None:
     longest = "a" * MAX_CHARS
-    assert find_default_instruction(chatml(longest), chatml(SYSTEM), SYSTEM, USER) == longest
+    assert found_in(chatml(longest), chatml(SYSTEM)) == longest
 
 
 def test_default_instruction_precedes_the_prompt() -> None:

@@ -13,6 +13,7 @@ import anyio.lowlevel
 import pytest
 from sqlalchemy import inspect, text
 
+from policies.default_instruction import KnownInstruction
 from policies.tool_support import SUPPORTED, KnownVerdict
 from proxy.bootstrap import build_store
 from proxy.config import ConfigError, parse
@@ -30,6 +31,7 @@ from tests.stores import connected, open_store, overwrite_blob, sqlite_only, sto
 ROOT = Path(__file__).parents[3]
 OWNER = "somebody"
 HOUR_S = 3600
+QWEN = KnownInstruction("You are Qwen.", 5)
 
 
 @pytest.fixture
@@ -332,24 +334,25 @@ async def test_tool_verdicts_of_a_schema_without_default_instructions_are_kept(
     with closing(Store(tmp_path)) as store:
         assert await store.tool_verdicts.all("b") == {"m": verdict}
         assert await store.tool_verdicts.default_instructions("b") == {}
-        await store.tool_verdicts.save_default_instruction("b", "m", "You are Qwen.")
-        assert await store.tool_verdicts.default_instructions("b") == {"m": "You are Qwen."}
+        await store.tool_verdicts.save_default_instruction("b", "m", QWEN)
+        assert await store.tool_verdicts.default_instructions("b") == {"m": QWEN}
 
 
 async def test_default_instruction_is_stored_per_backend_and_model(tmp_path: Path) -> None:
     with closing(open_store(tmp_path)) as store:
         save = store.tool_verdicts.save_default_instruction
-        await save("b", "m", "old")
-        await save("b", "m", "You are Qwen.")
-        await save("b", "gone", "x")
-        await save("b", "gone", "")
-        await save("other", "m", "y")
+        await save("b", "m", KnownInstruction("old", 0))
+        await save("b", "m", QWEN)
+        await save("b", "gone", QWEN)
+        await store.tool_verdicts.delete_default_instruction("b", "gone")
+        await save("other", "m", KnownInstruction("y", 0))
     with closing(open_store(tmp_path)) as store:
-        assert await store.tool_verdicts.default_instructions("b") == {"m": "You are Qwen."}
+        assert await store.tool_verdicts.default_instructions("b") == {"m": QWEN}
 
 
 async def test_old_default_instruction_expires(store: Store, clock: ManualClock) -> None:
-    await store.tool_verdicts.save_default_instruction("b", "m", "You are Qwen.")
+    known = KnownInstruction("You are Qwen.", clock.time())
+    await store.tool_verdicts.save_default_instruction("b", "m", known)
     clock.advance(KEEP_S + 1)
     await store.sweep()
     assert await store.tool_verdicts.default_instructions("b") == {}
