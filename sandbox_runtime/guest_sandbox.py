@@ -238,6 +238,9 @@ class GuestSandbox:
             "retained_bytes": self._retention.used_bytes,
         }
 
+    def abandon(self) -> None:
+        self._channel.guest.abandon()
+
     def forget_results(self) -> None:
         for id in self._kept_ids:
             self._channel.acknowledge(id)

@@ -269,6 +269,9 @@ class MemorySandbox:
     def reference(self) -> None:
         return None
 
+    def abandon(self) -> None:
+        pass
+
     def forget_results(self) -> None:
         pass
 
