@@ -219,6 +219,17 @@ async def test_process_does_not_adopt_a_sandbox_that_it_uses(tmp_path: Path) -> 
         await adopted.close()
 
 
+async def test_sandbox_is_adopted_if_the_response_to_the_change_of_its_owner_is_lost(
+    tmp_path: Path,
+) -> None:
+    async with processes(tmp_path) as found:
+        found.cluster.loses_responses_to_patches = True
+        adopted = await adopt_sandbox(found.backends[1], found.reference())
+        assert await found.backends[1].sweep() == 0
+        assert await output(adopted, "echo alive") == "alive\n"
+        await adopted.close()
+
+
 async def test_adoption_attaches_again_if_the_api_server_refuses(tmp_path: Path) -> None:
     async with processes(tmp_path) as found:
         reference = found.reference()
