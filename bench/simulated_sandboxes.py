@@ -95,6 +95,9 @@ class SimulatedGuest:
     def reference(self) -> None:
         return None
 
+    def abandon(self) -> None:
+        pass
+
     def diagnostics(self) -> str:
         return ""
 

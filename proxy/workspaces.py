@@ -186,6 +186,8 @@ class Workspaces:
         self._max_kept = max_kept
         self._clock = clock or SystemClock()
         self._idle_workspaces: dict[SessionState, _IdleWorkspace] = {}
+        self._used_workspaces: set[RunWorkspace] = set()
+        """The workspaces that a run uses."""
         self._save_tasks: dict[SessionState, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._eviction: asyncio.Task[None] | None = None
@@ -214,6 +216,7 @@ class Workspaces:
         workspace = self._take_idle(parent, isolation) or RunWorkspace(
             self._sandboxes, isolation, owner
         )
+        self._used_workspaces.add(workspace)
         try:
             workspace.check_target = check_target
             await self._reset(workspace, parent)
@@ -223,11 +226,19 @@ class Workspaces:
             await workspace.release()
             raise
         finally:
+            self._used_workspaces.discard(workspace)
             workspace.on_decision = None
         if workspace.save_as:
             self._save_in_background(parent, workspace.save_as, workspace)
         else:
             await workspace.release()
+
+    def abandon_used(self) -> None:
+        """Leave the sandboxes of all runs to the processes that adopt them; see
+        `Sandbox.abandon`."""
+        for workspace in self._used_workspaces:
+            if workspace.current_sandbox:
+                workspace.current_sandbox.abandon()
 
     async def fix(self, resume_from: ResumePoint | None) -> ResumePoint | None:
         """Return a resume point that names only the state from which a run would start now. Runs

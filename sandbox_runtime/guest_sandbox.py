@@ -54,8 +54,8 @@ from sandbox_runtime.sandbox import (
 from sandbox_runtime.streams import OnConnection, Stream
 
 START_TIMEOUT_S = 60.0
-ADOPTION_TIMEOUT_S = 10.0
-"""Maximum time until the agent of an adopted sandbox answers."""
+ADOPTION_ANSWER_TIMEOUT_S = 10.0
+"""Maximum time until the agent of an adopted sandbox answers on its new connection."""
 REPORT_TIMEOUT_S = 4.0
 """Maximum time from a command's timeout to its report; the agent needs about 0.7 s."""
 MAX_COUNT_CHARS = 20
@@ -99,7 +99,7 @@ async def adopt_sandbox(backend: Backend, reference: SandboxReference) -> "Guest
     its subclass SandboxGoneError if the sandbox is gone or was adopted already."""
     guest = await backend.adopt(reference["guest"])
     channel = Channel(guest, max_outage_s=backend.max_outage_s)
-    await channel.connect(ADOPTION_TIMEOUT_S)
+    await channel.connect(ADOPTION_ANSWER_TIMEOUT_S)
     return GuestSandbox(channel, reference)
 
 
@@ -237,6 +237,9 @@ class GuestSandbox:
             "jobs": {id: job.to_json() for id, job in self._jobs.items()},
             "retained_bytes": self._retention.used_bytes,
         }
+
+    def abandon(self) -> None:
+        self._channel.guest.abandon()
 
     def forget_results(self) -> None:
         for id in self._kept_ids:

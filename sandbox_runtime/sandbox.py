@@ -244,6 +244,11 @@ class Sandbox(Protocol):
         results of commands with a `command_id` are kept, so that the other process can get them
         again."""
 
+    def abandon(self) -> None:
+        """Leave the sandbox to the process that adopts it, because others have found this process
+        dead. The sandbox is lost here, and `close` does not end it. Do nothing if no reference was
+        returned."""
+
     def forget_results(self) -> None:
         """Forget the kept results that have been returned so far."""
 

@@ -332,8 +332,10 @@ class RunManager:
             await run.wait_until_ended()
 
     def lose_all(self) -> None:
-        """Cancel all runs, because other processes have found this process dead and may begin its
-        runs again. The subscribers of the runs get RunLostError."""
+        """Cancel all runs, because other processes have found this process dead and may take its
+        runs over or begin them again. Leave the sandboxes of the runs to these processes. The
+        subscribers of the runs get RunLostError."""
+        self.agent.workspaces.abandon_used()  # first: a cancelled run ends its command
         for run in self._running_runs():
             run.cancel(PROCESS_LOST)
 

@@ -75,6 +75,10 @@ class Guest(Protocol):
         """Return a reference for `Backend.adopt` in another process, or None if the backend cannot
         adopt guests."""
 
+    def abandon(self) -> None:
+        """Close the link and leave the guest to the process that adopts it: `kill` then does not
+        end it. Does nothing if no reference was returned."""
+
     def diagnostics(self) -> str:
         """Return the end of the agent's standard error, and the reason why the agent ended if the
         backend knows it."""

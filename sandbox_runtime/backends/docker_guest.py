@@ -100,6 +100,9 @@ class DockerGuest:
     def reference(self) -> None:
         return None
 
+    def abandon(self) -> None:
+        pass
+
     def diagnostics(self) -> str:
         printed = self.stream.stderr_tail() if self.stream else ""
         return "\n".join(filter(None, (printed, self._cause)))

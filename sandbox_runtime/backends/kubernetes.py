@@ -100,9 +100,10 @@ class KubernetesBackend:
         self._owner = LeaseOwner(self._api)
         self._watch = PodWatch(self._api, f"{OWNER_LABEL}={self._owner.id}")
         self._numbers = itertools.count(1)
-        self._own_pods: set[str] = set()
-        """The names of this process's Pods, which a sweep leaves alone. A name is added before the
-        creation and removed when the removal has succeeded or failed."""
+        self._guests: dict[str, KubernetesGuest] = {}
+        """This process's guests by the names of their Pods. A sweep leaves these Pods alone, except
+        for abandoned ones that have ended. A guest is added before its creation or adoption, and
+        removed when the removal of its Pod has succeeded or failed."""
         self._verdict: NetworkVerdict | None = None
         self._verdict_lock = asyncio.Lock()
 
@@ -132,13 +133,13 @@ class KubernetesBackend:
 
     async def start(self, isolation: Isolation) -> KubernetesGuest:
         name = f"sandbox-{self._owner.id}-{next(self._numbers)}"
-        guest = self._guest(name)
+        guest = self._new_guest(name)
         link_token = secrets.token_bytes(TOKEN_BYTES)
         try:
             await self._begin()
             if not self._allow_unenforced:
                 require_enforced(await self._network_verdict())
-            self._own_pods.add(name)
+            self._guests[name] = guest
             pod = self._spec.sandbox_pod(name, self._owner.id, isolation)
             await run_to_end(self._api.create_pod(pod))
             await self._wait_until_running(name)
@@ -163,26 +164,20 @@ class KubernetesBackend:
 
     async def adopt(self, reference: SandboxReference) -> KubernetesGuest:
         name, generation = reference["pod"], reference["generation"] + 1
-        if generation > MAX_GENERATION:
-            raise SandboxGoneError(f"Pod {name} was adopted too often")
-        guest = self._guest(name)
+        if generation > MAX_GENERATION or not self._may_adopt(name, reference["owner"]):
+            raise SandboxGoneError(f"Pod {name} cannot be adopted again")
+        guest = self._guests[name] = self._new_guest(name)
         try:
             await self._begin()
-            self._own_pods.add(name)
             await run_to_end(self._api.change_owner(name, reference["owner"], self._owner.id))
-        except KubernetesError as error:
+        except BaseException as error:
             # If the change had an effect nevertheless, a sweep removes the Pod.
-            self._own_pods.discard(name)
-            raise SandboxGoneError(f"Pod {name} cannot be adopted: {error}") from error
-        except BaseException:
-            self._own_pods.discard(name)
+            del self._guests[name]
+            if isinstance(error, KubernetesError):
+                raise SandboxGoneError(f"Pod {name} cannot be adopted: {error}") from error
             raise
         try:
-            stream = await self._attach(name)
-            guest.attached(stream, bytes.fromhex(reference["link_token"]), generation)
-        except KubernetesError as error:
-            await self._discard(guest)
-            raise SandboxGoneError(f"Pod {name} cannot be adopted: {error}") from error
+            await guest.adopt(bytes.fromhex(reference["link_token"]), generation)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._discard(guest)
@@ -219,15 +214,21 @@ class KubernetesBackend:
         await self._owner.release()
         await self._api.aclose()
 
-    def _guest(self, name: str) -> KubernetesGuest:
+    def _new_guest(self, name: str) -> KubernetesGuest:
         return KubernetesGuest(
             name,
             self._owner.id,
             self._api,
             self._watch,
-            self._own_pods.discard,
+            lambda name: self._guests.pop(name, None),
             self.max_outage_s,
         )
+
+    def _may_adopt(self, name: str, owner: str) -> bool:
+        """Return False if this process still uses or removes the owner's Pod."""
+        if guest := self._guests.get(name):
+            return guest.is_abandoned
+        return owner != self._owner.id
 
     async def _begin(self) -> None:
         """Create this process's Lease and start the watch of its Pods, unless that has been
@@ -261,7 +262,7 @@ class KubernetesBackend:
             raise
 
     async def _discard(self, guest: KubernetesGuest) -> None:
-        if guest.id in self._own_pods:
+        if guest.id in self._guests:
             await guest.kill()
 
     async def _network_verdict(self) -> NetworkVerdict:
@@ -297,6 +298,7 @@ class KubernetesBackend:
     async def _sweep(self) -> int:
         # The Pods first: an owner creates its Lease before its Pods.
         pods, _ = await self._api.pods(SELECTOR)
+        self._forget_abandoned({pod["metadata"]["name"] for pod in pods})
         living = await self._owner.living()
         leftovers = [pod for pod in pods if self._is_leftover(pod, living)]
         for pod in leftovers:
@@ -309,9 +311,17 @@ class KubernetesBackend:
     def _is_leftover(self, pod: Json, living: set[str]) -> bool:
         """Return True if a Pod is not in use: its owner is dead, or its removal failed earlier."""
         metadata = pod["metadata"]
-        owner = metadata["labels"].get(OWNER_LABEL)
+        name, owner = str(metadata["name"]), metadata["labels"].get(OWNER_LABEL)
         if metadata.get("deletionTimestamp"):
             return False
         if owner != self._owner.id:
             return owner not in living
-        return metadata["name"].startswith("sandbox-") and metadata["name"] not in self._own_pods
+        if guest := self._guests.get(name):
+            return guest.is_abandoned and has_ended(pod)
+        return name.startswith("sandbox-")
+
+    def _forget_abandoned(self, existing_names: set[str]) -> None:
+        """Forget the abandoned Pods that no longer exist."""
+        for name, guest in list(self._guests.items()):
+            if guest.is_abandoned and name not in existing_names:
+                del self._guests[name]

@@ -37,6 +37,9 @@ from sandbox_runtime.backends.kubernetes_stream import (
 )
 
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10.0, 30.0
+OWNER_CHANGE_TIMEOUT_S = 5.0
+"""Maximum wait for the response to a change of a Pod's owner. The process that adopts the sandbox
+then reads whether the change had an effect, in the time of the adoption."""
 WATCH_S = 60
 """Duration of one watch request in seconds. The API server then ends the request and the next one
 continues the watch, so that a dead connection is noticed soon."""
@@ -187,21 +190,29 @@ class KubernetesApi:
         raise ConflictError(f"Pod {name} has changed at each attempt to delete it", 409)
 
     async def change_owner(self, name: str, owner: str, new_owner: str) -> None:
-        """Replace the owner's label of a Pod. Raises NotFoundError if the Pod does not exist, and
-        KubernetesError with status 422 if the Pod has another owner."""
+        """Replace the owner's label of a Pod. If the Pod has the new label already, do nothing.
+        Raises NotFoundError if the Pod does not exist, and KubernetesError with status 422 if the
+        Pod has another owner."""
         core = await self._core()
         path = f"/metadata/labels/{OWNER_LABEL.replace('/', '~1')}"
         changes = [
             {"op": "test", "path": path, "value": owner},
             {"op": "replace", "path": path, "value": new_owner},
         ]
-        await self._call(
-            core.patch_namespaced_pod,
-            name,
-            self.namespace,
-            changes,
-            _content_type="application/json-patch+json",
-        )
+        try:
+            await self._call(
+                core.patch_namespaced_pod,
+                name,
+                self.namespace,
+                changes,
+                _content_type="application/json-patch+json",
+                _request_timeout=(CONNECT_TIMEOUT_S, OWNER_CHANGE_TIMEOUT_S),
+            )
+        except KubernetesError:
+            # An earlier attempt, whose response was lost, may have changed the label.
+            pod = await self._call(core.read_namespaced_pod, name, self.namespace)
+            if pod["metadata"]["labels"].get(OWNER_LABEL) != new_owner:
+                raise
 
     async def attach(self, name: str) -> AttachedStream:
         """Attach to the standard streams of a running Pod's sandbox."""
@@ -346,7 +357,8 @@ class KubernetesApi:
             try:
                 response = await method(*args, _preload_content=False, **options)
             except aiohttp.ServerDisconnectedError:  # an idle connection was closed meanwhile
-                # Each request creates a named object, or has the same effect twice.
+                # Each request creates a named object, has the same effect twice, or, as a change of
+                # an owner, is refused the second time.
                 response = await method(*args, _preload_content=False, **options)
         except (aiohttp.ClientError, OSError) as error:
             raise self._no_answer(error) from error

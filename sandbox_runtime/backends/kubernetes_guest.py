@@ -18,7 +18,7 @@ from sandbox_runtime.backends.kubernetes_errors import (
 from sandbox_runtime.backends.kubernetes_stream import AttachedStream
 from sandbox_runtime.backends.kubernetes_watch import PodWatch
 from sandbox_runtime.backends.resumable_stream import ResumableStream
-from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.errors import SandboxGoneError, SandboxStartError
 from sandbox_runtime.sandbox import SandboxReference
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,8 @@ STOP_WAIT_S = 10.0
 
 
 class KubernetesGuest:
-    """One Pod. After its removal has succeeded or failed, `on_end` is called with its name.
+    """One Pod. After its removal has succeeded or failed, `on_end` is called with its name. The
+    removal of an abandoned Pod is left to sweeps.
 
     If the connection is lost and no packet has arrived for `max_outage_s`, the Pod is given up.
     """
@@ -42,7 +43,7 @@ class KubernetesGuest:
         owner: str,
         api: KubernetesApi,
         watch: PodWatch,
-        on_end: Callable[[str], None],
+        on_end: Callable[[str], object],
         max_outage_s: float,
     ) -> None:
         """`owner` is the id of this process in the Pod's label."""
@@ -59,6 +60,8 @@ class KubernetesGuest:
         self._may_be_adopted = False
         """True once a reference was returned: another process may have the Pod by the time of its
         removal."""
+        self.is_abandoned = False
+        """True if this process has left the Pod to the process that adopts it."""
         self._removal: asyncio.Task[None] | None = None
 
     @property
@@ -73,6 +76,15 @@ class KubernetesGuest:
             link_token, stream, self._attach_again, generation=generation
         )
 
+    async def adopt(self, link_token: bytes, generation: int) -> None:
+        """Attach to the agent of an earlier process. Raises SandboxGoneError."""
+        deadline_s = asyncio.get_running_loop().time() + self._max_outage_s
+        stream = await self._attach(deadline_s)
+        if stream is None:
+            why = self._cause or "its agent has ended"
+            raise SandboxGoneError(f"Pod {self._name} cannot be adopted: {why}")
+        self.attached(stream, link_token, generation)
+
     def reference(self) -> SandboxReference:
         self._may_be_adopted = True
         return {
@@ -81,6 +93,13 @@ class KubernetesGuest:
             "link_token": self._link_token.hex(),
             "generation": self._generation,
         }
+
+    def abandon(self) -> None:
+        if self._may_be_adopted and self._removal is None:
+            assert self._stream
+            self.is_abandoned = True
+            self._cause = "its server was found dead"
+            self._stream.abort()
 
     async def receive(self, on_data: DataCallback) -> None:
         assert self._stream
@@ -116,12 +135,24 @@ class KubernetesGuest:
         return "\n".join(filter(None, (printed, self._cause)))
 
     async def _remove(self) -> None:
-        if self._stream:
-            self._stream.end()
+        try:
+            if not self.is_abandoned:
+                await self._remove_pod()
+        finally:
+            if self._stream:
+                self._stream.abort()
+                await self._stream.wait_closed()
+
+    async def _remove_pod(self) -> None:
         try:
             if not self._may_be_adopted:
+                if self._stream:
+                    self._stream.end()
                 await self._api.delete_pod(self._name)
-            elif not await self._api.delete_pod_of(self._owner, self._name):
+            elif await self._api.delete_pod_of(self._owner, self._name):
+                assert self._stream
+                self._stream.end()  # not before: the agent would obey even if it was adopted
+            else:
                 return
             if not await self._watch.wait(self._name, has_stopped, STOP_WAIT_S):
                 logger.warning("%s still runs after %g s", self._name, STOP_WAIT_S)
@@ -129,9 +160,6 @@ class KubernetesGuest:
             logger.warning("%s could not be removed, a sweep tries again: %s", self._name, error)
         finally:
             self._on_end(self._name)
-            if self._stream:
-                self._stream.abort()
-                await self._stream.wait_closed()
 
     async def _attach_again(self, failures: int) -> AttachedStream | None:
         """Attach to the Pod again and return the connection, or None if the Pod has ended or is
@@ -139,9 +167,14 @@ class KubernetesGuest:
         succession on which the agent did not answer."""
         assert self._stream
         delay_s = min(MAX_RETRY_S, MIN_RETRY_S * 2 ** (failures - 1)) if failures else 0.0
+        return await self._attach(self._stream.heard_at_s + self._max_outage_s, delay_s)
+
+    async def _attach(self, deadline_s: float, delay_s: float = 0.0) -> AttachedStream | None:
+        """Wait `delay_s`, then attach to the Pod, in several attempts if necessary. Return None if
+        the Pod has ended, or at the deadline, which is a time of the event loop."""
         why = "it does not answer"
         try:
-            async with asyncio.timeout_at(self._stream.heard_at_s + self._max_outage_s):
+            async with asyncio.timeout_at(deadline_s):
                 # A Pod that is being removed is known to the watch before it is gone.
                 while not await self._watch.wait(self._name, _is_over, delay_s):
                     delay_s = min(MAX_RETRY_S, max(MIN_RETRY_S, 2 * delay_s))

@@ -112,6 +112,9 @@ class ProcessGuest:
     def reference(self) -> None:
         return None
 
+    def abandon(self) -> None:
+        pass
+
     def diagnostics(self) -> str:
         kills = self._cgroup.limit_events().oom_kills if self._cgroup else 0
         memory = f"memory ran out and {kills} of its processes were killed" if kills else ""

@@ -20,13 +20,15 @@ class EntryState(StrEnum):
     """The state of a sandbox in the pool."""
 
     STARTING = auto()
+    ADOPTING = auto()
+    """A lease adopts the sandbox from another process. No other lease can get it."""
     IDLE = auto()
     LEASED = auto()
     ENDING = auto()
 
 
 class PoolEntry:
-    """One sandbox of the pool, from just before its start until it has been removed."""
+    """One sandbox of the pool, from just before its start or adoption until it has been removed."""
 
     def __init__(self, isolation: Isolation, pool_key: PoolKey) -> None:
         self.isolation = isolation
@@ -78,10 +80,10 @@ class PoolRegistry:
         self._empty_event = asyncio.Event()
         self._empty_event.set()
 
-    def add(self, entry: PoolEntry) -> None:
-        """Add an entry in the state STARTING."""
-        self._states[entry] = EntryState.STARTING
-        self._entries[EntryState.STARTING][entry] = None
+    def add(self, entry: PoolEntry, state: EntryState) -> None:
+        """Add an entry in its first state."""
+        self._states[entry] = state
+        self._entries[state][entry] = None
         self.load += entry.load
         self._empty_event.clear()
 
@@ -98,7 +100,7 @@ class PoolRegistry:
         self.load += entry.load
 
     def remove(self, entry: PoolEntry) -> None:
-        """Remove an entry whose sandbox has been removed or has failed to start."""
+        """Remove an entry whose sandbox has been removed, or could not be started or adopted."""
         del self._entries[self._states.pop(entry)][entry]
         self.load -= entry.load
         if not self._states:

@@ -82,7 +82,7 @@ class SandboxLifecycle:
     def start(self, isolation: Isolation, pool_key: PoolKey) -> None:
         """Begin to start a sandbox. Its entry is in the registry before the backend is called."""
         entry = PoolEntry(without_lease_fields(isolation), pool_key)
-        self._registry.add(entry)
+        self._registry.add(entry, EntryState.STARTING)
         self.monitor()
         starting = self._start_tasks[entry] = asyncio.create_task(self._start(entry))
         starting.add_done_callback(partial(self._on_start_done, entry, self._clock.time()))
@@ -90,14 +90,21 @@ class SandboxLifecycle:
     async def adopt(
         self, isolation: Isolation, pool_key: PoolKey, reference: SandboxReference
     ) -> PoolEntry:
-        """Adopt a sandbox of another process and return its entry, which is leased. It is in the
-        registry only from then on: no waiter could use it. Raises SandboxStartError."""
-        sandbox = await adopt_sandbox(self._backend, reference)
+        """Adopt a sandbox of another process and return its entry, which is leased. Raises
+        SandboxStartError."""
+        if self.is_closed:
+            raise SandboxStartError("the pool is closed")
         entry = PoolEntry(without_lease_fields(isolation), pool_key)
         entry.is_unused = False
+        self._registry.add(entry, EntryState.ADOPTING)
+        try:
+            sandbox = await adopt_sandbox(self._backend, reference)
+        except BaseException:
+            self._registry.remove(entry)
+            self._on_change()
+            raise
         entry.attach(sandbox, self._clock.time())
         entry.leased_since = entry.ready_at
-        self._registry.add(entry)
         self._registry.move(entry, EntryState.LEASED)
         self.monitor()
         return entry

@@ -69,6 +69,7 @@ class PoolStats:
     """The current numbers of sandboxes and waiters, and totals since the pool began."""
 
     starting: int
+    """Sandboxes that are being started or adopted."""
     idle: int
     leased: int
     ending: int
@@ -195,7 +196,7 @@ class Pool:
         """Return the current numbers."""
         counts, number = self._registry.counts, self._registry.count_in
         return PoolStats(
-            starting=number(EntryState.STARTING),
+            starting=number(EntryState.STARTING) + number(EntryState.ADOPTING),
             idle=number(EntryState.IDLE),
             leased=number(EntryState.LEASED),
             ending=number(EntryState.ENDING),

@@ -10,10 +10,11 @@ from typing import Any
 
 import anyio
 import pytest
-from openai import APIConnectionError, AsyncOpenAI
+from openai import APIConnectionError, AsyncOpenAI, InternalServerError
 from openai.types.chat import ChatCompletion
 
 from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.store import postgresql
 from tests.e2e.proxy_process import Server, serving
 from tests.fakes.backend import Held, Item, ScriptedBackend, scripted_backend
 from tests.fakes.kubernetes_cluster import NAMESPACE, FakeCluster, fake_cluster, write_kubeconfig
@@ -99,6 +100,17 @@ class Replicas:
 
 def warnings(completion: ChatCompletion) -> list[str]:
     return [each["code"] for each in completion.model_dump()["sandbox"].get("warnings", [])]
+
+
+def mark_dead(database: PostgresqlServer, schema: str) -> None:
+    """Mark the process of the running run as dead, as another server would."""
+    engine = postgresql.create_pool(postgresql.database_url(database.url), 1)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            f'UPDATE "{schema}".processes SET is_dead = true'
+            f' WHERE id IN (SELECT process FROM "{schema}".runs)'
+        )
+    engine.dispose()
 
 
 @asynccontextmanager
@@ -194,6 +206,33 @@ async def test_run_goes_on_in_its_sandbox_if_its_server_is_killed_during_a_model
         before, after = system.observations(2), system.observations(3)
         assert after[:2] == before[:2]
         assert "not known" in after[2]  # an edit is not made twice
+
+
+@pytest.mark.parametrize("retried_at", [0, 1])
+async def test_run_of_a_living_server_that_was_found_dead_goes_on_in_its_sandbox(
+    database: PostgresqlServer, tmp_path: Path, retried_at: int
+) -> None:
+    script = [
+        tool_reply(call("execute_bash", command=MARK)),
+        tool_reply(call("execute_bash", command=COUNTED)),
+        text_reply("42"),
+    ]
+    async with replicas(database, tmp_path, script) as system:
+        system.ask(0, max_retries=0)
+        await system.begun()
+        mark_dead(database, tmp_path.name)
+        await asyncio.wait(system.answers)
+        error = system.answers[0].exception()
+        assert isinstance(error, InternalServerError)
+        assert error.code == "run_lost"
+        system.ask(retried_at)
+        system.open_gate()
+        completion = await system.answers[-1]
+        assert completion.choices[0].message.content == "42"
+        assert warnings(completion) == ["run_taken_over"]
+        assert system.count == 1
+        assert len(system.sandboxes) == 1
+        assert "first" in system.observations(2)[1]
 
 
 async def test_run_begins_anew_if_its_sandbox_is_gone_with_its_server(

@@ -148,6 +148,8 @@ class FakeCluster:
         self.cuts = Cuts()
         self.refuses_to_attach = False
         self.refuses_to_delete = False
+        self.loses_responses_to_patches = False
+        """True if the connection ends instead of the response to the change of a Pod."""
         self.changes_pods = False
         """True if a Pod changes whenever it is to be deleted in a certain version."""
         self.cuts_the_watch = False
@@ -301,6 +303,8 @@ class FakeCluster:
             return web.json_response({"reason": "Invalid"}, status=422)
         labels[label] = change["value"]
         self._add_event(pod, "MODIFIED")
+        if self.loses_responses_to_patches and request.transport:
+            request.transport.close()
         return web.json_response(pod.document)
 
     async def _delete(self, request: web.Request) -> web.Response:

@@ -270,6 +270,9 @@ class MemorySandbox:
     def reference(self) -> SandboxReference | None:
         return None
 
+    def abandon(self) -> None:
+        pass
+
     def forget_results(self) -> None:
         pass
 

@@ -107,6 +107,9 @@ class FakeGuest:
     def reference(self) -> None:
         return None
 
+    def abandon(self) -> None:
+        pass
+
     def diagnostics(self) -> str:
         return ""
 
@@ -118,6 +121,8 @@ class FakeSandboxBackend:
         self.image = "image-1"
         self.refusal: str | None = None
         """The error message of every start; None if starts succeed."""
+        self.adoption_refusal: str | None = None
+        """The error message of every adoption; None if adoptions succeed."""
         self.checks: list[Check] = []
         """The results of its checks."""
         self.closed = False
@@ -193,8 +198,8 @@ class FakeSandboxBackend:
     async def adopt(self, reference: SandboxReference) -> FakeGuest:
         self.adoptions += 1
         await self.may_adopt.wait()
-        if self.refusal is not None:
-            raise SandboxStartError(self.refusal)
+        if self.adoption_refusal is not None:
+            raise SandboxStartError(self.adoption_refusal)
         guest = FakeGuest(self, reference["isolation"])
         self.guests.append(guest)
         self.alive.add(guest)

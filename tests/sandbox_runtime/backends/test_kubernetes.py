@@ -127,7 +127,7 @@ async def test_cancelled_starts_leave_no_pod(
     with anyio.fail_after(60):
         while await pods_of(admin, backend):
             pass
-    assert backend._own_pods == set()
+    assert backend._guests == {}
 
 
 async def test_image_that_holds_the_agent_needs_no_agent_image() -> None:

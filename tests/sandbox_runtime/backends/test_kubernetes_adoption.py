@@ -13,10 +13,12 @@ import pytest
 from policies.isolation import Isolation
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.backends.kubernetes import KubernetesBackend
+from sandbox_runtime.backends.kubernetes_pod import OWNER_LABEL
 from sandbox_runtime.errors import SandboxGoneError, SandboxLostError, SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox, adopt_sandbox, start_sandbox
 from sandbox_runtime.sandbox import OutputCap, SandboxReference
 from tests.fakes.kubernetes_cluster import FakeCluster, backend_of, fake_cluster
+from tests.fakes.waiting import until
 from tests.sandbox_runtime.transfer import PLENTY_S, output, read, write
 
 SMALL = Isolation(memory_mib=128, cpus=0.1)
@@ -156,6 +158,102 @@ async def test_sandbox_is_adopted_once_with_one_reference(tmp_path: Path) -> Non
         again = await adopt_sandbox(found.backends[2], found.reference(adopted))
         assert await output(again, "echo alive") == "alive\n"
         await again.close()
+
+
+async def test_close_does_not_end_a_sandbox_whose_pod_has_another_owner_already(
+    tmp_path: Path,
+) -> None:
+    """The other process has changed the label, and its adoption has not reached the agent."""
+    async with processes(tmp_path) as found:
+        reference = found.reference()
+        (pod,) = found.cluster.pods.values()
+        pod.document["metadata"]["labels"][OWNER_LABEL] = reference["guest"]["owner"] = "another"
+        await found.sandbox.close()
+        adopted = await adopt_sandbox(found.backends[1], reference)
+        assert await output(adopted, "echo alive") == "alive\n"
+        await adopted.close()
+
+
+@pytest.mark.parametrize("adopter", [0, 1])
+async def test_abandoned_sandbox_is_left_to_the_process_that_adopts_it(
+    tmp_path: Path, adopter: int
+) -> None:
+    async with processes(tmp_path) as found:
+        reference = found.reference()
+        script = "echo ran >> count; touch begun; until [ -e gate ]; do sleep 0.1; done; cat count"
+        first = asyncio.create_task(
+            found.sandbox.exec(script, timeout_s=PLENTY_S, command_id="a-1")
+        )
+        await output(found.sandbox, "until [ -e begun ]; do sleep 0.1; done")
+        found.sandbox.abandon()
+        first.cancel()
+        await asyncio.wait([first])
+        await found.sandbox.close()
+        assert await found.backends[0].sweep() == 0
+        adopted = await adopt_sandbox(found.backends[adopter], reference)
+        assert await found.backends[0].sweep() == 0
+        second = asyncio.create_task(adopted.exec(script, timeout_s=PLENTY_S, command_id="a-1"))
+        await output(adopted, "touch gate")
+        assert (await second).stdout == "ran\n"
+        await adopted.close()
+        (pod,) = found.cluster.pods.values()
+        assert "deletionTimestamp" in pod.document["metadata"]
+
+
+async def test_abandoned_sandbox_is_swept_once_it_has_ended(tmp_path: Path) -> None:
+    async with processes(tmp_path) as found:
+        found.reference()
+        found.sandbox.abandon()
+        await found.sandbox.close()
+        assert await found.backends[0].sweep() == 0
+        (pod,) = found.cluster.pods.values()
+        pod.process.kill()
+        await until(lambda: pod.document["status"]["phase"] == "Failed")
+        assert await found.backends[0].sweep() == 1
+        assert "deletionTimestamp" in pod.document["metadata"]
+
+
+async def test_sandbox_without_a_reference_is_not_abandoned(tmp_path: Path) -> None:
+    async with processes(tmp_path) as found:
+        found.sandbox.abandon()
+        assert await output(found.sandbox, "echo alive") == "alive\n"
+
+
+async def test_process_does_not_adopt_a_sandbox_that_it_uses(tmp_path: Path) -> None:
+    async with processes(tmp_path) as found:
+        reference = found.reference()
+        with pytest.raises(SandboxGoneError):
+            await adopt_sandbox(found.backends[0], reference)
+        assert await output(found.sandbox, "echo alive") == "alive\n"
+        adopted = await adopt_sandbox(found.backends[1], reference)
+        with pytest.raises(SandboxGoneError):
+            await adopt_sandbox(found.backends[1], reference)
+        assert await output(adopted, "echo alive") == "alive\n"
+        await adopted.close()
+
+
+async def test_sandbox_is_adopted_if_the_response_to_the_change_of_its_owner_is_lost(
+    tmp_path: Path,
+) -> None:
+    async with processes(tmp_path) as found:
+        found.cluster.loses_responses_to_patches = True
+        adopted = await adopt_sandbox(found.backends[1], found.reference())
+        assert await found.backends[1].sweep() == 0
+        assert await output(adopted, "echo alive") == "alive\n"
+        await adopted.close()
+
+
+async def test_adoption_attaches_again_if_the_api_server_refuses(tmp_path: Path) -> None:
+    async with processes(tmp_path) as found:
+        reference = found.reference()
+        found.cluster.refuses_to_attach = True
+        refused = found.cluster.attach_calls + 2
+        adoption = asyncio.create_task(adopt_sandbox(found.backends[1], reference))
+        await until(lambda: found.cluster.attach_calls >= refused)
+        found.cluster.refuses_to_attach = False
+        adopted = await adoption
+        assert await output(adopted, "echo alive") == "alive\n"
+        await adopted.close()
 
 
 async def test_adoption_goes_on_if_its_connection_is_cut(tmp_path: Path) -> None:

@@ -63,9 +63,33 @@ async def test_lease_does_not_wait_for_a_sandbox_that_another_lease_adopts() -> 
                 assert await adoption is not started
 
 
+async def test_sandbox_counts_towards_the_limits_while_it_is_adopted() -> None:
+    full = asyncio.Event()
+    async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as fixture:
+        fixture.pool.when_full(lambda is_wanted: full.set())
+        fixture.backend.may_adopt.clear()
+        async with fixture.pool.lease(SMALL, adopted=ADOPTED):
+            await until(lambda: fixture.backend.adoptions == 1)
+            async with fixture.pool.lease(SMALL) as waiting:
+                assert full.is_set()
+                assert (fixture.stats.starting, fixture.stats.waiting) == (1, 1)
+                fixture.backend.adoption_refusal = "it has ended"
+                fixture.backend.may_adopt.set()
+                assert (await waiting.sandbox()).id == "fake-1"
+
+
+async def test_closed_pool_adopts_nothing() -> None:
+    async with fake_pool(COLD) as fixture:
+        await fixture.pool.aclose()
+        async with fixture.pool.lease(SMALL, adopted=ADOPTED) as lease:
+            with pytest.raises(SandboxStartError, match="closed"):
+                await lease.sandbox()
+        assert fixture.backend.adoptions == 0
+
+
 async def test_failed_adoption_leaves_nothing_in_the_pool() -> None:
     async with fake_pool(COLD) as fixture:
-        fixture.backend.refusal = "it has ended"
+        fixture.backend.adoption_refusal = "it has ended"
         async with fixture.pool.lease(SMALL, adopted=ADOPTED) as lease:
             with pytest.raises(SandboxStartError, match="it has ended"):
                 await lease.sandbox()
