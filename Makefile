@@ -57,7 +57,8 @@ doctor: install
 WORKERS ?= $(shell expr 1 + `nproc`)
 
 test: install test-image
-	SANDBOX_TEST_IMAGE=$(TEST_IMAGE) $(BIN)/python -m pytest -rs -m 'not cluster' --numprocesses $(WORKERS) --dist loadfile
+	SANDBOX_TEST_IMAGE=$(TEST_IMAGE) $(BIN)/python -m pytest -rs -m 'not cluster and not alone' --numprocesses $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -rs -m alone tests/engines
 
 # The suites of the store and of the API's clients with PostgreSQL and S3 in place of SQLite and a
 # directory: about eight minutes.

@@ -29,6 +29,7 @@ async def test_answer_has_no_proxy_phrases_and_a_plausible_usage(
     assert answer.usage.completion <= answer.counted.completion
 
 
+@pytest.mark.alone
 async def test_answers_without_tool_calls_spend_hardly_more_tokens_than_plain_ones(
     served: Served,
 ) -> None:
