@@ -260,7 +260,7 @@ class AgentLoop:
         if self._is_plain_turn:
             prose, visibility = Prose(ProseRules()), "at once"
         elif self._was_nudged and not self._has_used_tools:
-            prose, visibility = Prose(self._nudged_prose_rules(), max_chars=HOLD_CHARS), "never"
+            prose, visibility = Prose(self._prose_rules, max_chars=HOLD_CHARS), "never"
         streams = task.request.stream and self._style.accepts_prose
         call_stream = None
         if streams:
@@ -279,15 +279,6 @@ class AgentLoop:
             client_calls=call_stream,
             allowed_tools=self._client_tool_names if self._is_plain_turn else None,
         )
-
-    def _nudged_prose_rules(self) -> ProseRules:
-        """Return the rules for the prose after a nudge, which gets the tokens that the client's
-        limit leaves."""
-        limit = self._prose_rules.max_tokens
-        if limit is None:
-            return self._prose_rules
-        spent = usage_count(self._conversation.usage, "completion_tokens")
-        return replace(self._prose_rules, max_tokens=max(1, limit - spent))
 
     async def _handle_reply(self, handler: StreamHandler, reply: Completion) -> StopReason | None:
         """Append the reply to the history, and run its tool calls or record its prose. Return the
