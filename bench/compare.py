@@ -50,12 +50,12 @@ COMPARISONS = {
     "run": Comparison(3, 20, "a run of 5 turns on a ready sandbox"),
     "run-cpu": Comparison(20, 14, "the proxy's processor time for a run of 5 turns"),
     "runs64": Comparison(128, 8, "a run, 64 at once"),
-    "plain": Comparison(300, 12, "`:plain`, whole", ("bubblewrap",)),
-    "plain64": Comparison(2000, 12, "`:plain`, whole, 64 at once", ("bubblewrap",)),
+    "plain": Comparison(300, 24, "`:plain`, whole", ("bubblewrap",)),
+    "plain64": Comparison(1000, 24, "`:plain`, whole, 64 at once", ("bubblewrap",)),
     "plain64-cpu": Comparison(
-        4000, 12, "the proxy's processor time for `:plain`, whole, 64 at once", ("bubblewrap",)
+        1000, 24, "the proxy's processor time for `:plain`, whole, 64 at once", ("bubblewrap",)
     ),
-    "stream64": Comparison(400, 12, "`:plain`, streamed, 64 at once", ("bubblewrap",)),
+    "stream64": Comparison(200, 24, "`:plain`, streamed, 64 at once", ("bubblewrap",)),
 }
 
 

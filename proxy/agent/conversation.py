@@ -182,14 +182,19 @@ class Conversation:
             return await self._complete(fields, on_delta)
 
     async def complete_plain(self, on_delta: OnDelta | None) -> Completion:
-        """Send the client's own request, without the proxy's prompt and tools. Raises
-        BackendError."""
+        """Send the client's own request, without the proxy's prompt and tools. Its token limits are
+        what earlier turns have left of the client's, but at least half of them: an answer of a few
+        tokens would be of no use. Raises BackendError."""
+        spent = usage_count(self.usage, "completion_tokens")
         body: dict[str, Any] = {
             "model": self._task.model,
             "messages": self._request.messages,
             **self._params.base,
             **self._params.final,
-            **self._params.token_limits,
+            **{
+                name: max(limit - spent, (limit + 1) // 2)
+                for name, limit in self._params.token_limits.items()
+            },
         }
         if self._request.client_tools:
             body["tools"] = self._request.client_tools

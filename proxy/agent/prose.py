@@ -88,8 +88,8 @@ class Prose:
         self._has_held_text = False
         """True if the held text is more than white space."""
         self._call_offset = 0
-        """Offset in the held text at which a written tool call may begin; the length of the held
-        text if no call may begin there."""
+        """Offset in the held text at which a written tool call may begin, as of the last search. No
+        call begins before it, so the next search begins there."""
         self._search_at_chars = 0
         """Length of the held text at which to search for a call again."""
         self._chars = 0
@@ -168,7 +168,7 @@ class Prose:
             delta = self._held_deltas.popleft()
             chars -= len(delta.text)
             self._held_chars -= len(delta.text)
-            self._call_offset -= len(delta.text)
+            self._call_offset = max(0, self._call_offset - len(delta.text))
             self._search_at_chars = 0
             if not self.is_shown:
                 if not delta.text.strip():
@@ -209,7 +209,7 @@ class Prose:
             if kept:
                 self._held_deltas.append(TextDelta(kept, last.logprobs))
         self._chars = chars
-        self._search_at_chars = 0
+        self._call_offset = self._search_at_chars = 0
 
     def _stop_begins_at(self) -> int:
         """Return the offset in the held text at which a stop string may begin, or the length of the
@@ -229,25 +229,29 @@ class Prose:
         of the held text."""
         if self._held_chars >= self._search_at_chars:
             held = "".join(delta.text for delta in self._held_deltas)
-            self._call_offset = self._find_call(held)
-            # A search is linear in the held text, so it is repeated only after each growth by 1/8.
-            is_call = self._call_offset < len(held)
-            self._search_at_chars = len(held) + len(held) // 8 if is_call else 0
+            before, text = held[: self._call_offset], held[self._call_offset :]
+            is_alone = not (self.is_shown or before.strip())
+            self._call_offset += self._find_call(text, is_alone=is_alone)
+            # A search is linear in the text of the possible call, so it is repeated only after each
+            # growth by 1/8.
+            self._search_at_chars = len(held) + (len(held) - self._call_offset) // 8
         return self._call_offset
 
-    def _find_call(self, held_text: str) -> int:
+    def _find_call(self, text: str, *, is_alone: bool) -> int:
+        """Return the offset at which a call may begin in a part of the held text. `is_alone` is
+        True if no text precedes the part."""
         tool_names = self.rules.tool_names
         ends = [
-            len(held_text),
-            _tag_offset(held_text),
-            *(_named_tag_offset(held_text, name, tool_names) for name in tool_names),
+            len(text),
+            _tag_offset(text),
+            *(_named_tag_offset(text, name, tool_names) for name in tool_names),
         ]
-        if not self.is_shown and _may_be_call_object(held_text, tool_names, must_be_alone=True):
+        if is_alone and _may_be_call_object(text, tool_names, must_be_alone=True):
             ends.append(0)
         ends += [
             match.start()
-            for match in _FENCE.finditer(held_text)
-            if match[1] is None or _fence_may_hold_call(match, held_text, tool_names)
+            for match in _FENCE.finditer(text)
+            if match[1] is None or _fence_may_hold_call(match, text, tool_names)
         ]
         return min(ends)
 

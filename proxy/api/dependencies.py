@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from starlette import responses
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Scope, Send
@@ -70,7 +70,9 @@ _BODY = "sandbox_proxy.body"
 """The scope's key for the BodyReservation of the request."""
 _RANDOM_ID = "sandbox_proxy.no_run"
 """The scope's key for the random id of a request without a run."""
-_PRINTABLE_ID = re.compile(r"[!-~]{1,128}")
+_SENT_REQUEST_ID = RequestHeader.REQUEST_ID.encode()
+_REQUEST_ID = ResponseHeader.REQUEST_ID.encode()
+_PRINTABLE_ID = re.compile(rb"[!-~]{1,128}")
 """Matches a client's request id that may be sent back: up to 128 printable ASCII characters, no
 spaces."""
 SLOW_BYTES = LARGE_CHARS
@@ -310,15 +312,18 @@ def with_request_id(scope: Scope, send: Send) -> Send:
 
     def send_with_id(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            if ResponseHeader.REQUEST_ID not in headers:
-                client_id = Headers(scope=scope).get(RequestHeader.REQUEST_ID, "")
-                is_printable = _PRINTABLE_ID.fullmatch(client_id)
-                own_id = client_id if is_printable else server_request_id(scope)
-                headers[ResponseHeader.REQUEST_ID] = own_id
+            headers = message.get("headers", ())
+            if _REQUEST_ID not in dict(headers):
+                message["headers"] = [*headers, (_REQUEST_ID, _response_request_id(scope))]
         return send(message)
 
     return send_with_id
+
+
+def _response_request_id(scope: Scope) -> bytes:
+    client_id: bytes = dict(scope["headers"]).get(_SENT_REQUEST_ID, b"")
+    is_printable = _PRINTABLE_ID.fullmatch(client_id)
+    return client_id if is_printable else server_request_id(scope).encode()
 
 
 def body_reservation(request: Request) -> BodyReservation:

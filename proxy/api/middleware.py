@@ -1,8 +1,12 @@
 """ASGI middleware: request ids, session names in URLs, protection against requests from other web
-sites, the check of a client's backend key, and a fast path to the routes that call a model."""
+sites, the check of a client's backend key, and a fast path to the routes that call a model.
+
+A middleware that only passes a request on returns the awaitable of the next application. As a
+coroutine of its own it would take part in every step of the request.
+"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from ipaddress import ip_address
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -68,10 +72,10 @@ class SessionPathMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http" and scope["path"].startswith("/sessions/"):
             scope = _without_session_path(scope)
-        await self._app(scope, receive, send)
+        return self._app(scope, receive, send)
 
 
 def _without_session_path(scope: Scope) -> Scope:
@@ -161,18 +165,17 @@ class BrowserMiddleware:
             allow_private_network=True,
         )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         # Only browsers send Origin. CORSMiddleware costs one call for each piece of a stream.
         if not _has_origin(scope):
-            await self._app(scope, receive, send)
-        elif self._needs_key or scope["method"] in _SAFE_METHODS or self._is_allowed_page(scope):
-            await self._cors_app(scope, receive, send)
-        else:
-            error = ForbiddenError(
-                "This server needs no key, so only web pages of its own machine, and those of"
-                " server.public_url, may send it requests."
-            )
-            await error_response(Request(scope, receive), error)(scope, receive, send)
+            return self._app(scope, receive, send)
+        if self._needs_key or scope["method"] in _SAFE_METHODS or self._is_allowed_page(scope):
+            return self._cors_app(scope, receive, send)
+        error = ForbiddenError(
+            "This server needs no key, so only web pages of its own machine, and those of"
+            " server.public_url, may send it requests."
+        )
+        return error_response(Request(scope, receive), error)(scope, receive, send)
 
     def _is_allowed_page(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)
@@ -216,4 +219,4 @@ def _is_address(host: str) -> bool:
 
 
 def _has_origin(scope: Scope) -> bool:
-    return scope["type"] == "http" and any(name == b"origin" for name, _ in scope["headers"])
+    return scope["type"] == "http" and b"origin" in dict(scope["headers"])

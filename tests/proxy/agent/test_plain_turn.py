@@ -44,6 +44,17 @@ async def test_plain_turn_ends_the_run_even_if_it_contains_an_unknown_call(
     assert len(model.requests) == 3
 
 
+@pytest.mark.parametrize(("spent", "left"), [(0, 100), (20, 80), (70, 50), (900, 50)])
+async def test_plain_turn_gets_what_the_client_s_token_limit_leaves_but_at_least_half(
+    spent: int, left: int
+) -> None:
+    empty = {**text_reply(""), "usage": {"completion_tokens": spent}}
+    model = SequentialModel([empty, text_reply("There are 42.")])
+    result = await Run(model).go(token_limits={"max_tokens": 100, "max_completion_tokens": 100})
+    assert result.answer == "There are 42."
+    assert model.requests[1] == {**PLAIN, "max_tokens": left, "max_completion_tokens": left}
+
+
 async def test_plain_turn_keeps_only_client_tool_calls() -> None:
     both = tool_reply(call("execute_bash", command="ls"), call("lookup"))
     model = SequentialModel([UNKNOWN, UNKNOWN, both, text_reply("Done.")])
@@ -83,6 +94,15 @@ async def test_prose_is_truncated_at_the_clients_token_limit(stream: bool) -> No
     assert result.usage["completion_tokens"] == 12
     assert result.usage["estimated"] is True
     assert run.events.answer == result.answer
+
+
+@pytest.mark.parametrize("fence", ["```python\n", "```\n", "<tool_", "`", "<execute_bash"])
+async def test_token_limit_holds_where_a_written_call_seems_to_begin(fence: str) -> None:
+    text = f"{'There are many of them. ' * 20}"[: 60 * 8 - len(fence[:3])]
+    model = SequentialModel([text_reply(f"{text}{fence}print(42) " + "and so on " * 50)])
+    result = await Run(model).go(token_limits={"max_tokens": 60})
+    assert result.finish_reason == "length"
+    assert 60 <= result.usage["completion_tokens"] <= 63
 
 
 async def test_tool_call_may_take_more_tokens_than_the_clients_limit() -> None:
