@@ -17,7 +17,7 @@ from proxy.errors import IdempotencyError, RunLostError, StoreUnavailableError
 from proxy.runs.event_log import Record
 from proxy.runs.exchange import RunExchange
 from proxy.runs.run import RequestIdentity, Run, RunMetadata
-from proxy.store.records import StoredRun
+from proxy.store.records import RunStart, StoredRun
 from proxy.store.runs import RunRepository
 
 log = logging.getLogger(__name__)
@@ -60,18 +60,24 @@ class RunArchive:
         """Store the start of a run, unless a stored run with the same idempotency key can be
         joined. Return two values: a replay of the run to join, or None; and the lost run that the
         new run continues or repeats, or None. Raises IdempotencyError if the run to join answers a
-        different request."""
-        found = await self._repository.begin(_stored_run(metadata, identity))
-        if found.joinable:
-            return self._replay(found.joinable, identity), None
-        if found.earlier is None or not await asyncio.to_thread(_is_lost, found.earlier):
-            return None, None
-        checkpoint = None
-        if found.checkpoint:
-            checkpoint = await asyncio.to_thread(Checkpoint.from_json, found.checkpoint)
-            if checkpoint is None:
-                log.warning("run %s: its checkpoint cannot be read", found.earlier.id)
-        return None, LostRun(found.earlier.id, checkpoint)
+        different request. If this method raises an error, the run is removed from the store."""
+        insertion = asyncio.create_task(self._repository.begin(_stored_run(metadata, identity)))
+        try:
+            found = await asyncio.shield(insertion)
+            if found.joinable:
+                return self._replay(found.joinable, identity), None
+            if found.earlier is None or not await asyncio.to_thread(_is_lost, found.earlier):
+                return None, None
+            return None, LostRun(found.earlier.id, await _parse_checkpoint(found))
+        except BaseException:
+            self._run_in_background(self._delete_after(insertion, metadata.id))
+            raise
+
+    async def _delete_after(self, insertion: asyncio.Task[RunStart], run_id: str) -> None:
+        """Remove a run from the store once its insertion, which a cancellation does not end, is
+        over."""
+        await asyncio.wait([insertion])
+        await self.delete(run_id)
 
     @property
     def is_shared(self) -> bool:
@@ -211,6 +217,16 @@ class RunArchive:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _parse_checkpoint(found: RunStart) -> Checkpoint | None:
+    """Return the checkpoint of the lost run, or None if there is none that can be read."""
+    if found.earlier is None or found.checkpoint is None:
+        return None
+    checkpoint = await asyncio.to_thread(Checkpoint.from_json, found.checkpoint)
+    if checkpoint is None:
+        log.warning("run %s: its checkpoint cannot be read", found.earlier.id)
+    return checkpoint
 
 
 def _is_lost(stored: StoredRun) -> bool:

@@ -194,7 +194,6 @@ class RunManager:
         try:
             joined, lost_run = await self._archive.begin(metadata, identity)
         except BaseException:
-            self._archive.delete_in_background(metadata.id)
             await task.discard()
             raise
         if joined:
