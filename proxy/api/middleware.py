@@ -1,9 +1,5 @@
 """ASGI middleware: request ids, session names in URLs, protection against requests from other web
-sites, the check of a client's backend key, and a fast path to the routes that call a model.
-
-A middleware that only passes a request on returns the awaitable of the next application. As a
-coroutine of its own it would take part in every step of the request.
-"""
+sites, the check of a client's backend key, and a fast path to the routes that call a model."""
 
 import re
 from collections.abc import Awaitable, Mapping
@@ -72,10 +68,10 @@ class SessionPathMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith("/sessions/"):
             scope = _without_session_path(scope)
-        return self._app(scope, receive, send)
+        await self._app(scope, receive, send)
 
 
 def _without_session_path(scope: Scope) -> Scope:
@@ -166,7 +162,9 @@ class BrowserMiddleware:
         )
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        # Only browsers send Origin. CORSMiddleware costs one call for each piece of a stream.
+        # Returns the awaitable of the next application: a coroutine would take part in every step
+        # of the request. Only browsers send Origin. CORSMiddleware costs one call for each piece of
+        # a stream.
         if not _has_origin(scope):
             return self._app(scope, receive, send)
         if self._needs_key or scope["method"] in _SAFE_METHODS or self._is_allowed_page(scope):
