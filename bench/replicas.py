@@ -108,9 +108,11 @@ async def _answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         reply = completion({"role": "assistant", "content": found[1]}, "stop")
     else:  # the first turn, or the sandbox was lost
         (asked,) = (m["content"] for m in body["messages"] if m["role"] == "user")
-        number = int(str(asked).rsplit(maxsplit=1)[-1])
-        command = f"sleep 0.5; echo product $(({number} * {FACTOR}))"
-        reply = call_completion("execute_bash", {"command": command})
+        if match := re.fullmatch(r"Multiply (\d+)", str(asked)):
+            command = f"sleep 0.5; echo product $(({match[1]} * {FACTOR}))"
+            reply = call_completion("execute_bash", {"command": command})
+        else:  # the proxy's request for the model's default instruction
+            reply = completion({"role": "assistant", "content": "Hi"}, "stop")
     writer.write(json_response(reply))
 
 
