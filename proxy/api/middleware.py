@@ -2,7 +2,7 @@
 sites, the check of a client's backend key, and a fast path to the routes that call a model."""
 
 import re
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -161,19 +161,18 @@ class BrowserMiddleware:
             allow_private_network=True,
         )
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        # Returns the awaitable of the next application: a coroutine would take part in every step
-        # of the request. Only browsers send Origin. CORSMiddleware costs one call for each piece of
-        # a stream.
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Only browsers send Origin. CORSMiddleware costs one call for each piece of a stream.
         if not _has_origin(scope):
-            return self._app(scope, receive, send)
-        if self._needs_key or scope["method"] in _SAFE_METHODS or self._is_allowed_page(scope):
-            return self._cors_app(scope, receive, send)
-        error = ForbiddenError(
-            "This server needs no key, so only web pages of its own machine, and those of"
-            " server.public_url, may send it requests."
-        )
-        return error_response(Request(scope, receive), error)(scope, receive, send)
+            await self._app(scope, receive, send)
+        elif self._needs_key or scope["method"] in _SAFE_METHODS or self._is_allowed_page(scope):
+            await self._cors_app(scope, receive, send)
+        else:
+            error = ForbiddenError(
+                "This server needs no key, so only web pages of its own machine, and those of"
+                " server.public_url, may send it requests."
+            )
+            await error_response(Request(scope, receive), error)(scope, receive, send)
 
     def _is_allowed_page(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)
