@@ -53,7 +53,7 @@ COMPARISONS = {
     "plain": Comparison(300, 24, "`:plain`, whole", ("bubblewrap",)),
     "plain64": Comparison(1000, 24, "`:plain`, whole, 64 at once", ("bubblewrap",)),
     "plain64-cpu": Comparison(
-        1000, 24, "the proxy's processor time for `:plain`, whole, 64 at once", ("bubblewrap",)
+        2000, 24, "the proxy's processor time for `:plain`, whole, 64 at once", ("bubblewrap",)
     ),
     "stream64": Comparison(200, 24, "`:plain`, streamed, 64 at once", ("bubblewrap",)),
 }
