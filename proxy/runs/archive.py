@@ -73,12 +73,6 @@ class RunArchive:
             self._run_in_background(self._delete_after(insertion, metadata.id))
             raise
 
-    async def _delete_after(self, insertion: asyncio.Task[RunStart], run_id: str) -> None:
-        """Remove a run from the store once its insertion, which a cancellation does not end, is
-        over."""
-        await asyncio.wait([insertion])
-        await self.delete(run_id)
-
     @property
     def is_shared(self) -> bool:
         """True if processes of other machines may use the same store."""
@@ -212,6 +206,12 @@ class RunArchive:
             run.cancel("the client disconnected")
         elif run.identity.key is None and not run.is_fully_read:
             self._run_in_background(self._repository.return_for_retry(run.id))
+
+    async def _delete_after(self, insertion: asyncio.Task[RunStart], run_id: str) -> None:
+        """Remove a run from the store once its insertion, which a cancellation does not end, is
+        over."""
+        await asyncio.wait([insertion])
+        await self.delete(run_id)
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
