@@ -45,7 +45,7 @@ async def test_plain_turn_ends_the_run_even_if_it_contains_an_unknown_call(
 
 
 @pytest.mark.parametrize(("spent", "left"), [(0, 100), (20, 80), (70, 50), (900, 50)])
-async def test_plain_turn_gets_what_the_client_s_token_limit_leaves_but_at_least_half(
+async def test_plain_turn_gets_what_the_clients_token_limit_leaves_but_at_least_half(
     spent: int, left: int
 ) -> None:
     empty = {**text_reply(""), "usage": {"completion_tokens": spent}}
@@ -96,11 +96,11 @@ async def test_prose_is_truncated_at_the_clients_token_limit(stream: bool) -> No
     assert run.events.answer == result.answer
 
 
-@pytest.mark.parametrize("fence", ["```python\n", "```\n", "<tool_", "`", "<execute_bash"])
-async def test_token_limit_holds_where_a_written_call_seems_to_begin(fence: str) -> None:
-    text = f"{'There are many of them. ' * 20}"[: 60 * 8 - len(fence[:3])]
-    model = SequentialModel([text_reply(f"{text}{fence}print(42) " + "and so on " * 50)])
-    result = await Run(model).go(token_limits={"max_tokens": 60})
+@pytest.mark.parametrize("call_like", ["```python\n", "```\n", "<tool_", "`", "<execute_bash"])
+async def test_token_limit_holds_where_a_written_call_seems_to_begin(call_like: str) -> None:
+    before = ("There are many of them. " * 20)[: 60 * 8 - len(call_like[:3])]
+    text = f"{before}{call_like}print(42) " + "and so on " * 50
+    result = await Run(SequentialModel([text_reply(text)])).go(token_limits={"max_tokens": 60})
     assert result.finish_reason == "length"
     assert 60 <= result.usage["completion_tokens"] <= 63
 
