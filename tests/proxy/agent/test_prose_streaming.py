@@ -6,6 +6,8 @@ from typing import Any
 
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from policies.answer_form import ANY_OBJECT
 from policies.limits import StopReason
@@ -233,6 +235,25 @@ def test_long_text_that_may_be_a_call_is_parsed_in_linear_time(beginning: str) -
         prose.add(TextDelta(f"{number}, "))
         assert prose.take_ready(is_hold_over=True) == []
     assert len(prose.take_rest()) == 200_001
+
+
+CALL_PARTS = (
+    *("```", "`", "json", "python", "\n", " ", "{", "}", "[", '"name"', ":", '"submit"', ","),
+    *('"arguments"', "<tool_call>", "<tool", "<submit>", "</", "text "),
+)
+
+
+@given(st.lists(st.sampled_from(CALL_PARTS), max_size=14).map("".join))
+def test_prose_shown_piece_by_piece_is_the_beginning_of_that_shown_at_once(text: str) -> None:
+    pieces = Prose(ProseRules(tool_names=["submit"]))
+    whole = Prose(ProseRules(tool_names=["submit"]))
+    shown = ""
+    for character in text:
+        pieces.add(TextDelta(character))
+        whole.add(TextDelta(character))
+        shown += "".join(piece.text for piece in pieces.take_ready(is_hold_over=True))
+    at_once = "".join(piece.text for piece in whole.take_ready(is_hold_over=True))
+    assert at_once.startswith(shown)
 
 
 def test_stop_string_of_any_length_is_found() -> None:
