@@ -6,9 +6,11 @@ sweeps them.
 
 import asyncio
 import logging
+import secrets
 import time
+import uuid
 from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -21,14 +23,14 @@ from proxy.store import sqlite
 from proxy.store.blobs import BlobStore
 from proxy.store.containers import ContainerFileRepository, ContainerRepository
 from proxy.store.conversations import ConversationRepository, ResponseQuota
-from proxy.store.database import SWEEP_ROWS, Database, check_quota
-from proxy.store.link_key import database_key, file_key
+from proxy.store.database import SWEEP_ROWS, Database, check_quota, upsert
 from proxy.store.process_lease import ProcessLease
 from proxy.store.process_messages import ProcessMessages
 from proxy.store.records import Process
 from proxy.store.responses import ResponseRepository
 from proxy.store.runs import RunRepository, SuspendedRunRepository
 from proxy.store.spending import SpendingRepository
+from proxy.store.tables import SECRETS
 from proxy.store.tool_verdicts import ToolVerdictRepository
 from proxy.store.trajectories import TrajectoryRepository
 from proxy.store.uploads import UploadRepository
@@ -38,6 +40,7 @@ from sandbox_runtime.ownership import Owner
 log = logging.getLogger(__name__)
 
 SWEEP_EVERY_S = 300
+LINK_KEY_BYTES = 32
 FORGET_AFTER_S = 3600
 """Seconds that a deleted row stays in its table, so that a client can continue a list after it."""
 
@@ -171,10 +174,12 @@ class Store:
         self._exit_stack.close()
 
     def _read_link_key(self) -> bytes:
+        """Return the key that signs the links to files. All processes that share a store have the
+        same key."""
         if self._is_shared:
-            return self._database.write_now(database_key)
+            return self._database.write_now(_database_key)
         try:
-            return file_key(self.directory / "link-key")
+            return _file_key(self.directory / "link-key")
         except OSError as error:
             raise StoreError(str(error)) from error
 
@@ -215,3 +220,24 @@ def _open_blobs(directory: Path, url: str | None) -> BlobStore:
             f"{error.name} is not installed: pip install 'llm-sandbox-proxy[s3]'"
         ) from error
     return S3BlobStore(url, directory / "blob-cache")
+
+
+def _file_key(path: Path) -> bytes:
+    """Return the link key in a file, which is created if it does not exist. Raises OSError."""
+    if not path.exists():
+        # A hard link to a complete file, because several processes may create the key at once.
+        finished = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+        finished.touch(mode=0o600)
+        finished.write_bytes(secrets.token_bytes(LINK_KEY_BYTES))
+        with suppress(FileExistsError):
+            path.hardlink_to(finished)
+        finished.unlink()
+    return path.read_bytes()
+
+
+def _database_key(connection: Connection) -> bytes:
+    """Return the link key in the database, which is created if it does not exist."""
+    row = {"name": "link-key", "value": secrets.token_bytes(LINK_KEY_BYTES)}
+    connection.execute(upsert(connection, SECRETS).values(row).on_conflict_do_nothing())
+    query = select(SECRETS.c.value).where(SECRETS.c.name == row["name"])
+    return bytes(connection.execute(query).scalar_one())
