@@ -1,8 +1,9 @@
 """The command `python -m bench.compare OTHER [OPERATION ...]`: compare two checkouts.
 
-Each checkout has its own virtual environment, as `make install` leaves it. Both are alive at the
-same time and take turns of at most a few seconds, so that load on the machine affects both alike.
-Two runs of `python -m bench`, one after the other, can differ by 10 % without a change of the code.
+Each checkout has its own virtual environment, as `make install` leaves it. A process of each is
+alive at the same time, and the two take turns of at most a few seconds, so that load on the machine
+affects both alike. Two processes of the same code differ by up to a tenth as long as they live, so
+several such pairs are measured, one after the other.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,29 +35,30 @@ class Comparison:
     repetitions: int
     """Repetitions in one turn."""
     turns: int
+    """Turns of one pair of processes."""
     what: str
     kinds: Sequence[str] = KINDS
 
 
 COMPARISONS = {
-    "command": Comparison(40, 40, "`true` in a sandbox"),
-    "commands16": Comparison(20, 12, "20 times `true` in each of 16 sandboxes at once"),
-    "cold": Comparison(2, 20, "start of a sandbox, to the end of its first `true`"),
-    "warm": Comparison(5, 40, "lease of a ready sandbox"),
-    "ping": Comparison(40, 40, "a ping of a sandbox"),
-    "put1k": Comparison(40, 30, "1 KB into a sandbox"),
-    "get1k": Comparison(40, 30, "1 KB out of a sandbox"),
-    "put100m": Comparison(1, 30, "100 MiB into a sandbox"),
-    "get100m": Comparison(1, 16, "100 MiB out of a sandbox"),
-    "run": Comparison(3, 20, "a run of 5 turns on a ready sandbox"),
-    "run-cpu": Comparison(20, 14, "the proxy's processor time for a run of 5 turns"),
-    "runs64": Comparison(128, 8, "a run, 64 at once"),
-    "plain": Comparison(300, 24, "`:plain`, whole", ("bubblewrap",)),
-    "plain64": Comparison(1000, 24, "`:plain`, whole, 64 at once", ("bubblewrap",)),
+    "command": Comparison(40, 7, "`true` in a sandbox"),
+    "commands16": Comparison(20, 3, "20 times `true` in each of 16 sandboxes at once"),
+    "cold": Comparison(3, 7, "start of a sandbox, to the end of its first `true`"),
+    "warm": Comparison(5, 9, "lease of a ready sandbox"),
+    "ping": Comparison(100, 9, "a ping of a sandbox"),
+    "put1k": Comparison(80, 9, "1 KB into a sandbox"),
+    "get1k": Comparison(80, 9, "1 KB out of a sandbox"),
+    "put100m": Comparison(1, 5, "100 MiB into a sandbox"),
+    "get100m": Comparison(1, 3, "100 MiB out of a sandbox"),
+    "run": Comparison(3, 5, "a run of 5 turns on a ready sandbox"),
+    "run-cpu": Comparison(20, 3, "the proxy's processor time for a run of 5 turns"),
+    "runs64": Comparison(128, 3, "a run, 64 at once"),
+    "plain": Comparison(300, 6, "`:plain`, whole", ("bubblewrap",)),
+    "plain64": Comparison(1000, 6, "`:plain`, whole, 64 at once", ("bubblewrap",)),
     "plain64-cpu": Comparison(
-        2000, 24, "the proxy's processor time for `:plain`, whole, 64 at once", ("bubblewrap",)
+        2000, 6, "the proxy's processor time for `:plain`, whole, 64 at once", ("bubblewrap",)
     ),
-    "stream64": Comparison(200, 24, "`:plain`, streamed, 64 at once", ("bubblewrap",)),
+    "stream64": Comparison(200, 6, "`:plain`, streamed, 64 at once", ("bubblewrap",)),
 }
 
 
@@ -92,6 +95,16 @@ class Checkout:
         raise RuntimeError("a checkout ended; its error is above")
 
 
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """The durations of one operation that one pair of processes has measured, in ms."""
+
+    before: Sequence[float]
+    now: Sequence[float]
+    ratios: Sequence[float]
+    """For each turn, how many times as long this checkout took as the other one."""
+
+
 def main() -> int:
     """Measure, and print a line for each operation and backend. Return the exit code, which is 1 if
     a backend does not work in both checkouts."""
@@ -100,36 +113,38 @@ def main() -> int:
         _parser().error(f"no such operation: {', '.join(sorted(unknown))}")
     if not (arguments.other / PYTHON).exists():
         _parser().error(f"{arguments.other} has no {PYTHON}: run `make install` there")
-    status = 0
-    with ExitStack() as opened:
-        other, this = (
-            Checkout(directory, arguments.image, opened)
-            for directory in (arguments.other.resolve(), ROOT)
-        )
-        sys.stdout.write(
-            "| | other, ms | this, ms"
-            " | this / other: median of the turns, and the range of their middle half |\n"
-        )
-        sys.stdout.write("|---|---|---|---|\n")
-        for operation in arguments.operations or COMPARISONS:
-            for kind in COMPARISONS[operation].kinds:
-                if kind not in other.kinds or kind not in this.kinds:
-                    sys.stderr.write(f"{operation}: {kind} does not work in both checkouts\n")
-                    status = 1
-                    continue
-                sys.stdout.write(f"{_compare(other, this, operation, kind)}\n")
-                sys.stdout.flush()
-    return status
+    asked = [
+        (operation, kind)
+        for operation in arguments.operations or COMPARISONS
+        for kind in COMPARISONS[operation].kinds
+    ]
+    measured: dict[tuple[str, str], list[Durations]] = {each: [] for each in asked}
+    for number in range(1, arguments.pairs + 1):
+        sys.stderr.write(f"pair {number} of {arguments.pairs}\n")
+        with ExitStack() as opened:
+            other, this = (
+                Checkout(directory, arguments.image, opened)
+                for directory in (arguments.other.resolve(), ROOT)
+            )
+            for operation, kind in asked:
+                if kind in other.kinds and kind in this.kinds:
+                    durations = _measure_pair(other, this, operation, kind)
+                    measured[operation, kind].append(durations)
+    sys.stdout.write("| | other, ms | this, ms | this / other: median and range of the pairs |\n")
+    sys.stdout.write("|---|---|---|---|\n")
+    for (operation, kind), pairs in measured.items():
+        sys.stdout.write(f"| {COMPARISONS[operation].what}, {kind} {_row_end(pairs)}\n")
+    return 0 if all(measured.values()) else 1
 
 
-def _compare(other: Checkout, this: Checkout, operation: str, kind: str) -> str:
-    """Return the line of the table. The first turn is a warm-up and does not count."""
+def _measure_pair(other: Checkout, this: Checkout, operation: str, kind: str) -> Durations:
+    """Let the two take turns. The first turn is a warm-up and does not count."""
     comparison = COMPARISONS[operation]
-    others: list[float] = []
-    ours: list[float] = []
+    before: list[float] = []
+    now: list[float] = []
     ratios: list[float] = []
     for turn in range(comparison.turns + 1):
-        order = [(other, others), (this, ours)]
+        order = [(other, before), (this, now)]
         medians: dict[Checkout, float] = {}
         for checkout, durations in order if turn % 2 else reversed(order):
             measured = checkout.measure(operation, kind, comparison.repetitions)
@@ -137,12 +152,17 @@ def _compare(other: Checkout, this: Checkout, operation: str, kind: str) -> str:
             durations += measured if turn else []
         if turn and medians[other]:
             ratios.append(medians[this] / medians[other])
-    before, now = statistics.median(others), statistics.median(ours)
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return (
-        f"| {comparison.what}, {kind} | {before:.3g} | {now:.3g} "
-        f"| {middle:.3f}, {low:.3f} to {high:.3f} |"
-    )
+    return Durations(before, now, ratios)
+
+
+def _row_end(pairs: Sequence[Durations]) -> str:
+    if not pairs:
+        return "| does not work in both checkouts | | |"
+    before = statistics.median(chain.from_iterable(pair.before for pair in pairs))
+    now = statistics.median(chain.from_iterable(pair.now for pair in pairs))
+    ratios = [statistics.median(pair.ratios) for pair in pairs]
+    middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
+    return f"| {before:.3g} | {now:.3g} | {middle:.3f}, {low:.3f} to {high:.3f} |"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -155,6 +175,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"one of {', '.join(COMPARISONS)}; default: all",
     )
     parser.add_argument("--image", default=DockerConfig().image, help="Docker image of sandboxes")
+    parser.add_argument("--pairs", type=int, default=6, help="number of pairs; default: 6")
     return parser
 
 

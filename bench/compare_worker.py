@@ -31,9 +31,8 @@ SMALL_FILE, LARGE_FILE = "/testbed/small/file", "/testbed/large/file"
 LARGE_PIECES = 100
 COMMAND_TIMEOUT_S = 60
 SANDBOX_COUNT = 16
-PLAIN_SERVER_COUNT = 8
-"""Number of servers that take turns at `:plain` requests. The processor time of a request differs
-by a tenth between two processes that run the same code."""
+PLAIN_SERVER_COUNT = 2
+"""Number of servers that take turns at `:plain` requests."""
 WARM_UP_COUNT = 300
 """Number of requests to a new `:plain` server that do not count."""
 SETTLE_S = 0.4
