@@ -86,6 +86,37 @@ async def test_signed_link_is_removed_from_the_prompt(
         assert prompt.count("/content)") == 2
 
 
+@pytest.mark.parametrize("turn", ["messages", "responses", "previous response"])
+async def test_signed_link_is_removed_from_the_prompt_of_the_other_apis(
+    turn: str, tmp_path: Path
+) -> None:
+    script = by_history([MAKE, text_reply("See output/sub/b.csv.")])
+    async with (
+        scripted_backend(script) as backend,
+        running_proxy(backend, "memory", tmp_path) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        first = await client.post("/v1/responses", json={"model": "m", "input": "Make it."})
+        link = LINK.search(first.text)
+        assert link is not None
+        answer = {"role": "assistant", "content": f"See [b.csv]({link.group()})."}
+        said = [{"role": "user", "content": "Make it."}, answer, {"role": "user", "content": "Go."}]
+        path, fields = {
+            "messages": ("/v1/messages", {"max_tokens": 100, "messages": said}),
+            "responses": ("/v1/responses", {"input": said}),
+            "previous response": (
+                "/v1/responses",
+                {"previous_response_id": first.json()["id"], "input": "Go."},
+            ),
+        }[turn]
+        response = await client.post(path, json={"model": "m", **fields})
+        assert response.status_code == 200, response.text
+    prompt = messages_sent(backend, -1)
+    assert f"[b.csv]({OUTPUT_DIR}/sub/b.csv)" in prompt
+    assert "sig=" not in prompt
+    assert "/v1/containers/" not in prompt
+
+
 async def test_link_to_a_file_of_another_key_is_not_resolved(tmp_path: Path) -> None:
     script = by_history([MAKE, text_reply("See output/sub/b.csv.")])
     keyring = Keyring([("sk-a", Key("a")), ("sk-b", Key("b"))])

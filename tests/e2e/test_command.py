@@ -246,6 +246,18 @@ async def test_public_listen_address_without_a_key_is_refused(host: str, tmp_pat
     assert line == await error_line(tmp_path, "config", "check", "--host", host)
 
 
+async def test_own_address_in_a_network_is_refused_without_a_key(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has no route to a network")
+        host = probe.getsockname()[0]
+    options = ("--port", "0", "--sandbox", "bubblewrap", "--host", host)
+    line = await error_line(tmp_path, "serve", *options)
+    assert line.startswith(f"server.host: everyone who can reach {host} could run commands here")
+
+
 @pytest.mark.parametrize("command", [("serve", "--port", "0"), ("config", "check")])
 @pytest.mark.parametrize(
     ("options", "words"),
@@ -423,7 +435,7 @@ async def test_doctor_accepts_bubblewrap_in_place_of_docker(tmp_path: Path) -> N
     assert lines[-1] == "`sandbox-proxy serve` would work."
 
 
-NAMED_ENGINES: list[tuple[dict[str, str], dict[str, str]]] = [
+NAMED_ENGINES: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"host": "tcp://127.0.0.1:1"}, {}),
     ({"runtime": "runsc", "host": "tcp://127.0.0.1:1"}, {}),
     ({}, {"DOCKER_HOST": "tcp://127.0.0.1:1"}),
@@ -432,7 +444,7 @@ NAMED_ENGINES: list[tuple[dict[str, str], dict[str, str]]] = [
 
 @pytest.mark.parametrize(("docker", "variables"), NAMED_ENGINES)
 async def test_configured_engine_is_never_replaced_by_bubblewrap(
-    docker: dict[str, str], variables: dict[str, str], tmp_path: Path
+    docker: dict[str, Any], variables: dict[str, str], tmp_path: Path
 ) -> None:
     config = write_config(tmp_path, {"sandbox": {"docker": docker}})
     line = await error_line(tmp_path, "serve", "--port", "0", "--config", config, **variables)

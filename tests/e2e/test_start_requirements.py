@@ -9,7 +9,7 @@ import httpx
 import pytest
 import yaml
 
-from proxy.models.scripted import call, tool_reply
+from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.openai_errors import MESSAGES
 from tests.e2e.proxy_process import Server, run, serving, write_config
 from tests.e2e.test_command import error_line, findings
@@ -78,6 +78,25 @@ async def test_passthrough_all_is_served_with_one_key_or_as_shared(
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+# URLs that the backend fetches
+
+
+async def test_backend_that_fetches_urls_gets_private_ones(tmp_path: Path) -> None:
+    url = "http://10.0.0.1/secret.png"
+    parts = [{"type": "image_url", "image_url": {"url": url}}]
+    body = {"model": "fake-model:plain", "messages": [{"role": "user", "content": parts}]}
+    async with (
+        scripted_backend([text_reply("Seen.")]) as backend,
+        serving(
+            tmp_path, "bubblewrap", backend.base_url, {"backend": {"fetches_urls": True}}
+        ) as server,
+        httpx.AsyncClient(timeout=30) as client,
+    ):
+        answer = await client.post(f"{server.url}/v1/chat/completions", json=body)
+    assert answer.status_code == 200
+    assert backend.requests[-1].body["messages"] == body["messages"]
+
+
 # Addresses that other machines can reach
 
 
@@ -133,18 +152,31 @@ def fallback_warning(server: Server) -> str:
     (warning,) = [line for line in lines if "bubblewrap instead" in line]
     assert " WARNING " in warning
     assert "its sandboxes share the host's kernel and see its /usr" in warning
+    assert "build the image (sandbox-proxy build-image)" in warning
     assert any(" INFO sandboxes: bubblewrap" in line for line in lines)
     return warning
 
 
-async def test_configured_runtime_is_never_replaced_by_bubblewrap(tmp_path: Path) -> None:
-    docker = {"runtime": "no-such-runtime", "image": NO_IMAGE}
+@pytest.mark.parametrize("runtime", ["no-such-runtime", "runc"])
+async def test_configured_runtime_is_never_replaced_by_bubblewrap(
+    runtime: str, tmp_path: Path
+) -> None:
+    docker = {"runtime": runtime, "image": NO_IMAGE}
     config = write_config(tmp_path, {"sandbox": {"docker": docker}})
     checked = await run(tmp_path, "doctor", "--config", config)
     assert checked.returncode == 1
     assert not [name for name in findings(checked) if "bubblewrap" in name]
     line = await error_line(tmp_path, "serve", "--port", "0", "--config", config)
-    assert "no Docker engine answers" in line or "no-such-runtime" in line
+    reasons = ("no Docker engine answers", "no-such-runtime", NO_IMAGE)
+    assert any(reason in line for reason in reasons)
+
+
+async def test_configured_engines_are_never_replaced_by_bubblewrap(tmp_path: Path) -> None:
+    docker = {"hosts": [{"url": "tcp://127.0.0.1:1"}], "image": NO_IMAGE}
+    config = write_config(tmp_path, {"sandbox": {"docker": docker}})
+    done = await run(tmp_path, "serve", "--port", "0", "--config", config)
+    assert done.returncode == 1
+    assert b"no Docker engine can be used: tcp://127.0.0.1:1" in done.stderr
 
 
 async def test_bubblewrap_without_cgroups_is_refused_unless_weak_limits_are_allowed(
