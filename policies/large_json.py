@@ -218,17 +218,18 @@ def count_chars(value: Any, enough: float = inf) -> int:
     """Return the number of characters of all strings in a JSON value, plus `CHARS_PER_VALUE` for
     each item of a list. Stop counting above `enough`."""
     count = 0
-    pending = [value]
-    while pending and count <= enough:
-        each = pending.pop()
+    values = [value]  # grows while it is iterated over, which is faster than a stack
+    for each in values:
         kind = type(each)
         if kind is str:
             count += len(each)
         elif kind is dict:
-            pending += each.values()
+            values += each.values()
         elif kind is list:
             count += CHARS_PER_VALUE * len(each)
-            pending += each
+            values += each
+        if count > enough:
+            break
     return count
 
 

@@ -12,7 +12,8 @@ from policies.isolation import Isolation
 
 OnMiss = Literal["create", "wait", "fail"]
 ResizableLimits = tuple[int, float, int]
-PoolKey = tuple[tuple[str, object], ...]
+PoolKey = tuple[object, ...]
+"""Values of fields of Isolation."""
 
 RESIZABLE_FIELDS = ("memory_mib", "cpus", "pids")
 """Fields of Isolation that can be changed in a running sandbox."""
@@ -22,7 +23,8 @@ _EXACT_KEY_FIELDS = tuple(
     field.name for field in fields(Isolation) if field.name not in LEASE_FIELDS
 )
 """By exclusion, so that a new field of Isolation is part of the key by default."""
-_KEY_FIELDS = tuple(name for name in _EXACT_KEY_FIELDS if name not in RESIZABLE_FIELDS)
+_read_exact_key = attrgetter(*_EXACT_KEY_FIELDS)
+_read_key = attrgetter(*(name for name in _EXACT_KEY_FIELDS if name not in RESIZABLE_FIELDS))
 
 _MIN_START_BACKOFF_S, _MAX_START_BACKOFF_S = 1.0, 30.0
 _NEWEST_WEIGHT = 0.2
@@ -104,16 +106,14 @@ def without_lease_fields(isolation: Isolation) -> Isolation:
 def pool_key(isolation: Isolation) -> PoolKey:
     """Return the settings that are fixed when a sandbox is created. A ready sandbox can serve every
     request with the same key."""
-    return _read_fields(_KEY_FIELDS, isolation)
+    key: PoolKey = _read_key(isolation)
+    return key
 
 
 def exact_pool_key(isolation: Isolation) -> PoolKey:
     """Return the pool key for a backend that cannot change limits later."""
-    return _read_fields(_EXACT_KEY_FIELDS, isolation)
-
-
-def _read_fields(names: tuple[str, ...], isolation: Isolation) -> PoolKey:
-    return tuple(zip(names, attrgetter(*names)(isolation), strict=True))
+    key: PoolKey = _read_exact_key(isolation)
+    return key
 
 
 @lru_cache
