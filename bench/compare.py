@@ -108,7 +108,7 @@ class Durations:
 def main() -> int:
     """Measure, and print a line for each operation and backend. Return the exit code, which is 1 if
     a backend does not work in both checkouts."""
-    arguments = _parser().parse_args()
+    arguments = _parser().parse_intermixed_args()
     if unknown := set(arguments.operations) - set(COMPARISONS):
         _parser().error(f"no such operation: {', '.join(sorted(unknown))}")
     if not (arguments.other / PYTHON).exists():
