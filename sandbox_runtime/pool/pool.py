@@ -472,11 +472,11 @@ class Pool:
     def _trim(self) -> None:
         """End the idle sandboxes that the pool does not keep ready: those of other isolations, and
         of each kept isolation all but the newest `min_ready`."""
-        missing = Counter(dict.fromkeys(self._kept_isolations, self._settings.min_ready))
+        missing = dict.fromkeys(self._kept_isolations, self._settings.min_ready)
         for entry in reversed(self._registry.entries(EntryState.IDLE)):
             if (
                 entry.isolation == self._kept_isolations.get(entry.pool_key)
-                and missing[entry.pool_key]
+                and missing.get(entry.pool_key)
             ):
                 missing[entry.pool_key] -= 1
             else:
