@@ -7,12 +7,14 @@ several such pairs are measured, one after the other.
 """
 
 import argparse
+import asyncio
 import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.backends import KINDS
+from bench.load import is_answering
+from bench.servers import free_port
 from proxy.config import DockerConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,10 +69,10 @@ COMPARISONS = {
 class Checkout:
     """A process that measures one checkout."""
 
-    def __init__(self, directory: Path, image: str, opened: ExitStack) -> None:
+    def __init__(self, directory: Path, image: str, model_port: int, opened: ExitStack) -> None:
         self._process = opened.enter_context(
             subprocess.Popen(
-                [directory / PYTHON, "-P", WORKER, image],
+                [directory / PYTHON, "-P", WORKER, image, str(model_port)],
                 cwd=directory,
                 env={**os.environ, "PYTHONPATH": str(directory)},
                 stdin=subprocess.PIPE,
@@ -122,8 +126,9 @@ def main() -> int:
     for number in range(1, arguments.pairs + 1):
         sys.stderr.write(f"pair {number} of {arguments.pairs}\n")
         with ExitStack() as opened:
+            model_port = _start_model(opened)
             other, this = (
-                Checkout(directory, arguments.image, opened)
+                Checkout(directory, arguments.image, model_port, opened)
                 for directory in (arguments.other.resolve(), ROOT)
             )
             for operation, kind in asked:
@@ -135,6 +140,20 @@ def main() -> int:
     for (operation, kind), pairs in measured.items():
         sys.stdout.write(f"| {COMPARISONS[operation].what}, {kind} {_row_end(pairs)}\n")
     return 0 if all(measured.values()) else 1
+
+
+def _start_model(opened: ExitStack) -> int:
+    """Start the model that both checkouts use, and return its port."""
+    port = free_port()
+    process = opened.enter_context(
+        subprocess.Popen([sys.executable, "-m", "bench.instant_model", str(port)], cwd=ROOT)
+    )
+    opened.callback(process.terminate)
+    while not asyncio.run(is_answering(port, "/v1/models")):
+        if process.poll() is not None:
+            raise RuntimeError("the model ended; its error is above")
+        time.sleep(0.05)
+    return port
 
 
 def _measure_pair(other: Checkout, this: Checkout, operation: str, kind: str) -> Durations:

@@ -1,9 +1,10 @@
 """The measurements of one checkout for `bench.compare`.
 
-`python -P bench/compare_worker.py IMAGE` imports the packages on PYTHONPATH, which may be of an
-older checkout than this file. It prints the names of the backends that work as a JSON list,
-then reads orders from stdin, one JSON list a line: [operation, backend, repetitions]. For each it
-prints the durations in ms as a JSON list.
+`python -P bench/compare_worker.py IMAGE MODEL_PORT` imports the packages on PYTHONPATH, which may
+be of an older checkout than this file. The model that answers at the port is that of this checkout.
+The command prints the names of the backends that work as a JSON list, then reads orders from stdin,
+one JSON list a line: [operation, backend, repetitions]. For each it prints the durations in ms as a
+JSON list.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from bench.backends import BenchBackend, Kind, working_backends
 from bench.load import burst, post_request
 from bench.loop import EXPECTED_BYTES, REQUEST
 from bench.sandboxes import fill_pool, fresh_sandbox
-from bench.servers import DEFAULT_POOL, BenchServer, model_backend, proxy
+from bench.servers import DEFAULT_POOL, BenchServer, proxy
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
@@ -53,10 +54,15 @@ class Worker:
     """Sandboxes, pools and servers, each started when an operation first needs it."""
 
     def __init__(
-        self, opened: AsyncExitStack, image: str, backends: Sequence[BenchBackend]
+        self,
+        opened: AsyncExitStack,
+        image: str,
+        model: BenchServer,
+        backends: Sequence[BenchBackend],
     ) -> None:
         self._opened = opened
         self._image = image
+        self._model = model
         self._backends = {backend.kind: backend for backend in backends}
         self._sandboxes: dict[Kind, list[GuestSandbox]] = {}
         self._pools: dict[Kind, Pool] = {}
@@ -190,23 +196,21 @@ class Worker:
 
     async def _server(self, kind: Kind) -> BenchServer:
         if kind not in self._servers:
-            model = await self._opened.enter_async_context(model_backend())
-            self._servers[kind] = await self._start_server(kind, model, DEFAULT_POOL.min_ready)
+            self._servers[kind] = await self._start_server(kind, DEFAULT_POOL.min_ready)
         return self._servers[kind]
 
     async def _plain_server(self, kind: Kind) -> BenchServer:
         """Return the server whose turn it is."""
         if kind not in self._plain_servers:
-            model = await self._opened.enter_async_context(model_backend())
-            servers = [await self._start_server(kind, model, 0) for _ in range(PLAIN_SERVER_COUNT)]
+            servers = [await self._start_server(kind, 0) for _ in range(PLAIN_SERVER_COUNT)]
             for server in servers:
                 await _send(server, REQUESTS["whole"], WARM_UP_COUNT, 1)
             self._plain_servers[kind] = deque(servers)
         self._plain_servers[kind].rotate()
         return self._plain_servers[kind][0]
 
-    async def _start_server(self, kind: Kind, model: BenchServer, idle: int) -> BenchServer:
-        server = proxy(model, sandbox=kind, image=self._image, idle=idle)
+    async def _start_server(self, kind: Kind, idle: int) -> BenchServer:
+        server = proxy(self._model, sandbox=kind, image=self._image, idle=idle)
         return await self._opened.enter_async_context(server)
 
 
@@ -244,11 +248,12 @@ async def _send(
     return sent.latencies_ms
 
 
-async def main(image: str) -> None:
+async def main(image: str, model_port: int) -> None:
     """Obey the orders on stdin until it ends."""
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(working_backends(image))
-        worker = Worker(opened, image, found.working)
+        model = BenchServer(pid=0, port=model_port, ready_s=0)
+        worker = Worker(opened, image, model, found.working)
         _print(json.dumps([backend.kind for backend in found.working]))
         while line := await asyncio.to_thread(sys.stdin.readline):
             operation, kind, count = json.loads(line)
@@ -261,4 +266,4 @@ def _print(line: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))

@@ -4,8 +4,11 @@ from contextlib import AsyncExitStack
 
 from bench.compare import COMPARISONS
 from bench.compare_worker import Worker
+from bench.servers import BenchServer
 
 
 async def test_worker_has_each_compared_operation() -> None:
     async with AsyncExitStack() as opened:
-        assert set(Worker(opened, "no-image", []).operations) == set(COMPARISONS)
+        assert set(Worker(opened, "no-image", BenchServer(0, 0, 0), []).operations) == set(
+            COMPARISONS
+        )
