@@ -14,7 +14,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.backends import KINDS
-from bench.load import is_answering
-from bench.servers import free_port
+from bench.servers import model_backend
 from proxy.config import DockerConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -117,24 +115,14 @@ def main() -> int:
         _parser().error(f"no such operation: {', '.join(sorted(unknown))}")
     if not (arguments.other / PYTHON).exists():
         _parser().error(f"{arguments.other} has no {PYTHON}: run `make install` there")
+    if arguments.pairs < 1:
+        _parser().error("--pairs: at least 1")
     asked = [
         (operation, kind)
         for operation in arguments.operations or COMPARISONS
         for kind in COMPARISONS[operation].kinds
     ]
-    measured: dict[tuple[str, str], list[Durations]] = {each: [] for each in asked}
-    for number in range(1, arguments.pairs + 1):
-        sys.stderr.write(f"pair {number} of {arguments.pairs}\n")
-        with ExitStack() as opened:
-            model_port = _start_model(opened)
-            other, this = (
-                Checkout(directory, arguments.image, model_port, opened)
-                for directory in (arguments.other.resolve(), ROOT)
-            )
-            for operation, kind in asked:
-                if kind in other.kinds and kind in this.kinds:
-                    durations = _measure_pair(other, this, operation, kind)
-                    measured[operation, kind].append(durations)
+    measured = asyncio.run(_measure(arguments, asked))
     sys.stdout.write("| | other, ms | this, ms | this / other: median and range of the pairs |\n")
     sys.stdout.write("|---|---|---|---|\n")
     for (operation, kind), pairs in measured.items():
@@ -142,18 +130,25 @@ def main() -> int:
     return 0 if all(measured.values()) else 1
 
 
-def _start_model(opened: ExitStack) -> int:
-    """Start the model that both checkouts use, and return its port."""
-    port = free_port()
-    process = opened.enter_context(
-        subprocess.Popen([sys.executable, "-m", "bench.instant_model", str(port)], cwd=ROOT)
-    )
-    opened.callback(process.terminate)
-    while not asyncio.run(is_answering(port, "/v1/models")):
-        if process.poll() is not None:
-            raise RuntimeError("the model ended; its error is above")
-        time.sleep(0.05)
-    return port
+async def _measure(
+    arguments: argparse.Namespace, asked: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], list[Durations]]:
+    """Return what each pair has measured, by operation and backend. Both checkouts use the model of
+    this one."""
+    measured: dict[tuple[str, str], list[Durations]] = {each: [] for each in asked}
+    async with model_backend() as model:
+        for number in range(1, arguments.pairs + 1):
+            sys.stderr.write(f"pair {number} of {arguments.pairs}\n")
+            with ExitStack() as opened:
+                other, this = (
+                    Checkout(directory, arguments.image, model.port, opened)
+                    for directory in (arguments.other.resolve(), ROOT)
+                )
+                for operation, kind in asked:
+                    if kind in other.kinds and kind in this.kinds:
+                        durations = _measure_pair(other, this, operation, kind)
+                        measured[operation, kind].append(durations)
+    return measured
 
 
 def _measure_pair(other: Checkout, this: Checkout, operation: str, kind: str) -> Durations:
@@ -175,6 +170,7 @@ def _measure_pair(other: Checkout, this: Checkout, operation: str, kind: str) ->
 
 
 def _row_end(pairs: Sequence[Durations]) -> str:
+    """Return the cells behind the first one of a row."""
     if not pairs:
         return "| does not work in both checkouts | | |"
     before = statistics.median(chain.from_iterable(pair.before for pair in pairs))
