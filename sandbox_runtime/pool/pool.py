@@ -474,10 +474,9 @@ class Pool:
         of each kept isolation all but the newest `min_ready`."""
         missing = dict.fromkeys(self._kept_isolations, self._settings.min_ready)
         for entry in reversed(self._registry.entries(EntryState.IDLE)):
-            if entry.isolation == self._kept_isolations.get(entry.pool_key) and missing.get(
-                entry.pool_key
-            ):
-                missing[entry.pool_key] -= 1
+            key = entry.pool_key
+            if entry.isolation == self._kept_isolations.get(key) and missing[key]:
+                missing[key] -= 1
             else:
                 self._lifecycle.end(entry)
 
