@@ -4,6 +4,8 @@ receives.
 
 import base64
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,18 @@ def messages_sent(backend: ScriptedBackend, number: int) -> str:
     return str(backend.requests[number].body["messages"])
 
 
+@asynccontextmanager
+async def file_maker(home: Path) -> AsyncIterator[tuple[ScriptedBackend, httpx.AsyncClient]]:
+    """Run a proxy whose model makes a file and names it in its answer, and a client of it."""
+    script = by_history([MAKE, text_reply("See output/sub/b.csv.")])
+    async with (
+        scripted_backend(script) as backend,
+        running_proxy(backend, "memory", home) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        yield backend, client
+
+
 @pytest.mark.parametrize("path_in_answer", ["output/sub/b.csv", "./output/sub/b.csv"])
 async def test_relative_path_in_an_answer_becomes_a_link(
     path_in_answer: str, tmp_path: Path
@@ -61,12 +75,7 @@ async def test_relative_path_in_an_answer_becomes_a_link(
 async def test_signed_link_is_removed_from_the_prompt(
     model: str, role: str, tmp_path: Path
 ) -> None:
-    script = by_history([MAKE, text_reply("See output/sub/b.csv.")])
-    async with (
-        scripted_backend(script) as backend,
-        running_proxy(backend, "memory", tmp_path) as url,
-        httpx.AsyncClient(base_url=url, timeout=30) as client,
-    ):
+    async with file_maker(tmp_path) as (backend, client):
         first = chat_body("Make it.")
         answer = await answer_text(client, first)
         said = [*first["messages"], {"role": role, "content": answer}]
@@ -90,12 +99,7 @@ async def test_signed_link_is_removed_from_the_prompt(
 async def test_signed_link_is_removed_from_the_prompt_of_the_other_apis(
     turn: str, tmp_path: Path
 ) -> None:
-    script = by_history([MAKE, text_reply("See output/sub/b.csv.")])
-    async with (
-        scripted_backend(script) as backend,
-        running_proxy(backend, "memory", tmp_path) as url,
-        httpx.AsyncClient(base_url=url, timeout=30) as client,
-    ):
+    async with file_maker(tmp_path) as (backend, client):
         first = await client.post("/v1/responses", json={"model": "m", "input": "Make it."})
         link = LINK.search(first.text)
         assert link is not None
