@@ -435,7 +435,7 @@ async def test_doctor_accepts_bubblewrap_in_place_of_docker(tmp_path: Path) -> N
     assert lines[-1] == "`sandbox-proxy serve` would work."
 
 
-NAMED_ENGINES: list[tuple[dict[str, Any], dict[str, str]]] = [
+NAMED_ENGINES: list[tuple[dict[str, str], dict[str, str]]] = [
     ({"host": "tcp://127.0.0.1:1"}, {}),
     ({"runtime": "runsc", "host": "tcp://127.0.0.1:1"}, {}),
     ({}, {"DOCKER_HOST": "tcp://127.0.0.1:1"}),
@@ -444,7 +444,7 @@ NAMED_ENGINES: list[tuple[dict[str, Any], dict[str, str]]] = [
 
 @pytest.mark.parametrize(("docker", "variables"), NAMED_ENGINES)
 async def test_configured_engine_is_never_replaced_by_bubblewrap(
-    docker: dict[str, Any], variables: dict[str, str], tmp_path: Path
+    docker: dict[str, str], variables: dict[str, str], tmp_path: Path
 ) -> None:
     config = write_config(tmp_path, {"sandbox": {"docker": docker}})
     line = await error_line(tmp_path, "serve", "--port", "0", "--config", config, **variables)

@@ -157,9 +157,11 @@ def fallback_warning(server: Server) -> str:
     return warning
 
 
-@pytest.mark.parametrize("runtime", ["no-such-runtime", "runc"])
+@pytest.mark.parametrize(
+    ("runtime", "reason"), [("no-such-runtime", "no-such-runtime"), ("runc", NO_IMAGE)]
+)
 async def test_configured_runtime_is_never_replaced_by_bubblewrap(
-    runtime: str, tmp_path: Path
+    runtime: str, reason: str, tmp_path: Path
 ) -> None:
     docker = {"runtime": runtime, "image": NO_IMAGE}
     config = write_config(tmp_path, {"sandbox": {"docker": docker}})
@@ -167,8 +169,7 @@ async def test_configured_runtime_is_never_replaced_by_bubblewrap(
     assert checked.returncode == 1
     assert not [name for name in findings(checked) if "bubblewrap" in name]
     line = await error_line(tmp_path, "serve", "--port", "0", "--config", config)
-    reasons = ("no Docker engine answers", "no-such-runtime", NO_IMAGE)
-    assert any(reason in line for reason in reasons)
+    assert "no Docker engine answers" in line or reason in line
 
 
 async def test_configured_engines_are_never_replaced_by_bubblewrap(tmp_path: Path) -> None:
