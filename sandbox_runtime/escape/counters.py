@@ -13,6 +13,7 @@ from sandbox_runtime.escape.context import (
     DisturbedError,
     EscapeContext,
     EscapeSandbox,
+    NotTriedError,
     run_python,
     running_python,
 )
@@ -125,6 +126,9 @@ class _Bomb:
     """The smallest amount with which the attack succeeds."""
     use_one: Callable[[EscapeSandbox], Awaitable[str]]
     """Uses the resource once, in the neighbour sandbox, and returns the output."""
+    output_of_one: str | None = "True"
+    """The output of `use_one` if the neighbour gets one of the resource; None if a sandbox may
+    have none."""
 
     def attack(self) -> Attack:
         async def make(context: EscapeContext) -> str | None:
@@ -151,6 +155,8 @@ class _Bomb:
 
     async def _run(self, sandbox: EscapeSandbox, neighbour: EscapeSandbox) -> str | None:
         before = await self.use_one(neighbour)
+        if self.output_of_one not in (None, before.strip()):
+            raise NotTriedError(f"the neighbour got no {self.resource} before: {before!r}")
         async with running_python(sandbox, self.program) as printed:
             after = await self.use_one(neighbour)
         if after != before:
@@ -164,14 +170,35 @@ class _Bomb:
 
 
 _AT_STANDARD = (
-    _Bomb("terminal_bomb", "pseudo-terminals", TERMINALS, _MANY_TERMINALS, _use_terminal),
+    _Bomb("terminal_bomb", "pseudo-terminals", TERMINALS, _MANY_TERMINALS, _use_terminal, "well"),
     _Bomb("timer_bomb", "timers", TIMERS, _MANY_TIMERS, _program_runner(ONE_TIMER)),
     _Bomb("signal_bomb", "queued signals", SIGNALS, _MANY_TIMERS, _program_runner(ONE_SIGNAL)),
-    _Bomb("message_queue_bomb", "message queues", QUEUES, _MANY_QUEUES, _program_runner(ONE_QUEUE)),
-    _Bomb("aio_bomb", "contexts of I/O", CONTEXTS, _MANY_CONTEXTS, _program_runner(ONE_CONTEXT)),
+    _Bomb(
+        "message_queue_bomb",
+        "message queues",
+        QUEUES,
+        _MANY_QUEUES,
+        _program_runner(ONE_QUEUE),
+        output_of_one=None,
+    ),
+    _Bomb(
+        "aio_bomb",
+        "contexts of I/O",
+        CONTEXTS,
+        _MANY_CONTEXTS,
+        _program_runner(ONE_CONTEXT),
+        output_of_one=None,
+    ),
 )
 _AT_STRICT = (
-    _Bomb("strict_terminal_bomb", "pseudo-terminals", TERMINALS, _MANY_TERMINALS, _use_terminal),
+    _Bomb(
+        "strict_terminal_bomb",
+        "pseudo-terminals",
+        TERMINALS,
+        _MANY_TERMINALS,
+        _use_terminal,
+        "well",
+    ),
     _Bomb("strict_timer_bomb", "timers", TIMERS, _MANY_TIMERS, _program_runner(ONE_TIMER)),
     _Bomb(
         "strict_signal_bomb", "queued signals", SIGNALS, _MANY_TIMERS, _program_runner(ONE_SIGNAL)

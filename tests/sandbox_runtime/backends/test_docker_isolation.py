@@ -149,6 +149,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.usefixtures("root_signal_counter")
 async def test_root_on_the_host_can_create_timers_while_a_sandbox_has_its_maximum(
     backend: DockerBackend,
 ) -> None:

@@ -8,7 +8,8 @@ import pytest
 from policies.isolation import Isolation, Level
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.docker_check import accepted_attempts, engine_info
-from sandbox_runtime.escape.context import Attack, EscapeContext, EscapeFinding
+from sandbox_runtime.escape import counters
+from sandbox_runtime.escape.context import Attack, EscapeContext, EscapeFinding, running_python
 from sandbox_runtime.escape.run import ATTACKS, PROBES, accept, refusal, run_attack, run_probes
 from sandbox_runtime.guest_sandbox import start_sandbox
 from tests.sandbox_runtime.conformance.backends import backend_of
@@ -57,6 +58,7 @@ async def test_every_boundary_holds_from_inside(backend: Backend, level: Level) 
     assert refusal(findings) is None
 
 
+@pytest.mark.usefixtures("root_signal_counter")
 @pytest.mark.parametrize(("backend", "attack"), AGAINST_EACH, indirect=["backend"])
 async def test_boundary_holds_against_attack(
     backend: Backend, attack: Attack, context: EscapeContext
@@ -64,6 +66,19 @@ async def test_boundary_holds_against_attack(
     finding = accept(await run_attack(context, attack), backend.accepted_attempts)
     verdict = "accepted" if attack.name in backend.accepted_attempts else "held"
     assert finding == EscapeFinding(attack.name, attack.boundary, verdict, finding.detail)
+
+
+@pytest.mark.usefixtures("root_signal_counter")
+@pytest.mark.parametrize(
+    "backend", [pytest.param("docker", marks=pytest.mark.docker)], indirect=True
+)
+async def test_bomb_is_not_tried_while_the_neighbour_gets_none_of_the_resource(
+    backend: Backend, context: EscapeContext
+) -> None:
+    [bomb] = [attack for attack in ATTACKS if attack.name == "timer_bomb"]
+    async with context.victim() as other, running_python(other, counters.TIMERS):
+        finding = await run_attack(context, bomb)
+    assert (finding.verdict, "got no timers" in finding.detail) == ("not tried", True)
 
 
 def test_only_runc_without_mapped_users_accepts_attempts() -> None:
