@@ -255,8 +255,12 @@ def _require_network_mode(config: "Config", mode: str) -> None:
 def serve(arguments: argparse.Namespace) -> int:
     """Run the server until it is interrupted."""
     import asyncio
+    import gc
     import logging
 
+    # What the imports create is no garbage. Visiting it took a seventh of the start's processor
+    # time. `_serve` enables the collector again.
+    gc.disable()
     from proxy.bootstrap import build_backend, build_model, require_keys
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -317,6 +321,7 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+    gc.enable()
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     max_connections = connection_limit(config.server.max_connections, files)
     # Reverse proxies whose X-Forwarded-For uvicorn trusts have many clients each.
