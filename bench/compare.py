@@ -61,6 +61,10 @@ COMPARISONS = {
         2000, 6, "the proxy's processor time for `:plain`, whole, 64 at once", ("bubblewrap",)
     ),
     "stream64": Comparison(200, 6, "`:plain`, streamed, 64 at once", ("bubblewrap",)),
+    "start": Comparison(1, 4, "start of the proxy, to its first answer", ("bubblewrap",)),
+    "start-cpu": Comparison(
+        1, 4, "the proxy's processor time until its first answer", ("bubblewrap",)
+    ),
 }
 
 

@@ -85,6 +85,8 @@ class Worker:
             "plain64": self._plain64,
             "plain64-cpu": self._plain64_cpu,
             "stream64": self._stream64,
+            "start": self._start,
+            "start-cpu": self._start_cpu,
         }
 
     async def _command(self, kind: Kind, count: int) -> Sequence[float]:
@@ -182,6 +184,18 @@ class Worker:
     async def _stream64(self, kind: Kind, count: int) -> Sequence[float]:
         server = await self._plain_server(kind)
         return [await _ms(_send(server, REQUESTS["stream"], count, 64)) / count]
+
+    async def _start(self, kind: Kind, count: int) -> Sequence[float]:
+        return [server.ready_s * 1000 async for server in self._started(kind, count)]
+
+    async def _start_cpu(self, kind: Kind, count: int) -> Sequence[float]:
+        return [server.cpu_s() * 1000 async for server in self._started(kind, count)]
+
+    async def _started(self, kind: Kind, count: int) -> AsyncIterator[BenchServer]:
+        """Start a server, yield it when it answers, and end it; `count` times."""
+        for _ in range(count):
+            async with proxy(self._model, sandbox=kind, image=self._image, idle=0) as server:
+                yield server
 
     async def _take(self, kind: Kind, count: int) -> Sequence[GuestSandbox]:
         """Return the first `count` running sandboxes. A sandbox that nobody has used for half a
