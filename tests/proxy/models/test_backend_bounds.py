@@ -15,7 +15,12 @@ from proxy.errors import AnswerTooLargeError, BackendError
 from proxy.models.completion_builder import MAX_ARGUMENTS_CHARS, MAX_FIELD_CHARS, CompletionBuilder
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.retry import RetryingModel
-from proxy.models.streaming import MAX_EVENT_BYTES, EventTooLongError, SSEDecoder
+from proxy.models.streaming import (
+    MAX_COMPLETION_BYTES,
+    MAX_EVENT_BYTES,
+    EventTooLongError,
+    SSEDecoder,
+)
 from tests.fakes.backend import Frames, Item, Raw, chunk, frames, scripted_backend
 from tests.proxy.agent.runs import USER
 from tests.proxy.models.delta_recorder import DeltaRecorder
@@ -66,6 +71,14 @@ async def test_endless_line_of_a_backend_stream_is_rejected() -> None:
     message = await rejection(Frames(endless))
     assert "32 MiB" in message
     assert endless.sent < 2 * MAX_EVENT_BYTES
+
+
+async def test_size_of_a_whole_backend_stream_is_limited() -> None:
+    comment = b": " + b"x" * (MIB - 4) + b"\n\n"
+    endless = Endless(b"", comment, 2 * MAX_COMPLETION_BYTES // MIB)
+    message = await rejection(Frames(endless))
+    assert "512 MiB" in message
+    assert endless.sent < 1.2 * MAX_COMPLETION_BYTES
 
 
 async def test_response_that_exceeds_a_limit_is_not_requested_again() -> None:
