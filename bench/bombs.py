@@ -63,6 +63,39 @@ def take():
 def give_back(timer):
     libc.timer_delete(timer)
 """
+_SIGNALS = """
+import os, signal
+own, kind = os.getpid(), signal.SIGRTMIN
+signal.pthread_sigmask(signal.SIG_BLOCK, [kind])
+def take():
+    return None if libc.sigqueue(own, int(kind), None) else kind
+def give_back(kind):
+    signal.sigtimedwait([kind], 0)
+"""
+_FILES_IN_FLIGHT = """
+import socket
+def take():
+    try:
+        near, far = socket.socketpair()
+        socket.send_fds(near, [b"x"], [0] * 64)
+    except OSError:
+        return None
+    return near, far
+def give_back(pair):
+    for end in pair:
+        end.close()
+"""
+_HUGE_PAGES = """
+import mmap
+MAP_HUGETLB = 0x40000
+def take():
+    try:
+        return mmap.mmap(-1, 1 << 21, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_HUGETLB)
+    except OSError:
+        return None
+def give_back(page):
+    page.close()
+"""
 _QUEUES = """
 import os
 made = 0
@@ -102,6 +135,9 @@ BOMBS: Mapping[str, str] = {
     "terminals": _python_command(_TERMINALS + _HOLD_LOOP),
     "AIO contexts": _python_command(_AIO_CONTEXTS + _HOLD_LOOP),
     "timers": _python_command(_TIMERS + _HOLD_LOOP),
+    "queued signals": _python_command(_SIGNALS + _HOLD_LOOP),
+    "files in flight": _python_command(_FILES_IN_FLIGHT + _HOLD_LOOP),
+    "huge pages": _python_command(_HUGE_PAGES + _HOLD_LOOP),
     "message queues": _python_command(_QUEUES + _HOLD_LOOP),
     "output": "yes",
     "refused connections": _python_command(_CONNECTIONS),
