@@ -142,7 +142,6 @@ async def _measure(
     measured: dict[tuple[str, str], list[Durations]] = {each: [] for each in asked}
     async with model_backend() as model:
         for number in range(1, arguments.pairs + 1):
-            sys.stderr.write(f"pair {number} of {arguments.pairs}\n")
             with ExitStack() as opened:
                 other, this = (
                     Checkout(directory, arguments.image, model.port, opened)
@@ -152,6 +151,9 @@ async def _measure(
                     if kind in other.kinds and kind in this.kinds:
                         durations = _measure_pair(other, this, operation, kind)
                         measured[operation, kind].append(durations)
+                        ratio = statistics.median(durations.ratios)
+                        of = f"pair {number} of {arguments.pairs}: {operation}, {kind}"
+                        sys.stderr.write(f"{of}: {ratio:.3f}\n")  # of use if a later pair fails
     return measured
 
 
