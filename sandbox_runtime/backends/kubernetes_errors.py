@@ -152,9 +152,10 @@ def cause_of_end(pod: Json | None) -> str:
             return one_line(terminated.get("message"))
     if pod["metadata"].get("deletionTimestamp"):
         return "its Pod was deleted from outside"
-    if any(state.get("exitCode") == _SIGKILL_EXIT_CODE for state in _terminated_states(status)):
-        return "it was killed on its node"
-    return ""
+    codes = _exit_codes(status)
+    if _NO_PROGRAM_EXIT_CODE in codes:
+        return f"the image lacks {AGENT_PATH}; see sandbox.kubernetes.agent_image"
+    return "it was killed on its node" if _SIGKILL_EXIT_CODE in codes else ""
 
 
 def one_line(text: object) -> str:
@@ -178,11 +179,12 @@ def _terminated_states(status: Json) -> Iterator[Json]:
                 yield terminated
 
 
+def _exit_codes(status: Json) -> list[object]:
+    return [state.get("exitCode") for state in _terminated_states(status)]
+
+
 def _exit_text(status: Json) -> str:
-    codes = [state.get("exitCode") for state in _terminated_states(status)]
-    if _NO_PROGRAM_EXIT_CODE in codes:
-        return f"the image lacks {AGENT_PATH}; see sandbox.kubernetes.agent_image"
-    return f"its processes ended with {', '.join(map(str, codes))}"
+    return f"its processes ended with {', '.join(map(str, _exit_codes(status)))}"
 
 
 def _text_of(state: Json) -> str:

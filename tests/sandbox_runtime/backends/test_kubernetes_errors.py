@@ -182,6 +182,10 @@ def test_error_for_a_pod_that_is_not_ready_names_what_its_containers_wait_for() 
             pod("Failed", containerStatuses=container("terminated", exitCode=137, reason="Error")),
             "it was killed on its node",
         ),
+        (
+            pod("Failed", containerStatuses=container("terminated", exitCode=127, reason="Error")),
+            "the image lacks /.agent/agent; see sandbox.kubernetes.agent_image",
+        ),
         (pod("Succeeded", containerStatuses=container("terminated", exitCode=0)), ""),
     ],
 )
