@@ -325,7 +325,9 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = commands.add_parser("compare", help="compare the results of several evaluations")
     sub.set_defaults(command=_compare)
-    sub.add_argument("outputs", type=Path, nargs="+", metavar="DIRECTORY", help="of results")
+    sub.add_argument(
+        "outputs", type=Path, nargs="+", metavar="DIRECTORY", help="directory of the results"
+    )
     sub.add_argument(
         "--data", type=Path, help="directory of the suites; default: those of the runs"
     )

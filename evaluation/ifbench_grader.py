@@ -49,7 +49,7 @@ def check_instructions(entry: Mapping[str, Any], answer: str) -> tuple[bool, boo
     )
     responses = {example.prompt: answer}
     try:
-        # The strict test removes the arguments without a value, which the loose test relies on.
+        # First the strict test: it removes the arguments without a value, as the loose test needs.
         strict = library.test_instruction_following_strict(example, responses)
         loose = library.test_instruction_following_loose(example, responses)
     except LookupError as error:

@@ -97,7 +97,7 @@ class Judgement(BaseModel):
 
     key: str
     """The SHA-256 of the judge's model, the version of the instructions, the rubric, the question,
-    the reference, the answer and the number of the vote."""
+    the reference answer, the judged answer and the number of the vote."""
     judge: str
     instructions: str
     vote: int

@@ -330,8 +330,8 @@ def _tool_use(
 
 
 def _turn_counts(run: SandboxUse, patterns: PatternCounts | None) -> TurnCounts:
-    """Count the turns of a run: by pattern, other turns, and idle turns. If its turns were not
-    captured, each tool call counts as a turn, and the count of idle turns is a lower bound."""
+    """Return the turn counts of a run. If its turns were not captured, `matched` counts tool calls
+    instead of turns, and `unmatched` and `idle` are lower bounds."""
     if patterns and patterns.turns:
         return patterns.turns
     others = run.turns - (run.stop_reason == "submitted")

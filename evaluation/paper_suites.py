@@ -132,7 +132,7 @@ def convert_suite(name: str, origin: str | None, seed: int) -> Conversion:
     """Return the samples of one of PAPER_SUITES, as drafts.
 
     `origin` is a path, a name on the hub such as hf:OWNER/NAME, or None for the installed package
-    that contains the data. If it has more problems than the paper, a draw with `seed` chooses them.
+    that contains the data. If the data has more problems than the paper, `seed` selects some.
     Raises SuiteError with the row and the field that is wrong, and ModuleNotFoundError for a name
     on the hub without the package huggingface_hub.
     """

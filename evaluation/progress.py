@@ -52,7 +52,7 @@ class ProgressBar:
         if self._bar:
             self._bar.stop()
         print(
-            f"{self._done} of {self._total} requests; in this part: {self._totals_text()}",
+            f"{self._done} of {self._total} requests; in this run: {self._totals_text()}",
             file=sys.stderr,
         )
 

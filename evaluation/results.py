@@ -29,6 +29,7 @@ from evaluation.journal import (
 )
 
 Mode = Literal["plain", "sandbox"]
+"""sandbox: the proxy answers with a sandbox. plain: it answers without one."""
 Status = Literal["answered", "context_overflow", "infra_error"]
 MODES: tuple[Mode, ...] = ("plain", "sandbox")
 RUN_FILE, RESULTS_FILE, TRAJECTORIES_FILE = "run.json", "results.jsonl", "trajectories.jsonl"

@@ -229,8 +229,8 @@ def _solving_turns(sample: Sample, behaviour: ToolConduct) -> Sequence[Sequence[
 
 
 def _turns_done(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of the model's turns in which no sandbox was lost. The commands of the
-    others are repeated."""
+    """Return the number of the model's turns in which no sandbox was lost. The model repeats the
+    commands of a turn in which one was lost."""
     lost_calls: list[bool] = []
     for each in messages:
         if each["role"] == "assistant":

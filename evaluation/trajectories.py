@@ -60,7 +60,7 @@ class TurnCounts:
     matched: Mapping[str, int]
     """The number of turns with a tool call that matches TABLE15, by capability."""
     unmatched: int
-    """The number of idle turns: those without a tool call that matches TABLE15."""
+    """The number of idle turns by TABLE15: those without a tool call that matches it."""
     idle: int
     """The number of idle turns by the proxy's classification: those without a capability."""
 

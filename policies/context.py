@@ -7,8 +7,8 @@ _MAX_ANSWER_DIVISOR = 4
 """A model call without `max_tokens` reserves at most 1 / `_MAX_ANSWER_DIVISOR` of the window for
 its answer."""
 COMPACTED_SHARE = 2 / 3
-"""Share of the prompt's token limit to which stubs shorten the prompt in a compaction. Each
-compaction loses the backend's prefix cache, so it must free enough room for several turns."""
+"""A compaction replaces observations by stubs until the prompt has at most this share of its token
+limit. Each compaction loses the backend's prefix cache, so it must free room for several turns."""
 SUMMARY_SHARE = 1 / 2
 """Share of the prompt's token limit that the client's messages, the latest turns and the summary
 may take together after a compaction by summary."""

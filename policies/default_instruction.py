@@ -36,7 +36,7 @@ def find_default_instruction(
     `without_system` is the template's rendering of the user message `user`, and `with_system` the
     rendering of the system message `system` and of the same user message. Both texts must be
     random. There is no default instruction if the template writes the system message into the
-    user's turn, or if the two renderings differ in more than a plain text.
+    user's turn, or if the two renderings differ in more than one passage without markup.
     """
     if with_system.count(system) != 1 or without_system.count(user) != 1:
         return ""

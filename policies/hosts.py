@@ -75,7 +75,7 @@ def parse_authority(text: str, default_port: int | None = None) -> Target:
 def _canonical_ipv6(text: str) -> str:
     found = None if "%" in text else parse_address(text)
     if found is None:
-        raise ValueError(f"{text!a} is not an IPv6 address without a zone")
+        raise ValueError(f"{text!a} is not an IPv6 address, or has a zone such as %eth0")
     return str(found)
 
 
@@ -95,7 +95,8 @@ def _ascii_host(text: str) -> str:
 
 # Public addresses
 
-# From IANA's special-purpose registries: `ipaddress.is_global` changes with Python.
+# From IANA's special-purpose registries, and the host agent of a cloud. `ipaddress.is_global` is
+# not used, because its result differs between versions of Python.
 _NOT_PUBLIC_V4 = tuple(
     ipaddress.IPv4Network(network)
     for network in (
@@ -117,8 +118,8 @@ _NOT_PUBLIC_V4 = tuple(
         "240.0.0.0/4",  # reserved, broadcast
     )
 )
-# Everything else is loopback, unspecified, mapped or compatible IPv4, NAT64, ULA, link-local or
-# multicast.
+# Outside this network are the loopback, unspecified, mapped and compatible IPv4, NAT64, ULA,
+# link-local and multicast addresses.
 _PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
 _NOT_PUBLIC_V6 = tuple(
     ipaddress.IPv6Network(network)
@@ -132,9 +133,10 @@ _NOT_PUBLIC_V6 = tuple(
 
 
 def is_public(address: IPAddress) -> bool:
-    """Return True if the address belongs to the public internet and embeds no other address.
+    """Return True if the address belongs to the public internet and embeds no IPv4 address.
 
-    A sandbox reaches any other address only if its rules allow the network of the address.
+    A sandbox reaches an address that is not public only if its rules allow the network of the
+    address.
     """
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in network for network in _NOT_PUBLIC_V4)

@@ -55,4 +55,4 @@ class Isolation:
         for name, minimum in MIN_LIMITS.items():
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"{name} is at least {minimum:g} (got {value:g})")
+                raise ValueError(f"{name} must be at least {minimum:g} (got {value:g})")

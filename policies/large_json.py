@@ -39,7 +39,7 @@ class Decoded:
     """A decoded JSON text."""
 
     value: Any
-    copies_bytes: int
+    memory_bytes: int
     """The bytes of memory that the value and its encoding need, at most."""
 
 
@@ -209,7 +209,7 @@ def _with_strings(value: Any, strings: Mapping[str, str]) -> Steps[Any]:
 
 
 CHARS_PER_VALUE = 32
-"""Number of characters that take as long to encode as a value that is no string."""
+"""Number of characters of a string that take as long to encode as one value of another type."""
 _INTEGERS = range(-(1 << 63), 1 << 64)
 """The integers that `encode_json` encodes fast."""
 

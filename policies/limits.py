@@ -67,8 +67,8 @@ class Limits:
     max_tool_output_chars: int = 2_000_000
     """Maximum length of all observations together, in characters."""
     command_timeout_s: float = 120.0
-    """Timeout of one command in seconds, unless the model sets another timeout (the reference: 120
-    s). At the timeout, the command is stopped."""
+    """Timeout of one command in seconds, unless the model sets another timeout (the paper's
+    reference implementation: 120 s). At the timeout, the command is stopped."""
     max_command_timeout_s: float = 3600.0
     """Maximum timeout of one command that the model may set, in seconds."""
     command_wait_s: float = 60.0
@@ -77,8 +77,8 @@ class Limits:
     max_trajectory_tokens: int | None = None
     """Maximum number of tokens of the trajectory: the request, the model's turns and the
     observations, each counted once. The backend counts them; messages that it has not counted yet
-    are estimated. A run above the limit ends before its next turn (the reference: 65,536, and
-    131,072 for long context). null: no limit."""
+    are estimated. A run above the limit ends before its next turn (the paper's reference
+    implementation: 65,536, and 131,072 for long context). null: no limit."""
     max_choices: int = 16
     """Maximum number of answers to one request (`n`). Each answer is a run with these limits and a
     sandbox of its own. A request for more answers is refused."""

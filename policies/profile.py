@@ -52,7 +52,8 @@ class AgentSettings:
     """The prompts of the reference style."""
     capture_tokens: bool = False
     """True if requests may have `sandbox.capture: tokens`, which records token ids for training.
-    The runs of these requests are not protected against models that cannot use tools."""
+    For these requests the proxy does not fall back to a model call without tools if the model
+    cannot use tools."""
     capture: Capture = "none"
     """The `sandbox.capture` of requests that set none. tokens: requests may also set it, as with
     `capture_tokens`; a request without a sandbox, or whose secrets are redacted, gets messages."""

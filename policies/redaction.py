@@ -62,7 +62,7 @@ class Redaction:
     def __post_init__(self) -> None:
         if unknown := sorted({*self.detectors} - {_ALL, *BUILT_IN_PATTERNS}):
             known = ", ".join((_ALL, *BUILT_IN_PATTERNS))
-            raise ValueError(f"{unknown[0]!r} is not a known secret ({known})")
+            raise ValueError(f"{unknown[0]!r} is not a known detector ({known})")
 
     @property
     def patterns_by_name(self) -> dict[str, str]:

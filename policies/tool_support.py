@@ -17,7 +17,8 @@ chat template leaves tools out of the prompt. tools_refused: the backend refuses
 tools. tools_failed: tool calls failed in runs of the same key."""
 
 CHECK_EVERY_S = 600.0
-"""Seconds after which the engine's version is checked again for a verdict."""
+"""Seconds after which the version of the backend's inference engine, such as vLLM, is checked again
+for a verdict."""
 HOLDS_WITHOUT_VERSION_S = 24 * 3600.0
 """Seconds until a verdict expires if the engine reports no version."""
 EVIDENCE_HOLDS_S = 3600.0

@@ -185,7 +185,7 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("prompt")
     command.add_argument("--model", help="default: the proxy's first model")
     command.add_argument(
-        "--input-dir", type=Path, help="directory whose files the sandbox gets, without directories"
+        "--input-dir", type=Path, help="directory of files for the sandbox, with no subdirectories"
     )
     command.add_argument(
         "--output-dir",
@@ -258,8 +258,8 @@ def serve(arguments: argparse.Namespace) -> int:
     import gc
     import logging
 
-    # What the imports create is no garbage. Visiting it took a seventh of the start's processor
-    # time. `_serve` enables the collector again.
+    # The objects that the imports create are not garbage. Collections that visit them took a
+    # seventh of the processor time of the start. `_serve` enables the collector again.
     gc.disable()
     from proxy.bootstrap import build_backend, build_model, require_keys
 

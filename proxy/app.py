@@ -66,8 +66,9 @@ def create_app(services: Services, lifespan: Lifespan | None = None) -> ASGIApp:
 def build_app(services: Services, lifespan: Lifespan | None = None) -> Starlette:
     """Return the application with FastAPI's routes. All routes have the same middleware. The
     innermost middleware is the fast path to the routes that call a model."""
-    # Not class FastAPI: its telemetry and its limit of a body's size cost a tenth of the time of a
-    # relayed request (`bench/relay.py`). Its routes need only AsyncExitStackMiddleware.
+    # Starlette instead of FastAPI, whose telemetry and limit on the size of a body cost a tenth of
+    # the time of a relayed request (`bench/relay.py`). FastAPI's routes need only
+    # AsyncExitStackMiddleware.
     routes: list[BaseRoute] = list(_routes())
     app = Starlette(routes=routes, lifespan=lifespan)
     app.state.endpoints = _endpoints()

@@ -83,7 +83,7 @@ class BodyReservation:
         BodyTooLargeError if the request alone exceeds an owner's share."""
         if self._bytes + count > self._memory.max_bytes_per_owner:
             raise BodyTooLargeError(
-                f"{self._memory.max_bytes_per_owner >> 20} MiB, as it is held in memory"
+                f"{self._memory.max_bytes_per_owner >> 20} MiB, counting its copies in memory"
             )
         self._memory.take(self._owner, count)
         self._bytes += count

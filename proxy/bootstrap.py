@@ -43,7 +43,7 @@ from proxy.models.operator_proxies import proxy_for, proxy_urls
 from proxy.models.prices import Prices
 from proxy.models.retry import RetryingModel
 from proxy.models.scripted import ScriptedModel
-from proxy.models.tool_support import ToolProbe, ToolSupportSettings, ToolVerdicts, WatchedModel
+from proxy.models.tool_support import MonitoredModel, ToolProbe, ToolSupportSettings, ToolVerdicts
 from proxy.profiles import Profiles, build_profiles
 from proxy.runs.manager import RunManager
 from proxy.store import postgresql
@@ -230,7 +230,7 @@ def build_kubernetes(config: Config) -> Backend:
         )
     try:
         from sandbox_runtime.backends.kubernetes import (
-            LEASE_S,
+            AGENT_LEASE_S,
             TAKEOVER_LEASE_S,
             KubernetesBackend,
         )
@@ -249,7 +249,7 @@ def build_kubernetes(config: Config) -> Backend:
         context=cluster.context,
         allow_unenforced_network_policy=cluster.allow_unenforced_network_policy,
         start_timeout_s=cluster.start_timeout_s,
-        lease_s=TAKEOVER_LEASE_S if config.store.database_url else LEASE_S,
+        lease_s=TAKEOVER_LEASE_S if config.store.database_url else AGENT_LEASE_S,
     )
 
 
@@ -321,7 +321,7 @@ def build_services(
     store = build_store(config)
     workspaces = _workspaces(config, profiles.default.isolation, pool, store)
     verdicts = _tool_verdicts(config, model, store)
-    agent = _agent(config, WatchedModel(model, verdicts, metrics), workspaces, software)
+    agent = _agent(config, MonitoredModel(model, verdicts, metrics), workspaces, software)
     inputs = _inputs(config, profiles, forbidden, store, agent)
     keyring = build_keyring(config)
     services = Services(

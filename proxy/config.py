@@ -335,7 +335,7 @@ class StoreConfig(_Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.blobs_url and not self.database_url:
-            raise ValueError("blobs_url: it needs database_url, which several servers share, too")
+            raise ValueError("blobs_url: servers that share a bucket must also share database_url")
         return self
 
 
@@ -601,7 +601,9 @@ def secret(variable: str | None) -> str | None:
     if not value.isprintable():
         raise ConfigError(f"the environment variable {variable} holds a control character")
     if not value:
-        raise ConfigError(f"the environment variable {variable} is not set, and config names it")
+        raise ConfigError(
+            f"the environment variable {variable} is not set, but a setting or an option names it"
+        )
     return value
 
 

@@ -268,7 +268,8 @@ class _BackendChecks:
     checks: Sequence[Check]
     was_built: bool = True
     unused: Sequence[Check] = ()
-    """The checks of engines that `serve` leaves out, because others pass."""
+    """The checks of engines that fail a check. `serve` starts without these engines if another
+    engine passes all checks."""
 
 
 async def _backend_checks(

@@ -42,7 +42,8 @@ from policies.tool_support import ToolVerdict
 BUSY_RETRY_AFTER_S = 5
 """Retry-After of a server that stops or is busy."""
 LOST_RETRY_AFTER_S = 1
-"""Retry-After of a run whose server is known to be dead: another server begins it again."""
+"""Retry-After of a run whose server is known to be dead. The server that gets the retry continues
+the run or starts it again."""
 CONNECTIONS_RETRY_AFTER_S = 2
 """Retry-After of a server that has reached its connection limit."""
 
@@ -63,7 +64,7 @@ class ProxyError(Exception):
         code: str | None = None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
-        beside: Mapping[str, int] | None = None,
+        extra_fields: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -72,7 +73,7 @@ class ProxyError(Exception):
         self.code = code
         self.param = param
         self.headers = dict(headers or {})
-        self.beside = dict(beside or {})
+        self.extra_fields = dict(extra_fields or {})
         """Numeric fields of a backend's error, in addition to OpenAI's fields."""
 
     def body(self) -> dict[str, dict[str, str | int | None]]:
@@ -83,7 +84,7 @@ class ProxyError(Exception):
                 "type": self.type,
                 "param": self.param,
                 "code": self.code,
-                **self.beside,
+                **self.extra_fields,
             }
         }
 
@@ -162,7 +163,7 @@ class QuotaError(ProxyError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"There is no room for this file: {reason}. Delete some first.",
+            f"There is no room for this file: {reason}. Delete some files first.",
             status=400,
             type="invalid_request_error",
             code="storage_quota_exceeded",

@@ -121,9 +121,9 @@ class FileStore:
         return self._signer.is_valid_link(container_id, file_id, expires_at, signature)
 
     async def replace_links(self, messages: Sequence[Message], owner: str) -> Sequence[Message]:
-        """Return the messages with paths in place of links to the owner's files. In a content part,
-        such a link is replaced by the file's id, for FileLookup. Other links lose their
-        signature."""
+        """Return the messages with paths in place of links to the owner's files. A content part
+        whose URL is such a link gets the file's id instead, which FileLookup finds. Other links
+        lose their signature."""
         links = await stepwise.call(_first_links, list(messages))
         paths = {}
         for container, file_id in links:

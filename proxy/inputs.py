@@ -77,7 +77,8 @@ _MAX_TEXT_BYTES = 16 << 20
 Pieces = AsyncGenerator[bytes, None]
 FindWindow = Callable[[str, str, Credentials | None], Awaitable[int | None]]
 """Returns the context window of a model in tokens, or None if it is not known. The arguments are
-the model, the client's owner, and the client's own credentials for the backend, if any."""
+the model, the owner of the request (see `dependencies.get_owner`), and the client's own credentials
+for the backend, if any."""
 
 
 @dataclass(frozen=True, slots=True)

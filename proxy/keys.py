@@ -113,10 +113,10 @@ class ClientKeys:
         self._model = model
         self._now = now
         self._max_cached = max_cached
-        self._lists_for_keys = False
+        self._listing_needs_key = False
         """True if the backend lists its models only to clients whose key it accepts."""
-        self._lists_until = -1.0
-        """Expiry of `_lists_for_keys`."""
+        self._listing_checked_until = -1.0
+        """Expiry of `_listing_needs_key`."""
         self._check_slots = asyncio.Semaphore(MAX_CHECKS)
         self._results: dict[bytes, tuple[bool, float]] = {}
         """By digest, oldest first: True if the key was accepted, and the expiry of the result."""
@@ -167,13 +167,13 @@ class ClientKeys:
         """Return True if the backend lists its models only for valid keys. A request with a random
         key finds this out, and the result is cached. Raises BackendError if the backend accepts any
         key."""
-        if self._now() >= self._lists_until:
+        if self._now() >= self._listing_checked_until:
             random_key = Credentials(f"sk-{secrets.token_hex(24)}")
-            self._lists_for_keys = await self._listing_status(random_key) in _REFUSED_STATUSES
-            if not self._lists_for_keys and await self._may_request_completion(random_key):
+            self._listing_needs_key = await self._listing_status(random_key) in _REFUSED_STATUSES
+            if not self._listing_needs_key and await self._may_request_completion(random_key):
                 raise BackendError(_ANY_KEY_MESSAGE, status=502, code="backend_bad_response")
-            self._lists_until = self._now() + CACHE_S
-        return self._lists_for_keys
+            self._listing_checked_until = self._now() + CACHE_S
+        return self._listing_needs_key
 
     async def _listing_status(self, credentials: Credentials) -> int:
         model = self._model.with_credentials(credentials)

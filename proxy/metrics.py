@@ -151,7 +151,7 @@ class Metrics(Collector):
         pool.when_acquired(self._on_acquired)
 
     def register_pool_stats(self, get_stats: Callable[[], PoolStats]) -> None:
-        """Read the counts of a pool by calling `get_stats`."""
+        """Register `get_stats`, which returns the current counts of the pool."""
         self._readings.pool_stats = get_stats
 
     def pool_stats(self) -> PoolStats | None:
@@ -163,15 +163,16 @@ class Metrics(Collector):
         self.durations.acquire.observe(acquired_s)
 
     def register_memory(self, available: AvailableMemory) -> None:
-        """Read the available memory and the number of requests that were refused."""
+        """Register the object from which each scrape reads the available memory and the number of
+        refused requests."""
         self._readings.available_memory = available
 
     def register_host_stats(self, get_stats: Callable[[], Sequence[HostStats]]) -> None:
-        """Read the state of several Docker engines by calling `get_stats`."""
+        """Register `get_stats`, which returns the state of each Docker engine at each scrape."""
         self._readings.host_stats = get_stats
 
     def register_audit_failures(self, count_failures: Callable[[], int]) -> None:
-        """Read the number of failed audit logs by calling `count_failures`."""
+        """Register `count_failures`, which returns the number of failed audit logs."""
         self._readings.audit_failures = count_failures
 
 

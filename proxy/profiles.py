@@ -316,7 +316,7 @@ def with_settings(base: Profile, tree: Tree) -> Profile:
     for name, minimum in MIN_LIMITS.items():
         value = getattr(profile.isolation, name)
         if value is not None and value < minimum:
-            raise SettingError(f"isolation.{name}", f"is at least {minimum:g}")
+            raise SettingError(f"isolation.{name}", f"must be at least {minimum:g}")
     return profile
 
 

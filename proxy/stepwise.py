@@ -11,8 +11,8 @@ from policies.json_bounds import encode_json
 from policies.large_json import Decoded, Steps, count_chars, decode_in_steps, encode_in_steps
 
 LARGE_CHARS = 4 << 20
-"""Number of characters or bytes above which a step with a whole value blocks the event loop for
-milliseconds."""
+"""Number of characters or bytes above which a value is handled in steps. Handling a larger value at
+once blocks the event loop for milliseconds."""
 _MARK_BYTES = 12
 
 T = TypeVar("T")

@@ -132,7 +132,8 @@ class RunWorkspace:
             except (SandboxError, TimeoutError) as error:
                 logger.warning("a sandbox cannot be taken over: %s", error)
                 return None
-            await self._exit_stack.aclose()  # of an idle sandbox, whose files are older
+            # Release an idle sandbox that the workspace holds: its files are older.
+            await self._exit_stack.aclose()
             self._exit_stack, self._lease = exit_stack.pop_all(), lease
         self.current_sandbox, self.is_used = sandbox, True
         return sandbox
@@ -240,7 +241,7 @@ class Workspaces:
             if workspace.current_sandbox:
                 workspace.current_sandbox.abandon()
 
-    async def fix(self, resume_from: ResumePoint | None) -> ResumePoint | None:
+    async def pin(self, resume_from: ResumePoint | None) -> ResumePoint | None:
         """Return a resume point that names only the state from which a run would start now. Runs
         that start from this resume point get the same files, even if the session has a newer state
         by then."""

@@ -347,7 +347,7 @@ class Channel:
         if len(self._reset_streams) > MAX_RESET_STREAMS:
             raise ProtocolError(_TOO_MANY_RESETS)
         if len(request) > MAX_REQUEST_BYTES:
-            raise ProtocolError(f"a connection with a request of {len(request)} bytes")
+            raise ProtocolError(f"a connection request of {len(request)} bytes is too long")
         if len(self._open_connections) >= MAX_CONNECTIONS:
             raise ProtocolError(f"more than {MAX_CONNECTIONS} connections at one time")
         self._last_connection = number

@@ -73,7 +73,8 @@ FILES: Mapping[str, tuple[str, str]] = {
 """Files that programs need: the feature that is lost without them, and their alternative paths."""
 
 REQUIRED = frozenset({"image", "image bash", "image tar"})
-"""The checks that sandboxes depend on; the others only limit what a model can do."""
+"""The names of the checks of `image_checks` that sandboxes require. If another one fails, the
+model can do less."""
 
 _TIMEOUT_S = 20.0
 _PTY_FILES, _MAX_PTY_DIGITS = ("max", "reserve"), 10
@@ -129,7 +130,7 @@ async def installed_programs(sandbox: Sandbox) -> tuple[str, ...]:
 
 
 def _printed_names(result: ExecResult) -> set[str]:
-    # Lines from inside are only compared: shown, they could contain terminal escape sequences.
+    # Lines from inside are only compared, never shown: they may contain terminal escape sequences.
     return set(result.stdout.splitlines())
 
 

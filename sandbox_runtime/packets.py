@@ -1,5 +1,5 @@
-"""Packets, which carry the bytes of a link over a series of connections. A connection may be lost
-and replaced, and two connections may overlap.
+"""Packets carry the byte stream between the host and a guest agent (the link) over a series of
+connections. A connection may be lost and replaced, and two connections may overlap.
 
 A packet contains the offset of its first byte among all bytes that its sender has sent. So the
 receiver recognises bytes that it has received already, and bytes that are missing.
@@ -23,8 +23,8 @@ from sandbox_runtime.protocol import ProtocolError
 
 TOKEN_BYTES = 16
 PACKET_DATA, PACKET_END, PACKET_ADOPT = 1, 2, 3
-"""The kinds of packets. The host sends the last two: END ends the agent, and ADOPT begins the link
-anew with another host."""
+"""The kinds of packets. Both sides send DATA. Only the host sends END, which ends the agent, and
+ADOPT, with which a new host takes over the agent and both directions begin again at offset 0."""
 GENERATION_SHIFT = 20
 """Position of the generation in a connection's number; the lower bits count the connections of one
 host."""

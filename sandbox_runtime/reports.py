@@ -22,7 +22,7 @@ HASH_BYTES = 68
 TURN_ENTRIES = 200
 """Number of entries that are parsed before other tasks run: about 2 ms."""
 MAX_PATH_BYTES = 4096
-"""Linux's limit on paths; the agent leaves out longer ones."""
+"""Linux's limit on paths, with the final NUL; the agent leaves out longer ones."""
 MAX_LINE_BYTES = 6 * MAX_PATH_BYTES + 1024
 """Maximum length of a line of a listing: a path with every byte escaped, and the other fields."""
 SHA256 = re.compile("[0-9a-f]{64}|")
@@ -45,6 +45,7 @@ class OutputReport:
     total_bytes: int
     omitted_lines: int
     kept_bytes: int
+    """Number of bytes in the file inside the sandbox that keeps this output; 0 if none does."""
 
 
 @dataclass(frozen=True, slots=True)

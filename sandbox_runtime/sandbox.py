@@ -147,8 +147,8 @@ class Sandbox(Protocol):
         """Run `command` in bash and return when it ends or times out.
 
         The working directory, variables and functions carry over from one command to the next,
-        unless `shell_state="none"`. `cwd` and `env` apply to this command only. The state of a
-        command that has one of them, is stopped or times out does not carry over. Background
+        unless `shell_state="none"`. `cwd` and `env` apply to this command only. No state
+        carries over from a command that has `cwd` or `env`, is stopped or times out. Background
         processes keep running. `on_output` receives the head of each stream as it is written.
 
         With `wait_s` the call returns after that time at the latest. A command that still runs then

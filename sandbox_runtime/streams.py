@@ -45,9 +45,9 @@ Beyond it, data is appended to the last piece of its kind. So 256 KiB that arriv
 byte take at most 200 KiB of additional memory."""
 RESETS_BEFORE_PING = MAX_CONNECTIONS
 MAX_RESET_STREAMS = 8 * MAX_CONNECTIONS
-"""Maximum number of reset streams. An agent that opens and closes connections at full speed leaves
-at most 1,280 in two round trips; an agent that leaves more than the maximum does not answer
-PING."""
+"""Maximum number of reset streams whose RESET the agent has not confirmed. An agent that opens and
+closes connections at full speed leaves at most 1,280 in two round trips, so an agent that leaves
+more than the maximum does not answer PING."""
 
 
 class _FlowControl:
@@ -62,7 +62,7 @@ class _FlowControl:
         self._credit = WINDOW_BYTES
         self._window = FIRST_WINDOW_BYTES
         """Maximum number of bytes that wait for `receive` or are in flight."""
-        self._credit_given = self._window
+        self._agent_credit = self._window
         """Number of bytes that the agent may still send."""
         self._credit_due = 0
         self._is_over = False
@@ -114,13 +114,13 @@ class _FlowControl:
 
     def _credit_frame(self, credit: int) -> bytes:
         """Return the frame that gives credit."""
-        self._credit_given += credit
+        self._agent_credit += credit
         return frame(self.number, WINDOW, CREDIT.pack(credit))
 
     def _accept_data(self, kind: int, payload: bytes) -> None:
-        if not payload or len(payload) > self._credit_given:
-            raise ProtocolError(f"{len(payload)} bytes where {self._credit_given} were allowed")
-        self._credit_given -= len(payload)
+        if not payload or len(payload) > self._agent_credit:
+            raise ProtocolError(f"{len(payload)} bytes where {self._agent_credit} were allowed")
+        self._agent_credit -= len(payload)
         if self._is_reset:
             return
         if self._pieces:

@@ -59,7 +59,7 @@ def _build(arguments: argparse.Namespace) -> None:
     built = build(source, options, Decontamination.read(path) if path else None)
     if not any(built.rows.values()):
         reasons = ", ".join(f"{name} ({n})" for name, n in built.manifest.dropped.items())
-        raise TaskError(f"{arguments.source}: no question is a task. Left out: {reasons}")
+        raise TaskError(f"{arguments.source}: every question was left out: {reasons}")
     written = write_tasks(arguments.out, built.manifest, built.rows)
     print(f"{arguments.out}: {len(written.all_rows)} tasks", file=sys.stderr)
 

@@ -29,7 +29,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from training.policy_server import PolicyServer
-from training.results import Measures
+from training.results import TrainingMeasures
 from training.rollouts import Rollout, RolloutClient, Score, Segment
 from training.rows import TaskRow
 from training.trl import (
@@ -61,7 +61,8 @@ Reply = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
 
 def prepare_process() -> None:
     """Set the signal handler, the environment and the threads that a training command needs."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the proxy must not remain
+    # SIGTERM raises KeyboardInterrupt, so that `proxy` ends its server process.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     # With two threads on two cores, the proxy and torch wait for each other.
     torch.set_num_threads(1)
@@ -203,7 +204,7 @@ class _Deadline(TrainerCallback):
         control.should_training_stop |= time.monotonic() >= self._deadline_s
 
 
-def train_with_grpo(model: Any, tokenizer: Any, measures: Measures, plan: Plan) -> None:
+def train_with_grpo(model: Any, tokenizer: Any, measures: TrainingMeasures, plan: Plan) -> None:
     """Train the model with GRPO, and fill in the measures."""
     began, before = time.monotonic(), _weight_fingerprint(model)
     torch.manual_seed(plan.seed)
@@ -241,7 +242,9 @@ def train_with_grpo(model: Any, tokenizer: Any, measures: Measures, plan: Plan) 
     measures.seconds = round(time.monotonic() - began, 1)
 
 
-def train_in_environments(model: Any, tokenizer: Any, measures: Measures, plan: Plan) -> None:
+def train_in_environments(
+    model: Any, tokenizer: Any, measures: TrainingMeasures, plan: Plan
+) -> None:
     """Train the model with GRPO, and fill in the measures. TRL runs the agent loop, and the proxy
     runs the tool calls. The proxy's only backend is the server of the environments."""
     with socket.create_server(("127.0.0.1", 0)) as unused:
@@ -289,7 +292,7 @@ def _grpo_config(plan: Plan, directory: str) -> GRPOConfig:
     )
 
 
-def _add_measures(measures: Measures, rollouts: Sequence[Rollout]) -> None:
+def _add_measures(measures: TrainingMeasures, rollouts: Sequence[Rollout]) -> None:
     rewards = [each.reward for each in rollouts if each.reward is not None]
     measures.reward.append(round(sum(rewards) / max(1, len(rewards)), 4))
     measures.tool_call_share.append(

@@ -49,7 +49,7 @@ class Panel:
     title: str
     pairs: Mapping[str, tuple[float, float]]
     max_value: float
-    """The axis ends at this value, or at the next one that four round steps reach."""
+    """The axis ends at this value, or above it if TICKS round steps do not end there exactly."""
 
 
 def bar_chart(panels: Sequence[Panel], series: tuple[str, str], title: str) -> str:

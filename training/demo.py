@@ -30,7 +30,7 @@ from training.cpu_training import (
     train_supervised,
     train_with_grpo,
 )
-from training.results import Measures, learning_faults, training_faults, write_results
+from training.results import TrainingMeasures, learning_faults, training_faults, write_results
 from training.tiny_policy import make_model, make_tasks, make_tokenizer, score, scripted_reply
 from training.trl import reward_of_environment, reward_of_rollout
 
@@ -91,15 +91,20 @@ def run(size: DemoSize, seed: int, sandbox: str) -> dict[str, Any]:
         return [float(coin.random() < 0.5) for _ in prompts]
 
     for measures, steps, reward, train in (
-        (Measures("reward of the answer"), size.grpo_steps, reward_of_rollout, train_with_grpo),
         (
-            Measures("random reward", is_control=True),
+            TrainingMeasures("reward of the answer"),
+            size.grpo_steps,
+            reward_of_rollout,
+            train_with_grpo,
+        ),
+        (
+            TrainingMeasures("random reward", is_control=True),
             size.control_steps,
             random_reward,
             train_with_grpo,
         ),
         (
-            Measures("TRL's loop", captures_tokens=False),
+            TrainingMeasures("TRL's loop", captures_tokens=False),
             size.environment_steps,
             reward_of_environment,
             train_in_environments,

@@ -22,7 +22,7 @@ MAX_LOGPROB_DIFFERENCE = 1e-4
 
 
 @dataclass(slots=True)
-class Measures:
+class TrainingMeasures:
     """The measured values of one training; those that are lists have a value for each step."""
 
     name: str
@@ -85,7 +85,7 @@ def training_faults(results: Mapping[str, Any]) -> Iterator[str]:
 
 def learning_faults(results: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each training that did not learn, for each control that did, and for
-    each of them that did not change the model."""
+    each training or control that left the weights unchanged."""
     for each in results["trainings"]:
         if not each["weights_changed"]:
             yield f"{each['name']}: the weights are the same as before"

@@ -3,7 +3,8 @@
     mcq1         1 if the answer is the letter of the right choice, else 0
     mcqN         F1 of the sets of letters
     number       1 if math-verify finds the answer equal, else 0
-    span, free   as a number if both are mathematical expressions, else the F-measure of ROUGE-L
+    span, free   as for number if the answer and the right answer are mathematical expressions, else
+                 the F-measure of ROUGE-L
 
 A Python function of the user can replace these rules. `reward` runs the rule or the function in a
 process of its own, with a timeout.

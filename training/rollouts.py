@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 INFRA_ERROR = "infra_error"
 """The outcome of a rollout that says nothing about the model."""
 TIMEOUT_S = 5700.0
-"""Maximum time of one rollout: the 5,400 s of the paper's training as the profile's
-`limits.max_run_seconds`, and time to collect the files after it."""
+"""Maximum time of one rollout: 5,400 s for the run, as in the paper's training, and 300 s for
+collecting its files. The profile's `limits.max_run_seconds` should be 5400."""
 REQUEST_TIMEOUT_S = 60.0
 MAX_PAUSE_DELAY_S = 10.0
 PAUSE_TIMEOUT_S = 600.0
@@ -103,11 +103,11 @@ class RolloutClient:
         retry_delays_s: Sequence[float] = (1.0, 2.0, 4.0, 8.0),
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """`base_url` is that of the proxy, up to `/v1`. Each request has the fields in
-        `parameters`, such as `temperature`, and its `sandbox` object has those in `sandbox`. If
-        `sandbox` sets `capture` to `messages`, rollouts have no segments. With the `placement`
-        `prompt`, the documents of a task are in its prompt, not in files. A spoilt rollout is
-        repeated after each of `retry_delays_s`."""
+        """`base_url` is the proxy's URL and ends in `/v1`. Each request has the fields in
+        `parameters`, such as `temperature`, and its `sandbox` object has the fields in `sandbox`.
+        If `sandbox` sets `capture` to `messages`, rollouts have no segments. With the `placement`
+        `prompt`, the documents of a task are in its prompt, not in files. A rollout with the
+        outcome INFRA_ERROR is repeated, at most once for each delay in `retry_delays_s`."""
         self._base_url = base_url
         self._headers = {"authorization": f"Bearer {api_key}"}
         self._common_fields = {**(parameters or {}), "model": model}
@@ -128,7 +128,9 @@ class RolloutClient:
             await asyncio.sleep(DRAIN_INTERVAL_S)
             state = await self._pause_request("GET", "/pause", {})
             if not state["paused"]:
-                raise RolloutError(f"The pause ended with {state['runs_at_work']} runs at work.")
+                raise RolloutError(
+                    f"The pause ended while runs were still in progress ({state['runs_at_work']})."
+                )
         runs_at_work: int = state["runs_at_work"]
         return runs_at_work
 
@@ -287,8 +289,8 @@ def _data_url(text: str) -> str:
 
 
 def _tokens_missing(trajectory: Mapping[str, Any]) -> str | None:
-    """Return the reason why a run has no token segments. Return None if it has some, if the
-    infrastructure spoilt the run, or if no model call has a reason."""
+    """Return the reason why a run has no token segments. Return None if the run has token segments,
+    if its outcome is INFRA_ERROR, or if no model call states a reason."""
     if trajectory["token_segments"] or trajectory["outcome"] == INFRA_ERROR:
         return None
     reasons = (call.get("tokens_missing") for call in trajectory["model_calls"])

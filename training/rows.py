@@ -184,7 +184,7 @@ def _read_rows(path: Path, record: FileRecord) -> Iterator[TaskRow]:
         raise TaskError(f"{path}: {size} bytes; at most {MAX_BYTES} are supported")
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != record.sha256:
-        raise TaskError(f"{path}: not the manifest's hash. Build the tasks again.")
+        raise TaskError(f"{path}: the file's hash is not the manifest's. Build the tasks again.")
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
             row = TaskRow.model_validate_json(line)

@@ -26,7 +26,7 @@ from training.cpu_training import (
     train_supervised,
     train_with_grpo,
 )
-from training.results import Measures, write_results
+from training.results import TrainingMeasures, write_results
 from training.rewards import Attempt, Reward
 from training.rows import TaskRow
 from training.tiny_policy import (
@@ -115,7 +115,7 @@ def run(model_path: Path, seed: int, sandbox: str, seconds: float) -> dict[str, 
         batch_size=BATCH_SIZE,
     )
     supervised_s = time.monotonic() - began
-    measures = Measures("reward of the answer")
+    measures = TrainingMeasures("reward of the answer")
     plan = Plan(
         tasks=make_tasks(MAX_STEPS * PROMPTS_PER_STEP, rng),
         prompts_per_step=PROMPTS_PER_STEP,
@@ -145,7 +145,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/train-small"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sandbox", choices=["docker", "bubblewrap"], default="bubblewrap")
-    parser.add_argument("--seconds", type=float, default=1800, help="no step begins after them")
+    parser.add_argument("--seconds", type=float, default=1800, help="no step begins later")
     arguments = parser.parse_args()
     prepare_process()
     found = run(arguments.model, arguments.seed, arguments.sandbox, arguments.seconds)

@@ -109,7 +109,7 @@ def _read_race(source: str, _: int) -> tuple[str, Sequence[Context]]:
     """Read RACE: the authors' directory, with one JSON object in each `.txt` file, or the rows of
     the hub."""
     path = Path(source)
-    if path.is_dir() and (files := _read_files(path, (".txt",))):
+    if path.is_dir() and (files := _read_text_files(path, (".txt",))):
         rows = [Row(name, 1, _parse_object(name, text)) for name, text in files.items()]
         return f"{path.name}, {len(rows)} files", [_race_file_context(row) for row in rows]
     data_set = _read_data_set(source)
@@ -153,7 +153,7 @@ def _read_directory(source: str, _: int) -> tuple[str, Sequence[Context]]:
     them), and may have choices, type and domain. Questions with the same documents share a context.
     """
     path = Path(source)
-    texts = _read_files(path, (".txt", ".md"))
+    texts = _read_text_files(path, (".txt", ".md"))
     data_set = read_files(path / QUESTIONS_FILE, ())
     groups: dict[tuple[str, ...], list[Question]] = {}
     domains: dict[tuple[str, ...], str] = {}
@@ -226,7 +226,7 @@ def _question(row: Row, fields: Mapping[str, Any]) -> Question:
     kind = fields.get("type")
     if kind is not None and kind not in get_args(QaType)[2:]:
         raise TaskError(
-            f"{row.location}: type: {kind!r} is not number, span or free (or has choices)"
+            f"{row.location}: type: {kind!r} is not number, span or free, and there are no choices"
         )
     answers = answer if isinstance(answer, list) else [] if answer is None else [answer]
     return Question(text, _answer_texts(row, answers), qa_type=kind)
@@ -266,7 +266,7 @@ def _read_data_set(source: str) -> DataSet:
     return read_files(Path(source), patterns)
 
 
-def _read_files(path: Path, suffixes: Sequence[str]) -> dict[str, str]:
+def _read_text_files(path: Path, suffixes: Sequence[str]) -> dict[str, str]:
     """Return the texts of the files of a directory by their paths in it, sorted. Raises
     TaskError."""
     try:

@@ -43,7 +43,8 @@ PAPER_SETTINGS: dict[str, Any] = {
 no entropy term, and no division by the standard deviation. TRL subtracts the mean of a group; the
 paper's leave-one-out baseline differs from it by the factor G / (G - 1) for groups of G. `dr_grpo`
 divides by a constant length, so the paper's learning rate does not transfer exactly. The overlong
-penalty is in the rewards: a run that ends at a limit did not submit."""
+penalty is in the rewards: a run that ends at a limit has not submitted an answer, so its reward is
+0."""
 
 
 def prompts_of(rows: Iterable[TaskRow]) -> list[dict[str, str]]:

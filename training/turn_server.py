@@ -39,10 +39,11 @@ class TrainerRollout:
     """A rollout whose turns the caller supplies. `prompt` and `call_tool` block until the proxy
     responds, and must not be called by two threads at a time."""
 
-    def __init__(self, run: Coroutine[Any, Any, Rollout], spoilt: Rollout) -> None:
-        """Start the run, in the server's event loop. `spoilt` is the result of a cancelled run."""
+    def __init__(self, run: Coroutine[Any, Any, Rollout], cancelled_result: Rollout) -> None:
+        """Start the run, in the server's event loop. If it is cancelled, its result is
+        `cancelled_result`."""
         self._loop = asyncio.get_running_loop()
-        self._spoilt = spoilt
+        self._cancelled_result = cancelled_result
         self._prompts = asyncio.Queue[list[Message]]()
         self._turns = asyncio.Queue[Message]()
         self._last_prompt: list[Message] = []
@@ -52,7 +53,8 @@ class TrainerRollout:
 
     def prompt(self) -> list[Message]:
         """Return the messages with which the run begins. Call it once, before the first turn.
-        Return no messages if the infrastructure has spoilt the run. Raises RolloutError."""
+        Return an empty list if the run ended before its first model call, for example because the
+        proxy failed. Raises RolloutError."""
         return self._wait(self._next_prompt()) or []
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str | None:
@@ -91,7 +93,7 @@ class TrainerRollout:
         try:
             return await run
         except asyncio.CancelledError:
-            return self._spoilt
+            return self._cancelled_result
         finally:
             if self._last_turn:
                 self._last_turn.cancel()

@@ -86,9 +86,9 @@ class Agent:
         run = partial(self._run, agent_input, deadline_s)
         if not task.others:
             return await run(task, emit)
-        # Before any choice begins: the first one may end, and save its files, before the last one
-        # looks for the newest files.
-        resume_from = await self.workspaces.fix(task.session.resume_from)
+        # All choices start from the same state. Without this, the first choice could end and save
+        # its files before the last choice looks for the newest state.
+        resume_from = await self.workspaces.pin(task.session.resume_from)
         first_task, *other_tasks = (
             replace(each, session=replace(each.session, resume_from=resume_from))
             for each in (task, *task.others)

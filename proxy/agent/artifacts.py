@@ -88,8 +88,8 @@ class ArtifactCollector:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Use the files that an earlier server has recorded; `state` is the value of its
-        `state`."""
+        """Use the files that an earlier server has recorded. `state` is the value that the method
+        `state` returned there."""
         files = state["files"]
         self._existing_files = files and {path: FileVersion(**each) for path, each in files.items()}
         self._knows_existing_files = state["is_complete"]

@@ -24,8 +24,8 @@ from policies.limits import (
     exceeded_command_limit,
     exceeded_limit,
     exceeded_spending_limit,
+    mib_to_bytes,
 )
-from policies.limits import mib_to_bytes as in_bytes
 from policies.prices import (
     TokenUsage,
     cost_usd,
@@ -40,7 +40,7 @@ _STATE = (
     *("turns", "commands", "cpu_s", "cost_usd", "_call_count", "_tokens", "_prompt_tokens"),
     *("_output_chars", "_reminded_levels"),
 )
-"""The attributes of RunBudget that are its state."""
+"""The attributes of RunBudget that checkpoints store."""
 
 
 class RunBudget:
@@ -95,7 +95,8 @@ class RunBudget:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Count on from the expenses at an earlier server; `state` is the value of its `state`."""
+        """Add later expenses to those of the run at an earlier server. `state` is the value that
+        the method `state` returned there."""
         for name in (*_STATE, "_earlier_egress_bytes"):
             setattr(self, name, state[name])
         if self._daily_budget:
@@ -185,7 +186,7 @@ class RunBudget:
 
     def _limit_egress(self) -> None:
         """Cap the traffic of the current sandbox at the bytes that are left."""
-        left = in_bytes(self._limits.max_egress_mib) - self.egress_bytes
+        left = mib_to_bytes(self._limits.max_egress_mib) - self.egress_bytes
         if self._daily_budget:
             left = self._daily_budget.egress_bytes_left(left, self.egress_bytes)
         self._cap_traffic(left)
@@ -318,7 +319,7 @@ class DailyBudgetUse:
         if mib is None:
             return limit
         uncounted = egress_bytes - self._counted_egress_bytes
-        return min(limit, in_bytes(mib) - self._spent.egress_bytes - uncounted)
+        return min(limit, mib_to_bytes(mib) - self._spent.egress_bytes - uncounted)
 
     def low_budget_hints(self) -> dict[str, LowBudgetHint]:
         return low_daily_budget_hints(self._account.budget, self._spent)

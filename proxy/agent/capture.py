@@ -123,7 +123,7 @@ class TokenCapturedModel(CapturedModel):
         self._weight_version = weight_version
 
     async def _call(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        version = self._weight_version.value  # a resume may name another one during the call
+        version = self._weight_version.value  # POST /v1/resume may change it during the call
         reply = await self._complete(body)
         tokens = await self._tokens_of(reply, body["model"])
         self._call_tokens = replace(tokens, weight_version=tokens.weight_version or version)

@@ -23,7 +23,7 @@ SaveCheckpoint = Callable[["Checkpoint | None"], Awaitable[bool]]
 nothing was stored, because the checkpoint is too long or the store is unavailable. Raises
 RunLostError if other servers have found this one dead."""
 MAX_CHECKPOINT_CHARS = 4 << 20
-"""Maximum length of a stored checkpoint. A turn with a larger one has none."""
+"""Maximum length of a stored checkpoint. A longer checkpoint is not stored."""
 MAX_CALLS_OF_TURN = 60
 """Maximum number of calls in a turn that has a checkpoint. Guest agents keep the results of 64
 commands."""
@@ -33,8 +33,8 @@ UNKNOWN_OUTCOME = (
 )
 """The observation for a call that may not be requested again."""
 _VERSION = 1
-"""The version of the stored form. A change of the fields of a checkpoint, of its parts, of their
-states or of the reference to the sandbox needs a new one."""
+"""The version of the stored form. Increase it when the fields of Checkpoint, Turn, ToolCall,
+Completion or SandboxReference change, or the values in `Checkpoint.state`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,9 @@ class Checkpoint:
 
 
 def may_be_repeated(tool_name: str, arguments: object) -> bool:
-    """Return True if a call has its effect once even if it is requested twice: commands have ids,
-    and a call that only reads has no effect. An edit, or text that is typed into a job, would be
-    made twice."""
+    """Return True if a second request for a call does not repeat its effect: a command is found by
+    its id, and a call that only reads has no effect. An edit, or text that is typed into a job,
+    would be made twice."""
     fields = arguments if isinstance(arguments, Mapping) else {}
     match tool_name:
         case "execute_bash":

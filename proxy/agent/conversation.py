@@ -34,7 +34,7 @@ _INVALID_REQUEST_STATUSES = (400, 422)
 
 
 @dataclass(slots=True)
-class Trajectory:
+class TrajectoryTokens:
     """Token counts of a run's conversation. Each token counts once, however often it was sent."""
 
     llm_calls: int = 0
@@ -73,7 +73,7 @@ class Conversation:
         self.usage: dict[str, Any] = {}
         self.usages: list[Mapping[str, Any]] = []
         """The usage of each model call, in order."""
-        self.trajectory = Trajectory()
+        self.trajectory = TrajectoryTokens()
         self.model_time = Stopwatch()
         """Time spent waiting for the model, without the time spent on handling its deltas."""
         self._repaired_replies: dict[int, Message] = {}
@@ -118,9 +118,10 @@ class Conversation:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Count on from an earlier server; `state` is the value of its `state`."""
+        """Add later usage and token counts to those of the run at an earlier server. `state` is the
+        value that the method `state` returned there."""
         self.usage, self.usages = dict(state["usage"]), list(state["usages"])
-        self.trajectory = Trajectory(**state["trajectory"])
+        self.trajectory = TrajectoryTokens(**state["trajectory"])
         self.has_used_tools = state["has_used_tools"]
 
     def trajectory_tokens(self) -> int:
@@ -182,9 +183,10 @@ class Conversation:
             return await self._complete(fields, on_delta)
 
     async def complete_plain(self, on_delta: OnDelta | None) -> Completion:
-        """Send the client's own request, without the proxy's prompt and tools. Its token limits are
-        what earlier turns have left of the client's, but at least half of them: an answer of a few
-        tokens would be of no use. Raises BackendError."""
+        """Send the client's own request, without the proxy's prompt and tools. The
+        completion tokens that the run has used are subtracted from each of the client's token
+        limits, but at least half of the limit is left, because an answer of a few tokens would be
+        of no use. Raises BackendError."""
         spent = usage_count(self.usage, "completion_tokens")
         body: dict[str, Any] = {
             "model": self._task.model,

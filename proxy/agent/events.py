@@ -24,14 +24,14 @@ class TurnStarted:
 
 @dataclass(frozen=True, slots=True)
 class ModelCallAccepted:
-    """The backend has accepted a model call; the reply follows. Emitted for the run's first call
-    only."""
+    """The backend has accepted a model call; the reply follows. As an event, it is emitted for the
+    run's first call only; as a delta, `on_delta` gets it in each call."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCallFailed:
-    """An attempt at a model call has failed, and a retry follows. Emitted for the run's first call
-    only."""
+    """An attempt at a model call has failed, and a retry follows. As an event, it is emitted for
+    the run's first call only; as a delta, `on_delta` gets it in each call."""
 
     status: int
     """HTTP status of the backend."""
@@ -203,6 +203,7 @@ class RuleMatched:
     rule: str
     action: Action
     over: RuleTarget
+    """The kind of `subject`: a command, a file or an egress connection."""
     subject: str
     """The command, path or `host:port`, possibly truncated."""
     reason: str

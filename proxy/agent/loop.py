@@ -46,7 +46,7 @@ from proxy.agent.result import (
 from proxy.agent.status_hold import FirstCallProgress
 from proxy.agent.styles import style_of
 from proxy.agent.suspended_run import new_call_ids
-from proxy.agent.suspension import hand_back_calls
+from proxy.agent.suspension import suspend_run
 from proxy.agent.task import AgentInput, AgentTask, RunClock, out_of_time_error
 from proxy.agent.tool_calls import Turn, keep_calls_of
 from proxy.agent.tools import CallRunner, ToolExecutor, tool_name
@@ -75,7 +75,7 @@ TAKEN_OVER = RunWarning(
     " gone on in the same sandbox.",
 )
 MAX_FAILED_TURNS = 2
-"""The plain turn follows after this number of turns of which no tool call could be run."""
+"""The plain turn follows once this many turns had tool calls of which none could be run."""
 
 
 class AgentLoop:
@@ -529,7 +529,8 @@ class AgentLoop:
         return self._conversation.has_used_tools
 
     async def _prepare_sandbox(self, sandbox: Sandbox) -> Mapping[str, str]:
-        """Prepare a new sandbox for this run. Return the input files that it contains already."""
+        """Prepare a new sandbox for this run. Return the identities of the input files that it
+        contains already, by path."""
         self.budget.track_traffic(sandbox.traffic)
         if not self._lease.has_earlier_files:
             return {}
@@ -557,8 +558,8 @@ class AgentLoop:
         await self._egress_watch.flush()
         await self._emit(RunFinished(stop, self._conversation.usage))
         reply = self._outcome.reply
-        self._conversation.repair_replies()  # the suspended run may continue without a capture
-        calls, suspended_run = hand_back_calls(
+        self._conversation.repair_replies()  # the run that resumes may not capture tokens
+        calls, suspended_run = suspend_run(
             self._task,
             self._outcome,
             self._conversation.history,

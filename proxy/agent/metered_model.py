@@ -138,7 +138,7 @@ class CompletionRecorder:
                 self._count_piece(text)
             case TokenCount():
                 self._token_count, self._counted_pieces = delta, self._piece_count
-            case ModelCallFailed():  # its tokens still count
+            case ModelCallFailed():  # the tokens of the failed attempt still count
                 self._text_deltas.clear()
                 self._reasoning_texts.clear()
 

@@ -119,7 +119,7 @@ class ChatModel(Protocol):
 class Model(ChatModel, Protocol):
     """A language model with a chat-completions API.
 
-    By default, a call of a run passes through MeteredModel (the run's budget), WatchedModel
+    By default, a call of a run passes through MeteredModel (the run's budget), MonitoredModel
     (metrics, refused tools) and RetryingModel to OpenAIHTTPModel, which sends it.
     """
 

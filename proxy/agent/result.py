@@ -195,7 +195,7 @@ class RunOutcome:
     reply: Completion | None = None
     """The reply with the answer, or else the last reply."""
     choice: Mapping[str, Any] = field(default_factory=dict)
-    """Other fields of the choice, such as `logprobs`, if the answer is one reply."""
+    """Other fields of the reply's choice, such as `logprobs`, if one reply contains the answer."""
     announcement: str = ""
     """Prose that announces a tool call which the model has not made yet."""
     trouble: list[ToolTrouble] = field(default_factory=list)

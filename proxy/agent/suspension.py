@@ -1,7 +1,7 @@
 """The suspension of a run whose model has called the client's tools, and its resumption by a later
 request that has their results. The steps:
 
-1. The loop ends the run. `hand_back_calls` returns the calls that the client gets, and a
+1. The loop ends the run. `suspend_run` returns the calls that the client gets, and a
    `SuspendedRun` as a part of the Result.
 2. `RunManager` stores the suspended run, and `Workspaces` the files of its sandbox.
 3. The client runs its tools, and sends their results. `prepare_request` takes the keys of suspended
@@ -32,7 +32,7 @@ INSTRUCTION_ROLES = ("system", "developer")
 """The roles of messages with instructions."""
 
 
-def hand_back_calls(
+def suspend_run(
     task: AgentTask,
     outcome: RunOutcome,
     history: History,

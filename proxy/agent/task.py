@@ -140,7 +140,8 @@ class Params:
     base: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of each model call."""
     optional: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters of each model call until the backend refuses a call as too long."""
+    """Parameters that are sent with each model call until the backend has refused a call as too
+    long; later calls are sent without them."""
     final: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of the call that writes the visible answer. Other calls do not send them, except
     for `logprobs` and `top_logprobs`, which each turn sends (see `LOGPROBS_PARAMS`)."""
@@ -272,8 +273,8 @@ class AgentTask:
     is_single_call: bool = False
     """True if the model answers in one call, without tools."""
     files_verdict: ToolVerdict = SUPPORTED
-    """The verdict on the model's tool support, if the model does not support tools and the request
-    has files, which the backend may then refuse. Else SUPPORTED."""
+    """The verdict on the model's tool support if the request has files that the backend may refuse;
+    else SUPPORTED. The verdict explains to the client why the files could not be read."""
     default_instruction: str = ""
     """The default instruction of the model's chat template, or "" if there is none. It precedes the
     proxy's system prompt if the client sends no instructions."""

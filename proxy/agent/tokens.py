@@ -19,7 +19,8 @@ TOKEN_PARAMS = {
 """The parameters that request token ids and log probabilities. `return_tokens` and `verbose` are
 llama.cpp's; vLLM and SGLang ignore them."""
 _FEWEST_LOGPROBS = {"top_logprobs": 1}
-"""llama.cpp's default of 20 makes a reply ten times as large, and 0 gives no log probabilities."""
+"""Requests one alternative for each token. llama.cpp's default of 20 makes a reply ten times as
+large, and 0 gives no log probabilities."""
 _VERBOSE = "__verbose"
 """The field in which llama.cpp puts the ids of the sampled tokens and the rendered prompt."""
 _ID_FIELDS = ("prompt_token_ids", "token_ids")
@@ -74,8 +75,8 @@ def read_tokens(reply: Completion, rendered_ids: list[int] | None = None) -> Cal
 
 
 def without_tokens(reply: Completion, body: Mapping[str, Any]) -> Completion:
-    """Return a reply without the token ids and log probabilities that `body`, the call without
-    TOKEN_PARAMS, does not request."""
+    """Return a reply without the fields that only TOKEN_PARAMS requested. `body` is the body of the
+    call before TOKEN_PARAMS were added."""
     hidden = set() if body.get("return_token_ids") else set(_ID_FIELDS)
     if not body.get("logprobs"):
         hidden.add("logprobs")

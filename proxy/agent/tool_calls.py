@@ -322,8 +322,8 @@ class TextArgument:
 
     @property
     def is_complete(self) -> bool:
-        """True unless an unescaped quote within the text ended the reading early. A text that is
-        cut off without a quote counts as complete."""
+        """True if the text has begun and no unescaped quote within it has ended the reading early.
+        A text that is cut off without a quote counts as complete."""
         return self._state == "inside" or bool(_STRING_END.match(self._pending))
 
     def _look_for_start(self) -> None:

@@ -45,7 +45,7 @@ timeout ends with the run's time can thus end by itself, and its output is not l
 
 
 _STATE = ("steps", "shown_steps", "sandbox_losses", "peak_memory_bytes")
-"""The attributes of ToolExecutor that are its state."""
+"""The attributes of ToolExecutor that checkpoints store."""
 
 
 class ToolExecutor:
@@ -90,7 +90,7 @@ class ToolExecutor:
         self.sandbox_losses = 0
         """Number of sandboxes that were lost during a tool call."""
         self.steps = 0
-        """Number of calls so far."""
+        """Number of calls so far, including calls of `submit`."""
         self.shown_steps = 0
         """Number of calls that clients see as steps."""
         self.tool_time = Stopwatch()
@@ -100,7 +100,7 @@ class ToolExecutor:
         self._call_count_of_turn = 0
         self._is_repeating = False
         self._has_unknown_outcome = False
-        """True once a call of the turn was not repeated."""
+        """True once a call of the turn was not executed because a dead server may have run it."""
 
     @property
     def command_id(self) -> str | None:
@@ -115,7 +115,8 @@ class ToolExecutor:
         self._is_repeating, self._has_unknown_outcome = is_repeated, False
 
     def begin_call(self) -> None:
-        """Begin the next call of the turn, also if it is not executed then."""
+        """Count the next call of the turn, even if it will not be executed, so that a repeated turn
+        gives each command the same id."""
         self._call_count_of_turn += 1
 
     def state(self) -> dict[str, Any]:
@@ -123,7 +124,8 @@ class ToolExecutor:
         return {name: getattr(self, name) for name in _STATE}
 
     def restore(self, state: Mapping[str, Any], sandbox: Sandbox) -> None:
-        """Count on from an earlier server, in its sandbox; `state` is the value of its `state`."""
+        """Continue the counts of an earlier server and use `sandbox`, which was adopted from it.
+        `state` is the value that the method `state` returned there."""
         for name in _STATE:
             setattr(self, name, state[name])
         self.current_sandbox, self.is_sandbox_requested = sandbox, True

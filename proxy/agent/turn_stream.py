@@ -198,7 +198,7 @@ class StreamHandler:
         if self._executor.is_submit(tool_name):
             await self._writer.begin_answer()
         else:
-            await self._writer.mark_as_narration()  # also the announcement of an earlier turn
+            await self._writer.mark_as_narration()  # applies to text of an earlier turn too
         if not was_shown:
             await self._narrate("".join(piece.text for piece in rest))
 
@@ -293,8 +293,8 @@ class ClientCallStream:
         """End the turn. Return the id under which the client received each started call, by the
         call's id in the turn."""
         await self._finish_open_call()
-        # Calls that the turn ignores are not in `_called_names`: indexes may differ, the order does
-        # not.
+        # Ignored calls are in neither `_called_names` nor `turn.calls`. So an index may differ from
+        # the position in `turn.calls`, but the order is the same.
         return {
             call.id: self._started_ids[index]
             for index, call in zip(sorted(self._called_names), turn.calls, strict=False)

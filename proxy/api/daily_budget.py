@@ -120,8 +120,8 @@ async def find_tariff(services: Services, model: str, *, is_required: bool) -> T
     if tariff := await prices.find(model):
         return tariff
     raise BadRequestError(
-        f"What the model {model!r} costs is not known to this server, and its cost is limited. The"
-        " operator can set its price in backend.prices.",
+        f"A limit on the cost applies to this request, and the server knows no prices of the model"
+        f" {model!r}. The operator can set them in backend.prices.",
         param="model",
         code="model_price_unknown",
     )

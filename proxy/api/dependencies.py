@@ -244,7 +244,8 @@ def authorize(request: Request) -> Key:
         return known
     key = get_services(request).keyring.find(sent_key(request))
     if key is None:
-        # litellm's clients report a 401 without the first four words as a bad request.
+        # litellm's clients report a 401 as a bad request if these four words are missing:
+        # "Incorrect API key provided".
         what = "" if sent_key(request) else ": none"
         raise UnauthorizedError(
             f"Incorrect API key provided{what}. Send it as 'Authorization: Bearer' or 'x-api-key'."
@@ -436,7 +437,7 @@ async def decode_body(request: Request, raw_body: bytes | bytearray) -> Any:
         raise BodyTooLargeError(str(error)) from error
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"The request body is not valid JSON: {error}.") from error
-    body_reservation(request).take(decoded.copies_bytes)
+    body_reservation(request).take(decoded.memory_bytes)
     return decoded.value
 
 

@@ -154,7 +154,8 @@ def _add_common_errors(method: str, operation: Tree) -> None:
         responses.setdefault(str(status), response)
 
 
-# The routes that call a model. Not from OpenAI's own types, which take 0.6 s and 58 MiB to import.
+# The routes that call a model. Their schemas are written by hand, because OpenAI's own types take
+# 0.6 s and 58 MiB to import.
 
 
 def _object(*required: str, **properties: Any) -> Tree:

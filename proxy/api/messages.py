@@ -44,12 +44,13 @@ router = APIRouter()
 
 COUNT_PATH = "/v1/messages/count_tokens"
 _BODY_HEADERS = ("accept-encoding", "content-encoding", "content-length")
-"""Headers that describe the client's body. They are not sent to the backend with another body."""
+"""Headers that are not sent to the backend, because the proxy sends another body and must be able
+to read the response."""
 _PROMPT_PART_TYPES = ("text", "image_url")
 """Types of content parts that are in the model's prompt."""
 PING = ServerSentEvent('{"type": "ping"}', event="ping", sep="\n")
-"""The keep-alive of a streamed message, sent as often as the comment of other streams. Anthropic's
-SDKs ignore a ping."""
+"""The keep-alive of a streamed message, sent in place of the comment `run_response.KEEP_ALIVE`.
+Anthropic's SDKs ignore a ping."""
 
 
 @router.route("/v1/messages", methods=["POST"])  # see proxy.api.chat

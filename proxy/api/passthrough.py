@@ -123,8 +123,9 @@ async def _body_fields(
         if len(body) > SLOW_BYTES:
             async with request.services.body_memory.decoding:
                 decoded = await stepwise.decode_large(body)
-            # The stream has reserved memory for a decoded copy of the body's size.
-            body_reservation(request.http).take(max(0, decoded.copies_bytes - len(body)))
+            # `RequestBodyStream.read` has reserved as many bytes as the body has for the decoded
+            # copy. Reserve the rest.
+            body_reservation(request.http).take(max(0, decoded.memory_bytes - len(body)))
             fields = decoded.value
         else:
             fields = decode_json(body)
@@ -182,7 +183,7 @@ async def _require_owned_state(
 ) -> None:
     """Raise ProxyError if the request names state that the backend may store for another client.
     Also raise it if the body cannot be checked, because it is too long, compressed or not declared
-    as JSON. Requests to paths that name no responses pass. With `backend.passthrough: all`, all
+    as JSON. Requests to paths outside the Responses API pass. With `backend.passthrough: all`, all
     requests pass."""
     path = raw_path(request.http)
     if request.services.passthrough == "all" or not can_refer_to_responses(path):
@@ -228,7 +229,7 @@ async def _plain_fields(fields: dict[str, Any]) -> dict[str, Any] | None:
     return await fields_for_backend(fields, backend_model_name(model))
 
 
-async def forward_response(request: ModelRequest, budget: DailyBudget) -> Response:
+async def forward_response_request(request: ModelRequest, budget: DailyBudget) -> Response:
     """Relay a request to create a response. Unless `store` is false, store the id of the new
     response as the client's. Raises the errors of `require_owned_by_client` and `forward_json`."""
     await require_owned_by_client(request, request.body)

@@ -13,7 +13,7 @@ from policies.sessions import SessionState
 from policies.steps import default_mode_for_responses
 from proxy.agent.task import RunObserver, SessionPlan
 from proxy.api.dependencies import ModelRequest, read_model_request
-from proxy.api.passthrough import forward_response
+from proxy.api.passthrough import forward_response_request
 from proxy.api.prepare import RunRequest, start_or_join
 from proxy.api.response_recorder import ResponseRecorder
 from proxy.api.routing import RoutingDecision, resolve_route
@@ -45,7 +45,9 @@ async def create_response(http: Request) -> Response:
     body = request.body
     if body["model"].endswith(PLAIN_SUFFIX):
         decision = resolve_route(request, body)
-        return await forward_response(request, decision.profile.budgets.daily.for_model_calls)
+        return await forward_response_request(
+            request, decision.profile.budgets.daily.for_model_calls
+        )
     previous = await previous_context(http, body)
     if isinstance(items := body.get("input"), list):
         body = {**body, "input": await resolve_references(http, items)}
@@ -136,8 +138,8 @@ async def _start_recording(
     recorder = ResponseRecorder(store.responses, owner, context)
     save_as = session.save_as
     if save_as is None:
-        # The run saves no files. No state has this name, so a request that continues the response
-        # resumes from the previous state.
+        # A run without a sandbox saves no workspace state. The state named below is never stored,
+        # so a request that continues the response resumes from the previous state.
         resume_point = previous.resume_point
         save_as = SessionState(
             resume_point.session if resume_point else session.session, context.run_id

@@ -40,12 +40,13 @@ async def cancel_run(
     request: Request, services: ServicesDep, owner: Owner, run_id: str
 ) -> Response:
     """Cancel a run if it has not ended, and return the run. The trajectory of the run is kept. If
-    the server of the run has died, no other server goes on with the run."""
+    the server of the run has died, a retry of the request starts a new run instead of continuing
+    this one."""
     if run := services.runs.get(owner, run_id):
         if run.status == "running":
             run.cancel("a request cancelled it")
             await run.wait_until_ended()
-        # Not from `find_run`: the manager may have dropped the run after its end.
+        # Read from `run`, because `find_run` may no longer find it: the manager drops ended runs.
         return JSONResponse(_run_object(request, services, run.metadata, run.record()))
     metadata, record = await find_run(services, owner, run_id)
     if record.status == "running":

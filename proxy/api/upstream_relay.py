@@ -104,7 +104,7 @@ async def _chat_response(
     )
     if has_files and response.status >= 400:
         response = await _explain_refusal(response, decision)
-    # Added to the mapping: a header that is added to a Response later costs a search of its list.
+    # The headers are merged here, because adding one to a Response later searches its header list.
     headers = {**response.headers, **decision.headers}
     response = UpstreamResponse(response.status, headers, response.body)
     if is_stream(response):
@@ -186,7 +186,9 @@ def upstream_of(request: ClientRequest) -> Upstream:
     the backend is not an HTTP server."""
     upstream = request.model.upstream
     if upstream is None:
-        raise HTTPException(404, "Not Found, and the backend is no server to pass it on to")
+        raise HTTPException(
+            404, "Not Found, and the backend is not an HTTP server that could get the request"
+        )
     return upstream
 
 

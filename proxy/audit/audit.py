@@ -165,8 +165,7 @@ class RunAuditLog:
 
 
 class AuditLogs:
-    """The audit logs of a data directory. The directory of the logs is created with the first
-    log."""
+    """The audit logs in one directory, `root`, which is created with the first log."""
 
     def __init__(
         self,

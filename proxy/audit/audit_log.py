@@ -376,7 +376,7 @@ class _DayVerifier:
             return f"its end may be missing in the index, in which {fault}" if fault else ""
         head = log.entries[-1]["hash"] if log.entries else ""
         if (len(log.entries), head) != (ended.get("lines"), ended.get("head")):
-            return f"it is not as it was when it ended, with {ended.get('lines')} lines"
+            return f"it has changed since it ended with {ended.get('lines')} lines"
         if not data.endswith(b"\n"):
             return "something follows its last line"
         return ""

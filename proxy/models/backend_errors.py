@@ -156,7 +156,7 @@ def backend_error(
     )
     if isinstance(error, ContextOverflowError):
         error.sizes = body.sizes
-        error.beside = dict(body.llama_cpp_sizes)
+        error.extra_fields = dict(body.llama_cpp_sizes)
     if isinstance(error, ToolsRefusedError):
         error.words = tools_refusal
     return error
@@ -245,7 +245,7 @@ def parse_json(text: bytes) -> Any:
     if pauses_gc:
         gc.disable()
     try:
-        # Twice as fast; refuses NaN, Infinity, lone surrogates, UTF-16 and invalid JSON.
+        # Twice as fast as `json.loads`, but refuses NaN, Infinity, lone surrogates and UTF-16.
         with suppress(ValueError):
             return from_json(text, allow_inf_nan=False)
         return json.loads(text, parse_constant=lambda _: None)

@@ -183,8 +183,8 @@ class ToolCallBuilder:
 
     def add(self, pieces: list[dict[str, Any]]) -> list[ModelDelta]:
         """Add the `tool_calls` of one chunk and return their deltas. Once there are more than
-        MAX_CALLS calls, further pieces are ignored. Raises AnswerTooLargeError. Use it within
-        `wrong_types_as_backend_error`."""
+        MAX_CALLS calls, further pieces are ignored. Raises AnswerTooLargeError. Fields of a wrong
+        type raise other errors, which `wrong_types_as_backend_error` converts."""
         deltas: list[ModelDelta] = []
         for piece in pieces:
             if len(self._calls) > MAX_CALLS:

@@ -107,7 +107,7 @@ class LiteLLMModel:
         async with aclosing(chunks):
             with attach_partial_completion(builder.build):
                 async for chunk in chunks:
-                    if not is_accepted:  # litellm may call the provider only for the first chunk
+                    if not is_accepted:  # litellm may not call the provider before this
                         is_accepted = True
                         await on_delta(ModelCallAccepted())
                     for delta in builder.add(chunk):
@@ -180,7 +180,8 @@ class LiteLLMModel:
     async def _relay_stream(self, chunks: "_ChunkStream") -> UpstreamResponse:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(chunks.aclose)
-            # litellm may call the provider only here. An error still sets the status.
+            # litellm may not have called the provider before. An error of the call still becomes
+            # an HTTP status, because no part of the response was sent.
             first = await anext(chunks, None)
             stack.pop_all()
         return UpstreamResponse(200, {"content-type": "text/event-stream"}, _SSEBody(first, chunks))

@@ -107,7 +107,7 @@ class OpenAIHTTPModel:
         self._timeout = _client_timeout(timeout_s)
         self._connections = Connections(proxy, keep_alive_s)
         self._stream_support = StreamSupport()
-        self._tokenizer = _Tokenizer()
+        self._tokenizer = _TokenizeEndpoint()
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         """See Model. After the server has refused to stream a model, completions of that model are
@@ -303,7 +303,7 @@ class OpenAIHTTPModel:
             response.close()
             location = response.headers.get("location")
             raise bad_response_error(
-                f"it redirects to {location}: correct backend.base_url"
+                f"it redirects to {location}; change backend.base_url accordingly"
                 if location
                 else f"its status is {response.status}"
             )
@@ -503,7 +503,7 @@ class _KeepAlive:
 
 
 @dataclass(slots=True)
-class _Tokenizer:
+class _TokenizeEndpoint:
     """The properties of the server's `/tokenize`, learnt from its responses."""
 
     is_available: bool = True
@@ -544,7 +544,8 @@ def _json_object(response_body: bytes) -> Mapping[str, Any]:
 
 
 def _check_bounds(bounds: JSONBounds, part: bytes) -> None:
-    """Check the next part of a response. Raises AnswerTooLargeError."""
+    """Check the next part of a JSON response against the limits of `bounds`, such as the number of
+    values. Raises AnswerTooLargeError if a limit is exceeded."""
     try:
         bounds.check(part)
     except TooMuchJSONError as error:

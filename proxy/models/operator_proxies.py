@@ -86,5 +86,7 @@ def _check_proxy_url(proxy: str) -> str:
     except ValueError:
         has_host = False
     if not has_host:
-        raise ValueError("the proxy that the environment names has no host and port")
+        raise ValueError(
+            "the URL of the proxy that the environment names has no host, or an invalid port"
+        )
     return proxy

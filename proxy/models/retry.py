@@ -47,7 +47,7 @@ class RetryingModel(ModelWrapper):
             try:
                 return await self._model.complete(body, on_delta)
             except BackendError as error:
-                if attempt > 1:  # else the client's retries would multiply the proxy's retries
+                if attempt > 1:  # the client's retries must not multiply the proxy's retries
                     error.headers[ResponseHeader.SHOULD_RETRY] = "false"
                 if attempt >= self._attempts or not self._is_retryable(error):
                     raise

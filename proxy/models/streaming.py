@@ -40,8 +40,9 @@ REFUSAL_HOLDS_S = 600.0
 _MAX_REFUSED_MODELS = 1000
 _PARAMETER_WORDS = re.compile(r"log_?probs|tool|\bn\b", re.IGNORECASE)
 _RUNNING_USAGE_SERVERS = frozenset({"vllm", "sglang"})
+"""Servers that can send the usage with each chunk, by the `owned_by` of the models they list."""
 _TIMINGS_SERVER = "llamacpp"
-"""Servers that can send running token counts, by the `owned_by` of the models that they list."""
+"""The `owned_by` of the models that llama.cpp lists, which can send `timings` with each token."""
 MAX_EVENT_BYTES = 32 << 20
 """Maximum size of a server-sent event."""
 MAX_USAGE_BYTES = 16 << 20

@@ -430,7 +430,9 @@ class ToolVerdicts:
         if not is_evidence(trouble, has_run_commands=ran):
             return
         verdict = tools_failed_verdict(model, trouble)
-        log.warning("run %s: its key gets no tools for now: %s", result.run_id, verdict.message)
+        log.warning(
+            "run %s: requests with its key get no tools for now: %s", result.run_id, verdict.message
+        )
         _put_bounded(
             self._owner_verdicts, (owner, model), (self._now() + EVIDENCE_HOLDS_S, verdict)
         )
@@ -584,7 +586,7 @@ def _put_bounded(table: dict[K, V], key: K, value: V) -> None:
         table.pop(next(iter(table)))
 
 
-class WatchedModel(ModelWrapper):
+class MonitoredModel(ModelWrapper):
     """Measures the model calls of runs, and notes the backend's refusals of tools. The error of a
     refusal has the text of the verdict if the model's setting is `probe`."""
 

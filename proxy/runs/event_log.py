@@ -317,9 +317,9 @@ def _error_to_json(error: ProxyError) -> dict[str, Any]:
         **{name: getattr(error, name) for name in ("message", "type", "param", "code")},
         "status": error.status,
         "headers": error.headers,
-        "beside": error.beside,
+        "beside": error.extra_fields,
     }
 
 
 def _error_from_json(value: Mapping[str, Any]) -> ProxyError:
-    return _from_known_fields(ProxyError, value)
+    return _from_known_fields(ProxyError, {**value, "extra_fields": value.get("beside")})

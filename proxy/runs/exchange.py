@@ -34,8 +34,9 @@ ASK_AGAIN_S = 2.0
 """Interval at which a process repeats its message that it follows a run, until the first events or
 frames have arrived, in seconds."""
 FOLLOW_AGAIN_S = 10.0
-"""Interval at which a process repeats that message once events or frames have arrived, in seconds.
-Messages may be lost, and a run is published only while they are repeated: see `FOLLOWED_S`."""
+"""Interval at which a process repeats its message that it follows a run, once events or frames
+have arrived, in seconds. Messages may be lost, and a run is published only while its followers
+repeat their messages: see `FOLLOWED_S`."""
 LAST_EVENTS_S = 5.0
 """Seconds to wait for the last events of a run after the run has ended."""
 FOLLOWED_S = 3 * FOLLOW_AGAIN_S
@@ -60,7 +61,7 @@ class RunExchange:
         self._publications: dict[str, _Publication] = {}
         """The publications of runs of this process that other processes follow, by publication
         id."""
-        self._published: dict[str, set[asyncio.Event]] = {}
+        self._news_events: dict[str, set[asyncio.Event]] = {}
         """The asyncio events of the followers in this process, by publication id. They are set when
         another process has published a part."""
 
@@ -131,7 +132,7 @@ class RunExchange:
                 process_id = await find_process()
                 for batch in await self._repository.published(publication_id, seq):
                     if batch.is_first and seq and message.kind == "follow":
-                        raise RunLostError  # events have no numbers: which are new is not known
+                        raise RunLostError  # the publication began again; events have no numbers
                     seq = batch.seq
                     yield batch.content
                     if batch.is_last:
@@ -150,18 +151,18 @@ class RunExchange:
     def _news_of(self, publication_id: str) -> Iterator[asyncio.Event]:
         """Yield an asyncio event that is set whenever another process has published a part."""
         has_news = asyncio.Event()
-        self._published.setdefault(publication_id, set()).add(has_news)
+        self._news_events.setdefault(publication_id, set()).add(has_news)
         try:
             yield has_news
         finally:
-            waiting = self._published[publication_id]
+            waiting = self._news_events[publication_id]
             waiting.discard(has_news)
             if not waiting:
-                del self._published[publication_id]
+                del self._news_events[publication_id]
 
     def _receive(self, message: Message) -> None:
         if message.kind == "published":
-            for has_news in self._published.get(message.run_id, ()):
+            for has_news in self._news_events.get(message.run_id, ()):
                 has_news.set()
         elif run := self._find_local(message.run_id):
             if message.kind == "cancel":
@@ -183,7 +184,7 @@ class RunExchange:
             log.exception("run %s: its events cannot be published", run.id)
         finally:
             del self._publications[publication.id]
-            if not publication.is_complete:  # a later one would repeat what was published
+            if not publication.is_complete:  # a later publication starts with the first part
                 with suppress(StoreUnavailableError):
                     await self._repository.unpublish(publication.id)
 
@@ -226,7 +227,8 @@ def _publication_id(message: Message) -> str:
 
 
 class _FollowTiming:
-    """The times of one follower of a run in another process."""
+    """Decides when a process that follows a run of another process repeats its message, and when it
+    gives up waiting for the last parts."""
 
     def __init__(self) -> None:
         self._asked_at = -math.inf

@@ -201,9 +201,10 @@ class RunManager:
         return joined, lost_run
 
     def _has_checkpoints(self, identity: RequestIdentity, task: AgentTask) -> bool:
-        """Return True if another server could take a run over: one that is retried by its
-        idempotency key. A run whose turns are recorded must be complete, and several choices have
-        several sandboxes."""
+        """Return True if another server can take over the run: its client can retry it by its
+        idempotency key, and the server can adopt its sandbox. Runs with a trajectory are excluded,
+        because a trajectory must be complete, and requests for several choices, because each
+        choice has a sandbox of its own."""
         return (
             self._archive.is_shared
             and identity.key is not None
@@ -269,16 +270,17 @@ class RunManager:
             if recorder.owner == owner and run_id in (None, *recorder.run_ids)
         ]
         with anyio.move_on_after(MAX_WRITE_S if run_id is None else None):
-            for recorder in found:  # in the order of the runs, which is that of the list
+            for recorder in found:  # oldest run first: listings keep the order of the first writes
                 await recorder.write()
 
     async def cancel_elsewhere(
         self, run_id: str, find_process: Callable[[], Awaitable[str | None]]
     ) -> None:
         """Cancel a run of another process and wait for its end. `find_process` returns the id of
-        the process while the run is running, then None. Without messages between processes, nothing
-        is cancelled: wait until a run that has ended is stored. Raises RunElsewhereError if the
-        other process does not react or cannot be reached."""
+        the process while the run is running, then None. If the
+        processes cannot exchange messages, cancel nothing: only wait, at most STORED_WITHIN_S
+        seconds, in case the run has ended and its end is not stored yet. Raises RunElsewhereError
+        if the other process does not react or cannot be reached."""
         if self._exchange:
             await self._exchange.cancel(run_id, find_process)
             return
@@ -334,7 +336,7 @@ class RunManager:
         """Cancel all runs, because other processes have found this process dead and may take its
         runs over or begin them again. Leave the sandboxes of the runs to these processes. The
         subscribers of the runs get RunLostError."""
-        self.agent.workspaces.abandon_used()  # first: a cancelled run ends its command
+        self.agent.workspaces.abandon_used()  # before `cancel`, which would end the commands
         for run in self._running_runs():
             run.cancel(PROCESS_LOST)
 
@@ -587,7 +589,7 @@ def _failure_of(run: Run, error: BaseException) -> BaseException:
         case ProxyError():
             log.warning("run %s failed: %s", run.id, error)
             if run.has_output:
-                # The model would produce the same output again. OpenAI's SDKs obey.
+                # The model would produce the same output again. OpenAI's SDKs obey this header.
                 error.headers[ResponseHeader.SHOULD_RETRY] = "false"
         case errors.SandboxError():
             log.warning("run %s failed: %s", run.id, error)

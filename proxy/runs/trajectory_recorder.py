@@ -85,7 +85,8 @@ class TrajectoryRecorder:
             return
         at_s = self._elapsed_s()
         try:
-            # On the event loop: the encoder holds the GIL, and a model call encodes the same texts.
+            # A thread would not help: the encoder holds the GIL. A model call encodes the same
+            # texts on the event loop.
             self._lines[index] += self._writers[index].write(at_s, event)
         except Exception:
             log.exception(CANNOT_STORE, self.run_ids[0])

@@ -2,8 +2,8 @@
 
 `PARAMETERS` has every field that OpenAI or a backend documents. A field that is not in the table is
 sent with every model call. OpenAI's fields are checked as OpenAI checks them. A backend's own field
-is checked only if it is sent with the last model call alone, so that no run ends with a value that
-the backend refuses. The backend itself checks its other fields at the first call.
+is checked only if it is sent with the last model call alone, so that the backend does not refuse
+its value after all other calls of the run. The backend checks its other fields at the first call.
 """
 
 from collections.abc import Collection, Mapping
@@ -189,8 +189,8 @@ _RESPONSE_FORMAT = discriminated(
 ParameterScope = Literal["every call", "visible answer", "loop", "proxy", "straight"]
 """The model calls that a field is sent with. `visible answer`: the call that writes the answer,
 without tools. `loop`: the agent loop decides for each call. `proxy`: none. `straight`: the
-request is sent to the backend as it is, without `sandbox` and with the backend's name of the
-model."""
+single call of a request that gets no sandbox because of the field. A chat completion is then
+relayed unchanged, except for `sandbox` and the model's name."""
 _EMPTY_VALUES: tuple[Any, ...] = (False, 0, "", [], {})
 
 

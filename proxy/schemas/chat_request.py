@@ -326,8 +326,8 @@ class ChatTranslation:
     request."""
 
     keeps_param_suffix: ClassVar[bool] = True
-    """True if the part of a path that follows one of `param_paths` is the same in the client's
-    request."""
+    """True if the rest of an error's path, after the part that `param_paths` maps, is also valid in
+    the client's request."""
 
     chat: Mapping[str, Any]
     param_paths: Mapping[str, str]

@@ -99,8 +99,9 @@ class InlineData:
 
 
 def _unquoted(text: bytes) -> bytes:
-    """Return the bytes that percent-encoded text stands for, as `urllib.parse.unquote_to_bytes`
-    does, which takes ten times as long: quoted-printable differs only in its escape character."""
+    """Return the bytes of percent-encoded text. The text is decoded as quoted-printable, which
+    differs only in its escape character, because `urllib.parse.unquote_to_bytes` takes ten times as
+    long."""
     only_escapes = _LITERAL_PERCENT.sub(b"%25", text).replace(b"=", b"%3D")
     return binascii.a2b_qp(only_escapes.replace(b"%", b"="))
 

@@ -187,7 +187,8 @@ _SERVICE_TIERS = {"auto": "auto", "standard_only": "default"}
 class MessagesAsChat(ChatTranslation):
     """A request of Anthropic's Messages API as a chat completion."""
 
-    keeps_param_suffix: ClassVar[bool] = False  # a part's fields differ from its block's
+    # A chat content part has other fields than the block from which it was translated.
+    keeps_param_suffix: ClassVar[bool] = False
 
     client_tools: Sequence[Tool]
     """The client's tools, each with its schema."""

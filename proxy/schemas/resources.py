@@ -291,7 +291,9 @@ class ContainerExpiry(BaseModel):
     """The lifetime of a container: `minutes` after its last use."""
 
     anchor: Literal["last_active_at"]
-    minutes: StrictInt = Field(ge=1, description="At most the server's setting.")
+    minutes: StrictInt = Field(
+        ge=1, description="At most the server's `artifacts.retention_hours`, in minutes."
+    )
 
 
 class NetworkPolicy(BaseModel):
@@ -335,7 +337,7 @@ class ContainerCreate(BaseModel):
             ("network_policy.domain_secrets", secrets),
         ):
             if value not in (None, []):
-                raise unsupported_error(field, "Containers do not have this field here.")
+                raise unsupported_error(field, "Containers of this server do not support it.")
         return {name: value for name, value in body.items() if value is not None}
 
     def to_new_container(self, *, max_minutes: int) -> NewContainer:
@@ -575,7 +577,7 @@ class ModelCallObject(BaseModel):
 
     segment: int = Field(description="The index of the prompt's segment.")
     prompt_messages: int = Field(
-        description="The number of messages of the prompt: the first ones of the segment."
+        description="The number of messages of the prompt, which are the first ones of the segment."
     )
     turn: int
     reply: int | None = Field(description="The index of the reply's message.")
@@ -589,7 +591,9 @@ class ModelCallObject(BaseModel):
         None, description="The index of the token segment, if the tokens are known."
     )
     prompt_tokens: int | None = Field(
-        None, description="The number of tokens of the prompt: the first ones of the segment."
+        None,
+        description="The number of tokens of the prompt, which are the first ones of the token"
+        " segment.",
     )
     reply_tokens: int | None = Field(
         None, description="The number of tokens of the reply, which follow those of the prompt."
@@ -608,8 +612,8 @@ class TokenSegment(_ResponseModel):
 
     prompt_ids: list[int] = Field(description="The tokens of the first prompt.")
     response_ids: list[int] = Field(
-        description="The tokens that follow: replies, and between them what was added to the"
-        " prompts."
+        description="The tokens after the first prompt: the replies, and between two replies the"
+        " tokens that the next prompt adds."
     )
     response_mask: list[int] = Field(
         description="1 for each token that the model sampled, 0 for each other token."
@@ -679,7 +683,9 @@ class TrajectorySummaryObject(_ObjectWithId):
     object: Literal["run.trajectory.summary"] = "run.trajectory.summary"
     created_at: int
     ended_at: int | None = Field(description="When the run ended; null before.")
-    bytes: int = Field(description="The size: its compressed parts, and its rewards.")
+    bytes: int = Field(
+        description="The stored size in bytes: of the compressed parts and of the rewards."
+    )
     group_id: str | None = Field(None, description="The label in the request's `metadata`.")
     task_id: str | None = Field(None, description="The label in the request's `metadata`.")
     session_id: str | None = Field(None, description="The client's name for the session.")

@@ -67,7 +67,9 @@ class ResponseEncoder:
         body, tools = context.body, context.tools
         self._warnings = [
             asdict(
-                RunWarning("tool_left_out", f"There is no tool {kind!r} here; the model had none.")
+                RunWarning(
+                    "tool_left_out", f"This server has no tool {kind!r}, so the model lacked it."
+                )
             )
             for kind in tools.unavailable_types
         ]

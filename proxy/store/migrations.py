@@ -258,7 +258,8 @@ TRAJECTORY_LABELS = (
     """CREATE INDEX trajectories_of_session ON trajectories (owner, session_id, seq)
         WHERE session_id IS NOT NULL""",
 )
-# For processes of several machines. With SQLite, files take the place of the rows.
+# For the processes of several machines that share a PostgreSQL database. With SQLite these tables
+# stay empty: the link key and the locks of the processes are files.
 REPLICAS = (
     """CREATE TABLE processes (
         id TEXT PRIMARY KEY,

@@ -41,7 +41,7 @@ def database_url(text: str) -> URL:
     try:
         return make_url(text).set(drivername="postgresql+psycopg")
     except (ArgumentError, ValueError) as error:
-        raise StoreError(f"it is no URL of a database: {error}") from error
+        raise StoreError(f"database_url is not a database URL: {error}") from error
 
 
 def open_engine(url: URL) -> Engine:
@@ -98,8 +98,9 @@ def is_unavailable(error: DBAPIError) -> bool:
 
 
 def schema_version(connection: Connection) -> int:
-    """Return the number of migration steps that were applied. Until the caller's transaction ends,
-    other processes that migrate wait. The caller's transaction must read committed rows."""
+    """Return the number of migration steps that were applied. Take a lock, for which other
+    processes that migrate wait until the caller's transaction ends. The transaction must have the
+    isolation level READ COMMITTED."""
     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
     connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS schema_version (version BIGINT)")
     found = connection.exec_driver_sql("SELECT version FROM schema_version").scalar_one_or_none()

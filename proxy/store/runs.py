@@ -45,8 +45,8 @@ run."""
 SUSPENDED_KEEP_S = 7 * 24 * 3600
 """Seconds that a client may take to run its tools."""
 _RUN_COLUMNS = [RUNS.c[name] for name in (*StoredRun.__slots__, "process")]
-"""The columns from which a StoredRun is read: all but the checkpoint, which may be long, and those
-that only queries need."""
+"""The columns from which a StoredRun is read. They do not include the checkpoint, which may be
+long, nor the columns that only queries need."""
 
 
 class RunRepository:
@@ -60,7 +60,8 @@ class RunRepository:
         *,
         is_shared: bool = False,
     ) -> None:
-        """`is_shared` is True if other processes may find this process dead although it lives."""
+        """`is_shared` is True if processes of other machines may use the same database. They may
+        find this process dead although it lives."""
         self._database = database
         self._now = now
         self._process = process
@@ -70,9 +71,9 @@ class RunRepository:
         """Store a run that begins, unless a stored run with the same Idempotency-Key can be joined.
         Return the stored runs with that key.
 
-        The row of the run gets a copy of the checkpoint that is returned, for the case that this
-        process dies before it has stored one of its own. The lost run keeps its checkpoint, for the
-        case that the run cannot start and its row is deleted.
+        The new row gets a copy of the returned checkpoint, which is needed if this process dies
+        before the new run has stored a checkpoint of its own. The lost run keeps its checkpoint,
+        which is needed if the new run cannot start and the new row is deleted.
         """
 
         def transaction(connection: Connection) -> RunStart:

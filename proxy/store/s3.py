@@ -54,7 +54,7 @@ class S3BlobStore(BlobStore):
         self._cache = _Cache(cache_directory, cache_bytes, in_use_s)
         self._bucket = _open_bucket(url, retry_s)
         try:
-            with _reported_errors():
+            with _translate_errors():
                 next(iter(obstore.list(self._bucket, chunk_size=1)), None)
         except (FileNotFoundError, StoreUnavailableError) as error:
             raise StoreError(f"{url}: {error.__cause__ or error}") from error
@@ -69,7 +69,7 @@ class S3BlobStore(BlobStore):
             return self.path(name)
 
     def is_intact(self, name: str, size: int) -> bool:
-        with _reported_errors():
+        with _translate_errors():
             return self._object_size(name) == size
 
     @asynccontextmanager
@@ -81,13 +81,13 @@ class S3BlobStore(BlobStore):
 
     async def copy(self, blob: Blob) -> Blob:
         name = uuid.uuid4().hex
-        with _reported_errors():
+        with _translate_errors():
             await obstore.copy_async(self._bucket, blob.name, name)
         return replace(blob, name=name)
 
     def sweep(self, known_sizes: Mapping[str, int], now: float) -> set[str]:
         missing, unknown = set(known_sizes), []
-        with _reported_errors():
+        with _translate_errors():
             for batch in obstore.list(self._bucket):
                 for found in batch:
                     name, is_old = found["path"], found["last_modified"].timestamp() < now - GRACE_S
@@ -102,7 +102,7 @@ class S3BlobStore(BlobStore):
 
     def _unlink(self, names: Sequence[str]) -> None:
         super()._unlink(names)
-        with _reported_errors():
+        with _translate_errors():
             obstore.delete(self._bucket, list(names))
 
     def _fetch(self, name: str) -> Path:
@@ -113,7 +113,7 @@ class S3BlobStore(BlobStore):
             return path
         part = path.with_name(f"{name}.{uuid.uuid4().hex}{PART_SUFFIX}")
         try:
-            with _reported_errors():
+            with _translate_errors():
                 found = obstore.get(self._bucket, name)
                 self._cache.add(found.meta["size"])
                 with part.open("xb") as target:
@@ -126,7 +126,7 @@ class S3BlobStore(BlobStore):
 
     def _upload(self, path: Path) -> None:
         """Upload a file under its own name. Blocks. Raises StoreUnavailableError."""
-        with _reported_errors():
+        with _translate_errors():
             obstore.put(self._bucket, path.name, path)
         self._cache.add(path.stat().st_size)
 
@@ -199,7 +199,7 @@ class _Cache:
 
 
 @contextmanager
-def _reported_errors() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Raise StoreUnavailableError for the errors of the bucket, except for FileNotFoundError."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""The spending of each key per day, for daily budgets."""
+"""The spending of each API key per day, for daily budgets. `owner` identifies the key."""
 
 import asyncio
 from collections.abc import Callable

@@ -87,6 +87,7 @@ def _on_connect(connection: sqlite3.Connection, _record: object) -> None:
 
 
 def _on_begin(connection: Connection) -> None:
-    # A transaction that reads first and then writes fails instead of waiting for another writer.
+    # With BEGIN, a transaction that reads first and then writes fails if another process writes
+    # meanwhile. BEGIN IMMEDIATE waits for the other process instead.
     writes = connection.get_execution_options().get("writes")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 SWEEP_EVERY_S = 300
 LINK_KEY_BYTES = 32
 FORGET_AFTER_S = 3600
-"""Seconds that a deleted row stays in its table, so that a client can continue a list after it."""
+"""Seconds that a deleted row stays in its table, so that a client can request the page after the
+row's id."""
 
 
 class Repository(Protocol):

@@ -171,7 +171,8 @@ SPENDING = Table(
     *_float_columns("cpu_s"),
     *_integer_columns("egress_bytes", "tool_output_chars"),
 )
-# `reason` is the reason why a model gets no tools; null if the model gets tools.
+# `reason` is the reason why a model gets no tools; null if the model gets tools. `words` is the
+# message of the ToolVerdict.
 TOOL_VERDICTS = Table(
     "tool_verdicts",
     METADATA,
@@ -185,7 +186,8 @@ DEFAULT_INSTRUCTIONS = Table(
     *_text_columns("backend", "model", "instruction"),
     *_float_columns("found_at"),
 )
-# The events of runs that another process follows, as JSON lists; see `RunExchange`.
+# The events of runs that other processes follow, or the frames of their responses, as JSON; see
+# `RunExchange`. `run_id` is the publication id of `RunRepository.publish`.
 RUN_EVENTS = _table_with_seq(
     "run_events",
     *_text_columns("run_id", "events"),

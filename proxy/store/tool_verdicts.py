@@ -12,7 +12,8 @@ from proxy.store.tables import DEFAULT_INSTRUCTIONS, TOOL_VERDICTS
 
 KEEP_S = 30 * 24 * 3600
 MAX_MODELS = 1024
-"""Maximum number of verdicts of one backend that are read, the newest first."""
+"""Maximum number of verdicts, and of default instructions, of one backend that are read, the newest
+first."""
 
 
 class ToolVerdictRepository:

@@ -45,8 +45,8 @@ GROWTH_PER_CHECK = 0.01
 """The limits of an owner's trajectories are checked each time the trajectories have grown by this
 share of the limits. A check of 20,000 trajectories takes 7 ms."""
 MAX_OWNERS = 10_000
-"""Maximum number of owners whose growth is in memory. With `backend.forward_client_key`, every key
-of the backend is an owner."""
+"""Maximum number of owners in `TrajectoryRepository._growth`. With `backend.forward_client_key`,
+every key of the backend is an owner."""
 MAX_REWARDS = 100
 """Maximum number of rewards of one trajectory."""
 _REWARD_BYTES = 100

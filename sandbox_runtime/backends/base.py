@@ -135,9 +135,9 @@ class Backend(Protocol):
 
     async def adopt(self, reference: SandboxReference) -> Guest:
         """Attach to a guest of a process that is dead. The caller makes sure that no other process
-        does so at the same time. The guest then belongs to this process: what the other one still
-        sends has no effect, and it cannot end the guest. Raises SandboxStartError: its subclass
-        SandboxGoneError if the guest is gone or was adopted already."""
+        does so at the same time. The guest then belongs to this process: what its earlier process
+        still sends has no effect, and that process cannot end it. Raises SandboxStartError: its
+        subclass SandboxGoneError if the guest is gone or was adopted already."""
 
     async def fingerprint(self) -> str:
         """Return an id of the image that new sandboxes start from. Raises SandboxStartError."""

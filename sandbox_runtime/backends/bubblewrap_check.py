@@ -39,7 +39,7 @@ def isolation_checks(probe_output: bytes) -> list[Check]:
         Check(
             "capabilities",
             unprivileged,
-            "none, and none to gain" if unprivileged else "some are left",
+            "none, and none can be gained" if unprivileged else "some are left or can be gained",
         ),
         Check("system calls", filtered, "filtered by seccomp" if filtered else "not filtered"),
         Check(
@@ -75,7 +75,8 @@ def diagnose(proc: Path = Path("/proc"), root: Path = Path("/")) -> str:
             return sentence.format(f"sysctl {'.'.join(file.parts[-2:])}")
     if (root / ".dockerenv").exists() or (root / "run/.containerenv").exists():
         return (
-            "this is a container, whose own isolation forbids it: start it with --security-opt"
-            " seccomp, apparmor and systempaths each =unconfined, or use the docker backend"
+            "this is a container, whose isolation forbids sandboxes: start it with --security-opt"
+            " for each of seccomp=unconfined, apparmor=unconfined and systempaths=unconfined, or"
+            " use the docker backend"
         )
     return "for no known reason"

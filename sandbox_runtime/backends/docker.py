@@ -172,7 +172,8 @@ class DockerBackend:
             return 0
 
     async def check(self) -> list[Check]:
-        disk = "disk by the storage driver" if self._has_quota else "disk watched, and stopped"
+        watched = "disk by a watch, which stops a sandbox that exceeds its limit"
+        disk = "disk by the storage driver" if self._has_quota else watched
         return [
             Check("docker engine", True, f"{self._engine_info.version} at {self._engine.url}"),
             await self._check_image(),

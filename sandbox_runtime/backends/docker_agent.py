@@ -32,8 +32,8 @@ from sandbox_runtime.backends.docker_engine import (
 _VOLUME_PREFIX = "llm-sandbox-proxy-agent"
 _AGENT_FILE, _AGENT_MODE = Path(AGENT_PATH).name, 0o755
 LOCK_TIMEOUT_S, LOCK_RETRY_S = 30.0, 0.1
-"""Maximum time to wait for another proxy that holds the lock of a volume, and the pause between
-attempts."""
+"""Time after which a proxy that still holds the lock of a volume counts as dead and loses it, and
+the pause between attempts."""
 MAX_LOCK_HOLDERS = 10
 """Number of other proxies that may hold the lock in turn, each for LOCK_TIMEOUT_S, before this one
 fails."""

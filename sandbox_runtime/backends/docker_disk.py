@@ -31,7 +31,7 @@ _MAX_REST_S = 3.0
 """Maximum rest after a check. The rest takes _REST_FACTOR times as long as the check took. It has a
 maximum because a sandbox that makes its measurement slow must not gain time to write."""
 _ROUND_S = 0.5
-"""Maximum duration of a round. The remaining sandboxes are measured in the next round."""
+"""Time after which `_measure` stops. The sandboxes not reached come first the next time."""
 _RESERVE_BYTES = 1 << 30
 """Part of the host's disk that is kept free, if necessary by stopping sandboxes."""
 _FULL_ROUND_CHECKS = 8

@@ -43,7 +43,7 @@ enough."""
 USE_TIMEOUT_S = 300.0
 """Maximum time of one attempt to use an engine, with its checks and the self-test."""
 FAILED_START_S = 10.0
-"""Time after a failed start in which engines without a failed start take precedence."""
+"""Time for which an engine that has failed to start a sandbox ranks behind those that have not."""
 FULL_RETRY_AFTER_S = 5.0
 NOT_TRIED = "not tried yet"
 

@@ -3,7 +3,7 @@
 Each sandbox is one Pod without a controller. The Pod's main process is the guest agent. The proxy
 attaches to the agent's standard streams through the API server, so no port is opened and no program
 is started with `exec`. If the connection is lost, the proxy attaches again, and no byte is lost. If
-the proxy dies, the agent ends after LEASE_S; the Pod's object remains until another proxy sweeps
+the proxy dies, the agent ends with its lease; the Pod's object remains until another proxy sweeps
 it.
 
 Unlike a local sandbox, a Pod has a network interface. A network policy must deny its traffic. The
@@ -55,13 +55,13 @@ from sandbox_runtime.sandbox import SandboxReference
 
 logger = logging.getLogger(__name__)
 
-LEASE_S = 30.0
+AGENT_LEASE_S = 30.0
 """Length of an agent's lease. An agent ends this long after it sent the last packet that it knows
 the proxy to have received."""
 TAKEOVER_LEASE_S = 60.0
 """Length of an agent's lease if another process may adopt its sandbox. It leaves time to find that
-the process is dead, and for the retry of its client. It is not longer than the Lease of the process
-in the cluster, after which its Pods are swept."""
+the process is dead, and for the retry of its client. It is not longer than `LEASE_S` of
+`kubernetes_owner`, after which the Pods of a dead process are swept."""
 LEASE_MARGIN_S = 5.0
 """Time from the end of a lease until the agent has certainly ended. Its Pod is given up only after
 this time, so that no sandbox is replaced while it still runs."""
@@ -78,7 +78,7 @@ class KubernetesBackend:
     """Starts sandboxes as Pods in one namespace of one cluster; see KubernetesApi.
 
     A Pod must run within `start_timeout_s`, which includes pulling its images. `lease_s` is the
-    length of an agent's lease; see LEASE_S.
+    length of an agent's lease; see AGENT_LEASE_S.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class KubernetesBackend:
         context: str | None = None,
         allow_unenforced_network_policy: bool = False,
         start_timeout_s: float = 60.0,
-        lease_s: float = LEASE_S,
+        lease_s: float = AGENT_LEASE_S,
     ) -> None:
         self._spec = spec
         self._start_timeout_s = start_timeout_s

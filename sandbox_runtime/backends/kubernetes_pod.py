@@ -37,8 +37,8 @@ LOG_MIB = 64
 """Disk space for the container's log on the node, which counts towards the Pod's disk. Everything
 that the agent sends passes through the log; by default the kubelet keeps 50 MiB of it."""
 DEADLINE_S = int(LIFETIME_S) + 60
-"""The kubelet ends a Pod after this time, even if it has lost the API server. The agent ends itself
-60 s earlier."""
+"""The kubelet ends a Pod after this time, even without a connection to the API server. The agent
+ends itself 60 s earlier."""
 _STRICT_DISKS = {"/testbed": 1 / 2, "/tmp": 1 / 4, "/home": 1 / 8, "/run": 1 / 8}
 """The writable directories at the strict level, and each one's share of the disk."""
 _AGENT_VOLUME_MIB = 16

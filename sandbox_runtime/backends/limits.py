@@ -18,9 +18,9 @@ Distributions leave this range unused (systemd's "UIDs and GIDs"): it lies above
 gives to Active Directory users and below systemd's uids for foreign images.
 """
 PENDING_SIGNALS = 2048
-"""Queued signals and POSIX timers, counted per user and user namespace. Sandboxes whose root is the
-same user, as with Docker's runc, share this number; the host's own processes have a higher limit
-(about 4000 on a host with 1 GiB of memory)."""
+"""Maximum number of queued signals and POSIX timers, counted per user and user namespace. Sandboxes
+whose root is the same user, as with Docker's runc, share this number; the host's own processes have
+a higher limit (about 4000 on a host with 1 GiB of memory)."""
 PENDING_SIGNAL_ATTEMPTS = ("timer_bomb", "signal_bomb")
 """The escape attempts that use up PENDING_SIGNALS of a neighbour with the same user."""
 MESSAGE_QUEUE_BYTES = 0

@@ -122,7 +122,7 @@ class ProcessGuest:
 
     async def kill(self) -> None:
         if self._process.returncode is None:
-            # The whole group: until bwrap has set up the sandbox, its child survives it.
+            # The whole group, because bwrap's child outlives bwrap until the sandbox is set up.
             os.killpg(self._process.pid, signal.SIGKILL)
         try:
             async with asyncio.timeout(_END_WAIT_S):
@@ -132,8 +132,8 @@ class ProcessGuest:
                 "sandbox %s: process %d does not end after SIGKILL", self._id, self._process.pid
             )
         self._stdio.abort()
-        # Wait until process 1 of the sandbox has ended, which has the other end open: all other
-        # processes of the sandbox end with it.
+        # Standard error is closed once process 1 of the sandbox, which has its other end open, has
+        # ended. All other processes of the sandbox end with process 1.
         await self._stderr_reader.wait()
         self._stderr.close()
         if self._cgroup:

@@ -64,8 +64,8 @@ class ResumableStream:
         self._connection_number = first_connection(generation)
         self._is_connected = True
         self._is_answered = generation == 0
-        """True once the agent has answered on the current connection. The first one of the host
-        that started the agent needs no answer: nothing was sent before."""
+        """True once the agent has answered on the current connection. The first connection of the
+        host that started the agent needs no answer: nothing was sent before."""
         self._unanswered_count = 0
         self.heard_at_s = asyncio.get_running_loop().time()
         """The event loop's time at which the last packet arrived from the agent."""
@@ -224,7 +224,8 @@ class ResumableStream:
         if packet.connection != self._connection_number:
             return b""  # sent before the agent knew of this connection: it will be sent again
         if not self._is_answered and packet.offset > self._received_bytes:
-            self._connection.abort()  # the output began after the agent's answer: connect again
+            # The answer was missed, because the attached output begins after it: connect again.
+            self._connection.abort()
             return b""
         self.heard_at_s = asyncio.get_running_loop().time()
         self._clock_ms = packet.clock_ms

@@ -315,8 +315,8 @@ def _return(verdict: int) -> _Code:
 # For Docker: a profile in JSON.
 #
 # Docker passes it to the runtime, whose library knows the numbers of each machine and skips unknown
-# names. Programs of other architectures are killed, because none is listed. runsc ignores the
-# profile: its system calls never reach the host's kernel.
+# names. Programs of other architectures are killed, because the profile does not list them. runsc
+# ignores the profile: its system calls never reach the host's kernel.
 
 _ARCHITECTURES = ("SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64")
 """The architectures that the profile lists. A Docker engine uses the entry of its own architecture.

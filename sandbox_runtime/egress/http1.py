@@ -68,7 +68,7 @@ class RequestHead:
         if len(names) > 1 or (not names and self.minor_version):
             raise DeniedError("a request needs exactly one Host header", 400)
         if names and _parse_authority(names[0], HTTP_PORT) != target:
-            raise DeniedError(f"the Host header is not that of the URL ({target})", 400)
+            raise DeniedError(f"the Host header does not name the target {target}", 400)
 
     def values(self, name: str) -> list[str]:
         """Return the values of a header by its lower-case name."""

@@ -13,6 +13,7 @@ from sandbox_runtime.egress.limits import Timeouts, TrafficQuota
 
 PIECE_BYTES = 64 << 10
 Side = Callable[[], Awaitable[None]]
+"""A coroutine function that relays one direction of a connection."""
 
 
 class Relay:

@@ -127,6 +127,7 @@ class EscapeFinding:
     """The result of one escape attempt."""
 
     probe: str
+    """The name of the probe or attack."""
     boundary: Boundary
     verdict: Verdict
     """held: the boundary stopped the attempt. open: it did not. accepted: open, by the design of

@@ -51,8 +51,8 @@ from sandbox_runtime.sandbox import SandboxReference
 logger = logging.getLogger(__name__)
 
 OnFull = Callable[[Callable[[], bool]], None]
-"""Called when the pool is full and the waiting leases outnumber the sandboxes that are starting for
-them or ending. The argument is a function that returns True as long as this holds."""
+"""Called when the pool is full and more leases wait than sandboxes are starting for them or ending.
+The argument is a function that returns True as long as more leases wait than that."""
 
 OnAcquired = Callable[[float, float], None]
 """Called when a lease has its sandbox. The arguments are two times in seconds since the lease's

@@ -9,7 +9,7 @@ from sandbox_runtime.tools.submit import ReferenceSubmit, Submit
 
 
 def make_tools(profile: Profile = Profile()) -> tuple[Tool, ...]:
-    """Return new tools for one run, in the reference's order: editor, bash, submit.
+    """Return new tools for one run, in the order of the reference agent: editor, bash, submit.
     StrReplaceEditor keeps the run's edits for undo_edit."""
     shown = profile.observation
     if profile.agent.style != "reference":

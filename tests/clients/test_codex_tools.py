@@ -217,7 +217,7 @@ async def test_unsupported_web_search_is_dropped_with_a_warning(
     assert response["sandbox"]["warnings"] == [
         {
             "code": "tool_left_out",
-            "message": "There is no tool 'web_search' here; the model had none.",
+            "message": "This server has no tool 'web_search', so the model lacked it.",
         }
     ]
 

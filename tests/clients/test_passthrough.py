@@ -364,8 +364,8 @@ async def test_unknown_path_is_a_404_if_the_backend_is_no_http_server(tmp_path: 
     assert answer.status_code == 404
     assert answer.json() == {
         "error": {
-            "message": "Not Found, and the backend is no server to pass it on to:"
-            " POST /v1/embeddings.",
+            "message": "Not Found, and the backend is not an HTTP server that could get the"
+            " request: POST /v1/embeddings.",
             "type": "invalid_request_error",
             "param": None,
             "code": "unknown_url",

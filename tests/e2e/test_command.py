@@ -180,7 +180,10 @@ async def test_missing_environment_variable_of_a_key_is_reported(
     line = await error_line(
         tmp_path, "serve", "--port", "0", "--config", config, "--sandbox", "bubblewrap"
     )
-    assert line == "the environment variable NO_SUCH_KEY is not set, and config names it"
+    assert (
+        line
+        == "the environment variable NO_SUCH_KEY is not set, but a setting or an option names it"
+    )
     assert line == await error_line(tmp_path, "config", "check", "--config", config)
 
 

@@ -119,7 +119,7 @@ async def test_evaluation_continues_after_its_runner_was_killed(
     assert code == (130 if number == signal.SIGINT else -signal.SIGKILL)
     assert 0 < finished < TOTAL
     assert continued.returncode == 0, continued.stderr
-    assert f"{TOTAL} of {TOTAL} requests; in this part: 0 infra errors" in continued.stderr
+    assert f"{TOTAL} of {TOTAL} requests; in this run: 0 infra errors" in continued.stderr
     assert len((output / RESULTS_FILE).read_text("utf-8").splitlines()) == TOTAL
     results, trajectories = read_results(output), Trajectories(output)
     assert [trajectories.of(each) is not None for each in results] == [

@@ -314,8 +314,8 @@ async def test_each_part_of_a_continued_run_has_its_own_totals_and_concurrency(
     tokens = [each.prompt_tokens + each.completion_tokens for each in results]
     cost_usd = sum(tokens[1:]) / 1e6
     assert messages == [
-        f"1 of 1 requests; in this part: 0 infra errors, {tokens[0]} tokens",
-        f"3 of 3 requests; in this part: 0 infra errors, {sum(tokens[1:])} tokens,"
+        f"1 of 1 requests; in this run: 0 infra errors, {tokens[0]} tokens",
+        f"3 of 3 requests; in this run: 0 infra errors, {sum(tokens[1:])} tokens,"
         f" {cost_usd:.4f} USD",
     ]
     report = await report_of(tmp_path / "output")

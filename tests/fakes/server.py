@@ -42,7 +42,7 @@ from proxy.metrics import Metrics
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.retry import RetryingModel
 from proxy.models.scripted import ScriptedModel
-from proxy.models.tool_support import ToolVerdicts, WatchedModel
+from proxy.models.tool_support import MonitoredModel, ToolVerdicts
 from proxy.profiles import Profiles
 from proxy.runs.manager import RunManager
 from proxy.store.runs import RunRepository
@@ -189,7 +189,7 @@ def make_services(
     metrics = metrics or Metrics()
     if isinstance(sandboxes, Pool):
         metrics.observe_pool(sandboxes)
-    agent = Agent(WatchedModel(model, verdicts, metrics), workspaces, make_tools)
+    agent = Agent(MonitoredModel(model, verdicts, metrics), workspaces, make_tools)
     make_runs = make_runs or partial(
         RunManager,
         tool_verdicts=verdicts,

@@ -118,7 +118,7 @@ def test_long_json_string_is_decoded_and_encoded_in_many_steps(unit: bytes) -> N
 def test_memory_of_a_decoded_json_value_and_its_encoding_is_counted() -> None:
     written = b'{"text": "' + b"x" * MIB + b'"}'
     decoded, _ = finish(decode_in_steps(written, MARK))
-    assert 2 * MIB < decoded.copies_bytes < 2 * MIB + 1000
+    assert 2 * MIB < decoded.memory_bytes < 2 * MIB + 1000
 
 
 def test_length_of_names_in_json_objects_is_limited() -> None:

@@ -114,7 +114,7 @@ def test_configured_secret_pattern_redacts_only_its_group() -> None:
 
 
 def test_unknown_detector_name_and_invalid_secret_pattern_are_refused() -> None:
-    with pytest.raises(ValueError, match="'pins' is not a known secret"):
+    with pytest.raises(ValueError, match="'pins' is not a known detector"):
         Redaction(("pins",))
     with pytest.raises(ValueError, match="is not a valid pattern"):
         SecretPattern("look", "(?=a)")

@@ -174,7 +174,7 @@ def test_unset_secret_is_an_error_of_one_line(
     with pytest.raises(ConfigError) as raised:
         secret("TEST_KEY")
     assert str(raised.value) == (
-        "the environment variable TEST_KEY is not set, and config names it"
+        "the environment variable TEST_KEY is not set, but a setting or an option names it"
     )
 
 

@@ -242,10 +242,10 @@ def test_invalid_setting_of_a_request_is_a_bad_request(tree: Any, param: str) ->
             yaml.safe_load("models: {m: {policy: {isolation: {cpus: .inf}}}}"),
             "models.m.policy.isolation.cpus: must not be negative or infinite",
         ),
-        ({"profiles": {"a": {"isolation": {"pids": 0}}}}, "pids is at least 8"),
+        ({"profiles": {"a": {"isolation": {"pids": 0}}}}, "pids must be at least 8"),
         (
             {"profiles": {"a": {"isolation": {"disk_mib_per_s": 63}}}},
-            "profiles.a.isolation.disk_mib_per_s: is at least 64",
+            "profiles.a.isolation.disk_mib_per_s: must be at least 64",
         ),
         ({"profiles": {"a": {"watch": {"rules": [{}] * 257}}}}, "has more than 256 entries"),
         ({"profiles": {"a": {"watch": {"ruls": []}}}}, "profiles.a.watch.ruls: "),

@@ -192,7 +192,7 @@ async def test_number_of_idle_sandboxes_is_limited(harness: Harness) -> None:
         session = Session("somebody", f"chat {n}")
         await harness.run("echo one > file", "1", session=session)
         # Waits until the state is saved, so that the sandboxes become idle in this order.
-        await harness.workspaces.fix(ResumePoint(session, ["1"]))
+        await harness.workspaces.pin(ResumePoint(session, ["1"]))
     await until(lambda: harness.alive == 2)
     first = Session("somebody", "chat 0")
     assert await harness.run("cat file", "2", "1", session=first) == ("one\n", "restored")

@@ -278,7 +278,7 @@ def _queued_pieces(stream: Stream | ProgramConnection) -> int:
 
 def _unread(stream: Stream | ProgramConnection) -> int:
     """Return the number of bytes that are queued or that the guest may still send."""
-    return stream._credit_given + sum(len(data) for _, data in stream._pieces)
+    return stream._agent_credit + sum(len(data) for _, data in stream._pieces)
 
 
 def _queued_bytes(stream: Stream | ProgramConnection) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from training.results import Measures, learning_faults, training_faults, write_results
+from training.results import TrainingMeasures, learning_faults, training_faults, write_results
 
 LEARNS = [0.2, 0.5, *[0.7] * 5]
 STAYS = [0.2, 0.3, *[0.1] * 5]
@@ -21,8 +21,8 @@ def results(trained: list[float], control: list[float], **changes: Any) -> dict[
         "max_logprob_difference": 1e-5,
         "weights_changed": True,
     }
-    first = Measures("reward of the answer", reward=trained, **values)
-    second = Measures("random reward", True, reward=control, **{**values, **changes})
+    first = TrainingMeasures("reward of the answer", reward=trained, **values)
+    second = TrainingMeasures("random reward", True, reward=control, **{**values, **changes})
     return {"trainings": [asdict(first), asdict(second)]}
 
 
@@ -77,7 +77,7 @@ def test_training_that_samples_its_own_tokens_has_no_log_probabilities_to_compar
 def test_summary_has_the_percentiles_of_the_differences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measures = Measures("reward of the answer", reward=[0.25, 0.75], splits=1, rollouts=8)
+    measures = TrainingMeasures("reward of the answer", reward=[0.25, 0.75], splits=1, rollouts=8)
     measures.set_logprob_differences([number * 1e-7 for number in range(1, 201)])
     write_results({"trainings": [asdict(measures)], "seconds": 3.0}, tmp_path)
     printed = capsys.readouterr().out

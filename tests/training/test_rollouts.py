@@ -169,7 +169,9 @@ async def test_drain_that_outlasts_the_pause_raises_rollout_error(tmp_path: Path
         with anyio.fail_after(TIMEOUT_S):
             running = asyncio.create_task(client.run([task("port-1")]))
             await backend.arrived(1)
-            with pytest.raises(RolloutError, match=r"^The pause ended with 1 runs at work\.$"):
+            with pytest.raises(
+                RolloutError, match=r"^The pause ended while runs were still in progress \(1\)\.$"
+            ):
                 await client.pause(timeout_s=0.01, drain=True)
             release.set()
             await running

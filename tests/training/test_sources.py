@@ -252,7 +252,7 @@ GENERIC: Mapping[str, Any] = {"context": HARBOUR, "tasks": [{"q": "Who?", "a": "
         (
             "generic",
             {**GENERIC, "tasks": [{"q": "Is it?", "a": "yes"}]},
-            "no question is a task. Left out: questions: yes or no (1)",
+            "every question was left out: questions: yes or no (1)",
         ),
     ],
 )

@@ -376,7 +376,10 @@ def test_command_stats_prints_the_counts_of_the_rows(
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        (lambda text: text[:-5], "train.jsonl: not the manifest's hash. Build the tasks again."),
+        (
+            lambda text: text[:-5],
+            "train.jsonl: the file's hash is not the manifest's. Build the tasks again.",
+        ),
         (None, "train.jsonl: No such file or directory. Build the tasks: sandbox-train tasks"),
     ],
 )

@@ -33,8 +33,8 @@ _INITIAL = {
     "net": 0xEFFF_FFF7,
     "mnt": 0xEFFF_FFF8,
 }
-"""The inode numbers of a machine's initial namespaces. (Older kernels use other numbers for net and
-mnt, but a sandbox's own namespaces never have these.)"""
+"""The inode numbers of a machine's initial namespaces. A sandbox's own namespaces never have these
+numbers. On older kernels net and mnt have others, so `host_namespaces` cannot detect these two."""
 
 
 def user_namespace() -> str | None:

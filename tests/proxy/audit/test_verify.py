@@ -98,8 +98,8 @@ def lines_of(log: Path) -> list[bytes]:
         ([1, 2, 3], "line 1 has the number 1 (expected: 0)"),
         ([0, 0, 1, 2, 3], "line 2 has the number 0 (expected: 1)"),
         ([0, 1, 2, 3, 3], "line 5 follows the last line of the log"),
-        ([0, 1, 2], "it is not as it was when it ended, with 4 lines"),
-        ([], "it is not as it was when it ended, with 4 lines"),
+        ([0, 1, 2], "it has changed since it ended with 4 lines"),
+        ([], "it has changed since it ended with 4 lines"),
     ],
 )
 def test_missing_moved_or_added_lines_of_a_log_are_found(

@@ -78,8 +78,8 @@ def test_backend_on_loopback_or_in_a_private_network_is_exempt(host: str) -> Non
     ("proxy", "message"),
     [
         ("socks5://p.example:1080", "is a socks5 proxy"),
-        ("http://", "has no host and port"),
-        ("http://p.example:port", "has no host and port"),
+        ("http://", "has no host, or an invalid port"),
+        ("http://p.example:port", "has no host, or an invalid port"),
     ],
 )
 def test_invalid_forward_proxy_is_a_configuration_error(

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from functools import partial
 
 from training.cpu_training import (
-    Measures,
     Plan,
+    TrainingMeasures,
     prepare_process,
     scripted_traces,
     train_in_environments,
@@ -32,7 +32,7 @@ def main() -> int:
     tokenizer = make_tokenizer([json.loads(line)["messages"] for line in traces.splitlines()])
     model = make_model(tokenizer, SEED)
     train_supervised(model, tokenizer, traces, steps=60, learning_rate=2e-3, seed=SEED)
-    measures = Measures("TRL's loop")
+    measures = TrainingMeasures("TRL's loop")
     plan = Plan(
         tasks=make_tasks(2, rng),
         prompts_per_step=2,
