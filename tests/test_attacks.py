@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 
-def test_attack_command_names_its_groups() -> None:
+def test_help_of_the_attack_program_lists_its_groups_of_attacks() -> None:
     command = [sys.executable, "-m", "tests.attacks", "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "bodies" in shown

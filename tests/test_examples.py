@@ -238,7 +238,7 @@ def test_every_example_is_run_or_validated() -> None:
     assert {path.suffix for path in CONFIGS.iterdir()} == {".yaml"}
 
 
-def test_table_lists_every_example() -> None:
+def test_table_in_the_readme_of_the_examples_lists_every_example() -> None:
     table = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     files = example_files()
     names = [str(path.relative_to(EXAMPLES)) for path in files if path.name != "README.md"]

@@ -121,7 +121,9 @@ def test_network_policy_denies_everything_to_all_pods_but_those_of_the_check(
     assert allowed["policyTypes"] == ["Egress"]
 
 
-def test_pool_of_one_replica_fits_into_the_quota(manifests: Manifests) -> None:
+def test_sandbox_pool_of_one_replica_fits_into_the_resource_quota_of_the_namespace(
+    manifests: Manifests,
+) -> None:
     pool = manifests.proxy_config().sandbox.pool
     quota = manifests.the("ResourceQuota")["spec"]["hard"]
     isolation = manifests.proxy_config().isolation
@@ -166,7 +168,9 @@ def test_keys_of_the_configuration_come_from_the_secret(manifests: Manifests) ->
     assert container["envFrom"] == [{"secretRef": {"name": "sandbox-proxy"}}]
 
 
-def test_pod_gets_more_time_after_sigterm_than_its_runs(manifests: Manifests) -> None:
+def test_termination_grace_period_of_the_proxy_pod_is_longer_than_its_drain_time(
+    manifests: Manifests,
+) -> None:
     drain_s = manifests.proxy_config().server.drain_s
     assert manifests.pod()["terminationGracePeriodSeconds"] >= drain_s + 30
 
@@ -183,7 +187,9 @@ def test_probes_restart_a_dead_server_and_send_no_client_to_one_without_its_data
     }
 
 
-def test_several_replicas_have_no_volume_of_one_node(manifests: Manifests) -> None:
+def test_only_a_single_replica_has_a_persistent_volume_and_several_have_a_database(
+    manifests: Manifests,
+) -> None:
     deployment = manifests.the("Deployment")["spec"]
     (data,) = [each for each in manifests.pod()["volumes"] if each["name"] == "data"]
     if deployment["replicas"] == 1:
@@ -212,7 +218,7 @@ def test_chart_refuses_values_that_would_not_work(values: dict[str, Any], proble
         render(values)
 
 
-def test_configuration_of_the_chart_keeps_what_the_user_has_written() -> None:
+def test_helm_values_of_the_user_are_merged_with_the_configuration_of_the_chart() -> None:
     values = {
         "sandboxes": {"runtimeClass": "gvisor"},
         "config": {

@@ -42,13 +42,13 @@ LINK = re.compile(r"\[([^\]]+)\]\(http[^)]+\)")
 # The files of the tasks
 
 
-def test_there_are_ten_tasks_named_as_their_files() -> None:
+def test_paper_examples_have_ten_tasks_named_as_their_files() -> None:
     assert len(TASKS) == 10
     assert [task["name"] for task in TASKS.values()] == list(TASKS)
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_task_has_a_prompt_expectations_and_a_script(name: str) -> None:
+def test_paper_example_task_has_a_prompt_expectations_and_a_script(name: str) -> None:
     task = TASKS[name]
     assert set(task) - {"documents"} == {"name", "prompt", "expect", "replies"}
     assert len(task["prompt"]) > 100
@@ -61,7 +61,7 @@ def test_task_has_a_prompt_expectations_and_a_script(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_script_writes_its_answer_to_the_answer_file(name: str) -> None:
+def test_script_of_a_paper_example_writes_its_answer_to_the_answer_file(name: str) -> None:
     *steps, last = TASKS[name]["replies"]
     assert not [step for step in TASKS[name]["replies"] if step.get("content")]
     assert last["tool_calls"] == [{"name": "submit"}]
@@ -74,7 +74,7 @@ def test_script_writes_its_answer_to_the_answer_file(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-async def test_task_succeeds_at_a_running_proxy(name: str, tmp_path: Path) -> None:
+async def test_paper_example_task_succeeds_at_a_running_proxy(name: str, tmp_path: Path) -> None:
     script = by_history(TASKS[name]["replies"])
     async with (
         scripted_backend(script) as backend,
@@ -98,7 +98,9 @@ def image() -> str:
 
 @pytest.mark.docker
 @pytest.mark.parametrize("name", TASKS)
-async def test_script_succeeds_in_the_full_image(name: str, image: str, tmp_path: Path) -> None:
+async def test_script_of_a_paper_example_succeeds_in_the_full_image(
+    name: str, image: str, tmp_path: Path
+) -> None:
     settings = {
         "LLM_SANDBOX_SANDBOX__BACKEND": "docker",
         "LLM_SANDBOX_SANDBOX__DOCKER__IMAGE": image,

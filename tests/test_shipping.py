@@ -67,7 +67,7 @@ def test_alert_and_dashboard_expressions_name_only_stop_reasons_that_exist(name:
     assert {reason for reasons in named for reason in reasons} <= set(END_REASONS)
 
 
-def test_panels_have_ids_and_positions_of_their_own() -> None:
+def test_grafana_panels_have_unique_ids_and_positions() -> None:
     panels = json.loads(read("grafana-dashboard.json"))["panels"]
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
     assert len({panel["id"] for panel in panels}) == len(panels) == len(set(places))
@@ -98,7 +98,7 @@ def test_compose_file_names_only_paths_and_volumes_that_exist(name: str) -> None
 
 
 @pytest.mark.parametrize("name", COMPOSE_FILES)
-def test_compose_file_gives_the_proxy_no_engine_of_the_host(name: str) -> None:
+def test_compose_file_mounts_no_host_path_into_the_proxy(name: str) -> None:
     tree = yaml.safe_load(read(name))
     proxy = tree["services"]["proxy"]
     mounted = [volume.split(":")[0] for volume in proxy["volumes"]]
@@ -107,7 +107,7 @@ def test_compose_file_gives_the_proxy_no_engine_of_the_host(name: str) -> None:
     assert proxy["ports"] == ["${LISTEN:-127.0.0.1:8080}:8080"]
 
 
-def test_engine_has_only_the_capabilities_that_it_needs() -> None:
+def test_only_the_engine_service_of_compose_adds_capabilities_and_none_is_privileged() -> None:
     services = yaml.safe_load(read("compose.yaml"))["services"]
     for service in services.values():
         assert "privileged" not in service
@@ -118,14 +118,14 @@ def test_engine_has_only_the_capabilities_that_it_needs() -> None:
     assert added == {"engine": ["SYS_ADMIN", "NET_ADMIN", "SYS_PTRACE"]}
 
 
-def test_engine_gives_its_socket_to_the_group_of_the_proxy() -> None:
+def test_docker_engine_container_gives_its_socket_to_the_group_of_the_proxy() -> None:
     command = next(words for words in instructions("engine.Dockerfile") if words[0] == "CMD")
     assert '"--group=1000",' in command
     assert "useradd --uid 1000 --user-group" in read("Dockerfile")
 
 
 @pytest.mark.parametrize("name", COMPOSE_FILES)
-def test_docker_compose_accepts_the_file(name: str) -> None:
+def test_docker_compose_accepts_the_shipped_compose_file(name: str) -> None:
     program = shutil.which("docker-compose")
     if program is None:
         pytest.skip("docker-compose is not installed (Debian: apt-get install docker-compose)")
@@ -189,7 +189,7 @@ def test_systemd_unit_starts_only_commands_that_exist() -> None:
     assert service["User"] == "sandbox-proxy"
 
 
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_the_shipped_unit_file(tmp_path: Path) -> None:
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.skip("systemd-analyze is not installed")

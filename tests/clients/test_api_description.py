@@ -157,7 +157,7 @@ async def test_docs_page_loads_only_its_own_assets(tmp_path: Path) -> None:
     assert "://" not in page.text
 
 
-async def test_docs_page_serves_no_other_files(tmp_path: Path) -> None:
+async def test_docs_route_serves_only_the_assets_of_the_docs_page(tmp_path: Path) -> None:
     async with description_client(tmp_path) as client:
         for name in ("core.py", "..%2f__init__.py", "redoc.standalone.js"):
             assert (await client.get(f"/docs/{name}", headers=WITH_KEY)).status_code == 404

@@ -78,7 +78,9 @@ async def test_default_instruction_is_known_after_a_restart(tmp_path: Path) -> N
         ]
 
 
-async def test_default_instruction_follows_the_template(tmp_path: Path) -> None:
+async def test_changed_default_instruction_of_the_template_is_used_after_the_next_probe(
+    tmp_path: Path,
+) -> None:
     engine = engine_with_default()
     async with served(engine, tmp_path) as server:
         await server.ask_with_verdict()
@@ -230,7 +232,7 @@ async def test_rendering_that_is_never_answered_does_not_delay_the_tool_verdict(
 
 
 @pytest.mark.parametrize("status", [200, 403, 502])
-async def test_tokens_are_rendered_whatever_status_an_unknown_path_has(
+async def test_default_instruction_is_found_by_tokens_whatever_status_unknown_paths_have(
     status: int, tmp_path: Path
 ) -> None:
     engine = engine_with_default("as tokens")
@@ -282,7 +284,9 @@ async def test_template_adds_its_own_default_if_the_profile_has_no_prompt(tmp_pa
         assert await instructions_of(server, engine) == []
 
 
-async def test_unlisted_and_never_models_are_not_rendered(tmp_path: Path) -> None:
+async def test_no_template_is_rendered_for_an_unlisted_model_or_if_tool_support_is_never(
+    tmp_path: Path,
+) -> None:
     engine = engine_with_default()
     async with served(engine, tmp_path, ToolSupportSettings("never")) as server:
         await server.ask_with_verdict()

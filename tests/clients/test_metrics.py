@@ -205,7 +205,7 @@ async def test_invalid_model_name_is_counted_as_other(model: str, tmp_path: Path
     assert models_in(answer) == ({"other": 1} if status == 200 else {})
 
 
-async def test_unknown_model_gets_no_label(tmp_path: Path) -> None:
+async def test_model_that_the_backend_does_not_know_is_counted_as_other(tmp_path: Path) -> None:
     script: list[Item] = [Refusal(404, "no such model"), text_reply("done")]
     answer = await metrics_after(script, tmp_path, {"model": "made up"}, {"model": "m"})
     assert models_in(answer) == {"other": 1, "m": 1}
@@ -248,7 +248,7 @@ async def test_deprecated_metric_names_have_the_same_values(accept: str, tmp_pat
     assert found["sandbox_turns_total"] == 2
 
 
-async def test_pool_gauges_follow_a_lease(tmp_path: Path) -> None:
+async def test_pool_gauges_count_the_sandbox_of_a_run_until_the_run_ends(tmp_path: Path) -> None:
     release = asyncio.Event()
     script: list[Item] = [TURNS[0], Held(text_reply("done"), release)]
     async with (

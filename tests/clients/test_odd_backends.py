@@ -59,7 +59,7 @@ async def test_malformed_backend_status_is_a_502(raw: Raw, model: str, tmp_path:
     assert response.json()["error"]["code"] == "backend_bad_response"
 
 
-async def test_malformed_backend_answer_is_a_502_in_a_run_and_relayed_without_one(
+async def test_malformed_backend_answer_is_a_502_in_a_run_and_relayed_for_a_plain_model(
     tmp_path: Path,
 ) -> None:
     raw = Raw(200, b"[" * 100_000, JSON)

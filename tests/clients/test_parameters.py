@@ -84,7 +84,9 @@ async def test_answer_parameters_reach_only_the_final_call(tmp_path: Path) -> No
     assert ["tools" in body for body in bodies] == [True, True, False]
 
 
-async def test_guided_json_is_sent_under_both_names(tmp_path: Path) -> None:
+async def test_guided_json_is_sent_as_guided_json_and_as_structured_outputs_in_the_final_call(
+    tmp_path: Path,
+) -> None:
     schema = {"type": "object"}
     script = [SUBMIT, text_reply(NUMBER)]
     completion, bodies = await complete(script, tmp_path, extra_body={"guided_json": schema})

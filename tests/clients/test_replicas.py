@@ -163,7 +163,7 @@ async def test_server_without_its_database_is_alive_but_not_ready(
     assert down[1].json()["error"]["code"] == "store_unavailable"
 
 
-async def test_end_of_a_run_is_known_once_the_database_is_back(
+async def test_end_of_a_run_during_a_database_outage_is_stored_once_the_database_is_back(
     server: PostgresqlServer, database: URL, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     release = asyncio.Event()

@@ -35,7 +35,7 @@ def shown(content: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["fetched", "uploaded"])
-async def test_repeated_image_is_shown_and_counted_in_body_memory_up_to_the_limit(
+async def test_repeated_image_is_sent_to_the_model_and_counted_as_memory_up_to_the_limit(
     kind: str, tmp_path: Path
 ) -> None:
     internet = Internet()

@@ -79,7 +79,7 @@ async def test_sdk_raises_the_error_that_the_backend_sent(
 
 @pytest.mark.parametrize("refusal", [refusal for refusal, _ in REFUSALS], ids=str)
 @pytest.mark.parametrize("path", BODIES)
-async def test_stream_fails_like_an_unstreamed_answer(
+async def test_stream_that_the_backend_refuses_gets_the_status_and_error_of_an_unstreamed_answer(
     path: str, refusal: Refusal, tmp_path: Path
 ) -> None:
     async with (
@@ -120,7 +120,7 @@ async def test_stream_starts_with_the_backend_response_before_any_content(
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_client_of_a_silent_backend_gets_status_200_after_the_wait(
+async def test_stream_of_a_silent_backend_gets_status_200_after_the_status_wait(
     path: str, tmp_path: Path
 ) -> None:
     speak = asyncio.Event()
@@ -144,7 +144,9 @@ async def test_client_of_a_silent_backend_gets_status_200_after_the_wait(
     assert len(backend.requests) == 2
 
 
-async def test_status_is_held_while_attempts_fail(tmp_path: Path) -> None:
+async def test_stream_sends_no_http_status_while_failed_backend_calls_are_retried(
+    tmp_path: Path,
+) -> None:
     fail = asyncio.Event()
 
     def script(body: dict[str, Any]) -> Item:

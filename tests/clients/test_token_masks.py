@@ -54,7 +54,7 @@ ENDS = st.sampled_from(
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(turns(), max_size=5), ENDS)
-def test_masks_of_a_run_are_exactly_its_sampled_tokens(
+def test_token_masks_of_a_run_mark_exactly_its_sampled_tokens(
     history: list[Sequence[Item]], end: Item
 ) -> None:
     anyio.run(check_run, [*itertools.chain(*history), end])

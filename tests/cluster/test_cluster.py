@@ -65,7 +65,9 @@ def files_of_kubernetes() -> set[Path]:
     return {path for folder in folders for name in names for path in Path(folder).glob(name)}
 
 
-async def test_nodes_are_ready(cluster: Cluster, core: client.CoreV1Api) -> None:
+async def test_cluster_has_three_ready_nodes_and_all_components_run(
+    cluster: Cluster, core: client.CoreV1Api
+) -> None:
     status = cluster.status()
     assert status.running == COMPONENTS
     assert status.nodes == tuple(
@@ -75,7 +77,9 @@ async def test_nodes_are_ready(cluster: Cluster, core: client.CoreV1Api) -> None
     assert {each.status.node_info.kubelet_version for each in listed.items} == {"v1.20.2"}
 
 
-async def test_second_up_keeps_the_running_cluster(cluster: Cluster) -> None:
+async def test_starting_a_running_test_cluster_again_keeps_its_kubeconfig_and_node_count(
+    cluster: Cluster,
+) -> None:
     before = cluster.kubeconfig.read_bytes()
     cluster.up(3, [TEST_IMAGE])
     assert cluster.kubeconfig.read_bytes() == before

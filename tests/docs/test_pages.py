@@ -49,7 +49,7 @@ def written_in(language: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("fence", found, ids=[fence.id for fence in found])
 
 
-def test_every_block_has_a_known_language() -> None:
+def test_every_code_block_of_the_documentation_has_a_known_language() -> None:
     known = CHECKED | UNCHECKED
     assert not [f"{each.id}: {each.language}" for each in FENCES if each.language not in known]
 
@@ -58,7 +58,7 @@ def test_every_block_has_a_known_language() -> None:
 
 
 @written_in("python")
-async def test_python_program_runs(fence: Fence, tmp_path: Path) -> None:
+async def test_python_block_of_the_documentation_runs(fence: Fence, tmp_path: Path) -> None:
     ast.parse(fence.text, fence.id)
     if fence.path == CLIENTS or fence.text.startswith("# sketch"):
         return  # test_transcripts.py runs the programs of the page of clients
@@ -78,7 +78,7 @@ async def test_python_program_runs(fence: Fence, tmp_path: Path) -> None:
 
 
 @written_in("yaml")
-def test_yaml_is_a_valid_configuration(fence: Fence) -> None:
+def test_yaml_block_of_the_documentation_is_a_valid_configuration_or_script(fence: Fence) -> None:
     tree = yaml.safe_load(fence.text)
     if "replies" in tree:
         read_scripts(tree, fence.id)
@@ -87,7 +87,7 @@ def test_yaml_is_a_valid_configuration(fence: Fence) -> None:
 
 
 @written_in("json")
-def test_json_is_valid(fence: Fence) -> None:
+def test_json_block_of_the_documentation_is_valid(fence: Fence) -> None:
     json.loads(fence.text)
 
 
@@ -95,7 +95,7 @@ def test_json_is_valid(fence: Fence) -> None:
 
 
 @written_in("sh")
-def test_shell_commands_exist(fence: Fence) -> None:
+def test_commands_in_shell_blocks_of_the_documentation_exist(fence: Fence) -> None:
     checked = subprocess.run(
         ["bash", "-n"], input=fence.text, capture_output=True, text=True, check=False
     )
@@ -105,7 +105,7 @@ def test_shell_commands_exist(fence: Fence) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_in_the_prose_exist(path: Path) -> None:
+def test_commands_named_in_the_prose_of_the_documentation_exist(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     spans = re.findall(
         r"(?<!`)`((?:make|sandbox-proxy|sandbox-eval|sandbox-train) [^`\n]+)`(?!`)", text
@@ -187,7 +187,7 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z][\w-]*):(?!=)", makefile, re.MULTILINE))
 
 
-def test_unknown_commands_in_shell_blocks_are_reported() -> None:
+def test_check_of_shell_blocks_reports_unknown_commands_and_options() -> None:
     script = "make nothing && A=1 .venv/bin/sandbox-proxy serve --nothing \\\n  --config 'a\nb'\n"
     script += "sandbox-eval report --data . --nothing\n"
     faults = [fault for words in commands(script) for fault in command_faults(words)]
@@ -199,7 +199,7 @@ def test_unknown_commands_in_shell_blocks_are_reported() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_named_files_of_the_project_exist(page: Path) -> None:
+def test_project_files_that_the_documentation_names_exist(page: Path) -> None:
     folders = "bench|deploy|docs|evaluation|examples|policies|proxy|sandbox_runtime|tests|training"
     named = re.findall(rf"`((?:{folders})/[\w./-]*)`", page.read_text(encoding="utf-8"))
     assert [name for name in named if not (ROOT / name).exists()] == []
@@ -214,7 +214,7 @@ def test_readme_is_short() -> None:
     assert not [line for line in lines if len(line) > 120]
 
 
-def test_site_is_built_without_warnings(tmp_path: Path) -> None:
+def test_mkdocs_builds_the_documentation_without_warnings(tmp_path: Path) -> None:
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
         cwd=ROOT,

@@ -41,11 +41,11 @@ def missing(name: str, words: Iterator[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("path", generate(), ids=lambda path: path.name)
-def test_page_is_generated_from_the_code(path: Any) -> None:
+def test_reference_page_equals_the_page_generated_from_the_code(path: Any) -> None:
     assert path.read_text(encoding="utf-8") == generate()[path], "run `make reference`"
 
 
-def test_folder_of_reference_pages_has_no_other_page() -> None:
+def test_reference_folder_has_exactly_the_generated_pages() -> None:
     assert set(HERE.glob("*.md")) == set(generate())
 
 
@@ -61,7 +61,7 @@ def settings() -> Iterator[str]:
     yield from (path for path, *_ in leaves(Profile, "", Profile()) if "." not in path)
 
 
-def test_top_level_setting_has_a_heading() -> None:
+def test_every_top_level_setting_has_a_heading_on_the_settings_page() -> None:
     lines = page("settings.md").splitlines()
     assert not [name for name in Config.model_fields if f"## {name}" not in lines]
 
@@ -81,7 +81,7 @@ def sandbox_options() -> Iterator[str]:
             yield from (f"sandbox.{path}" for path, *_ in inner)
 
 
-def test_openapi_description_has_the_same_fields_of_the_sandbox_object() -> None:
+def test_openapi_schema_of_the_sandbox_object_has_the_fields_of_sandbox_options() -> None:
     schemas = describe(list(all_routes()))["components"]["schemas"]
     assert schemas["SandboxOptions"]["properties"].keys() == SandboxOptions.__annotations__.keys()
 
@@ -114,7 +114,7 @@ def answer_fields() -> Iterator[str]:
     yield from StepStreamEvent
 
 
-def test_every_typed_dict_of_answers_is_in_the_reference() -> None:
+def test_every_typed_dict_of_answer_objects_is_listed_as_documented() -> None:
     """A new object in `answer_objects` needs a section of the page."""
     documented = {
         *("SandboxObject", "FileObject", "SandboxUsage", "MessageExtension"),
@@ -130,7 +130,7 @@ def test_every_typed_dict_of_answers_is_in_the_reference() -> None:
     assert declared == documented
 
 
-def test_every_field_and_header_has_a_meaning() -> None:
+def test_every_field_and_header_in_the_reference_has_a_description() -> None:
     for name in ("request-fields.md", "answer.md", "headers.md"):
         for line in page(name).splitlines():
             if line.startswith("| `sandbox.") or ("headers" in name and line.startswith("| `")):

@@ -12,7 +12,7 @@ from tests.docs.pages import ROOT, fences
 PAGE = ROOT / "docs/research/sandbox-train.md"
 
 
-def test_commands_of_the_page_print_the_output_shown_there(tmp_path: Path) -> None:
+def test_commands_of_the_sandbox_train_page_print_the_output_shown_there(tmp_path: Path) -> None:
     pytest.importorskip("rouge_score", reason="the extra `training` is not installed")
     program = tmp_path / ".venv/bin/sandbox-train"
     program.parent.mkdir(parents=True)

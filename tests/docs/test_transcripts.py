@@ -34,17 +34,17 @@ async def test_codex_shows_steps_on_standard_error(tmp_path: Path) -> None:
     assert "````console\n$ python3 primes.py\n" in errors
 
 
-def test_every_client_of_the_suite_has_a_program() -> None:
+def test_every_tested_client_library_has_a_program_on_the_clients_page_or_is_excepted() -> None:
     run_by = {environment for program in PROGRAMS for environment in program.environments}
     assert {str(stack) for stack in STACKS} - run_by == WITHOUT_PROGRAM
 
 
-def test_every_python_and_javascript_block_has_a_transcript() -> None:
+def test_every_python_and_javascript_block_of_the_clients_page_has_a_transcript() -> None:
     blocks = [fence for fence in fences(PAGE) if fence.language in COMMANDS.keys() - {"sh"}]
     assert [fence for fence in blocks if fence not in {each.fence for each in PROGRAMS}] == []
 
 
-def test_masked_output_has_no_link_duration_or_time() -> None:
+def test_masking_a_transcript_replaces_links_durations_and_times() -> None:
     link = "http://127.0.0.1:41527/v1/containers/cntr_1/files/cfile_2/content?exp=17&sig=2e3f"
     assert masked(f"[a]({link}), [b]({link})\n") == (
         "[a](http://…?exp=…&sig=…), [b](http://…?exp=…&sig=…)\n"

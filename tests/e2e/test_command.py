@@ -76,7 +76,9 @@ async def test_shipped_configuration_equals_the_defaults(tmp_path: Path) -> None
     assert (shown.returncode, shown.stdout) == (0, defaults.stdout)
 
 
-async def test_shown_configuration_is_complete_and_reads_back(tmp_path: Path) -> None:
+async def test_config_show_prints_all_settings_as_a_configuration_that_can_be_loaded(
+    tmp_path: Path,
+) -> None:
     written = write_config(tmp_path, {"limits": {"max_turns": 7}, "server": {"steps": "off"}})
     options = ("--port", "9000", "--profile", "strict", "--sandbox", "bubblewrap")
     variables = {"LLM_SANDBOX_SERVER__HOST": "::1"}
@@ -249,7 +251,9 @@ async def test_public_listen_address_without_a_key_is_refused(host: str, tmp_pat
     assert line == await error_line(tmp_path, "config", "check", "--host", host)
 
 
-async def test_own_address_in_a_network_is_refused_without_a_key(tmp_path: Path) -> None:
+async def test_network_address_of_the_machine_as_listen_address_is_refused_without_a_key(
+    tmp_path: Path,
+) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # sends nothing

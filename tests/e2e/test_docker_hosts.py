@@ -85,7 +85,9 @@ async def test_doctor_checks_each_engine(engine: Engine, tmp_path: Path) -> None
             assert (done.returncode, found) == (code, code == 0)
 
 
-async def test_gc_sweeps_each_engine(engine: Engine, tmp_path: Path) -> None:
+async def test_gc_command_sweeps_the_reachable_engine_and_reports_the_unreachable_one(
+    engine: Engine, tmp_path: Path
+) -> None:
     config = write_config(tmp_path, {"sandbox": {"docker": BOTH}})
     done = await run(tmp_path, "gc", "--config", config)
     assert (done.returncode, done.stdout) == (0, b"ok    docker: 0 removed\n")

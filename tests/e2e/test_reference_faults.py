@@ -237,7 +237,7 @@ async def test_concurrent_runs_share_no_files(kind: Kind, tmp_path: Path) -> Non
     assert "mine" not in first.observations[0] + second.observations[0]
 
 
-def test_import_does_not_change_the_logging_configuration() -> None:
+def test_importing_the_proxy_does_not_change_the_logging_configuration() -> None:
     program = (
         "import logging; handler = logging.StreamHandler(); logging.root.addHandler(handler)\n"
         "import proxy.app, proxy.models.litellm_model\n"

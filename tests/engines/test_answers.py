@@ -19,7 +19,7 @@ def body(prompt: str, seed: int) -> Body:
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-async def test_answer_has_no_proxy_phrases_and_a_plausible_usage(
+async def test_answer_contains_no_text_of_the_proxy_and_reports_no_more_tokens_than_were_sampled(
     prompt: str, served: Served
 ) -> None:
     answer = await ask(served.url, served.server, body(prompt, 0))

@@ -26,7 +26,9 @@ LONG = request("alpha beta " * 1100, max_tokens=10)
 LONG_TOKENS = 2200
 
 
-async def test_killed_server_is_an_error_and_restarted_server_answers() -> None:
+async def test_requests_fail_while_the_model_server_is_killed_and_succeed_after_its_restart() -> (
+    None
+):
     port, seen = free_port(), []
     async with proxy(f"http://127.0.0.1:{port}", backend={"max_retries": 1}) as proxy_server:
         url = f"http://127.0.0.1:{proxy_server.port}"

@@ -51,7 +51,9 @@ async def test_context_error_contains_the_token_counts(served: Served) -> None:
     assert error["n_ctx"] == WINDOW < error["n_prompt_tokens"]
 
 
-async def test_captured_tokens_are_those_of_the_server(served: Served) -> None:
+async def test_captured_log_probabilities_are_near_those_that_the_server_recomputes(
+    served: Served,
+) -> None:
     # The reference style goes on after a turn without a call, which a small model seldom makes.
     agent = {"capture_tokens": True, "style": "reference"}
     profiles = {"default": {"agent": agent, "limits": {"max_turns": 3, "final_question": False}}}

@@ -15,7 +15,7 @@ OVERRUN = 8
 FORM = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
 
 
-async def test_answer_is_one_of_the_allowed_ones(served: Served) -> None:
+async def test_answer_restricted_to_yes_or_no_is_one_of_them(served: Served) -> None:
     body = request("Is the sun a star?", max_tokens=100, **ENGINE.one_of(["yes", "no"]))
     answer = await ask(served.url, served.server, body)
     assert (answer.status, answer.text in {"yes", "no"}) == (200, True), answer.body
@@ -28,7 +28,9 @@ async def test_response_format_schema_is_enforced(served: Served) -> None:
     assert list(json.loads(answer.text)) == ["city"]
 
 
-async def test_each_choice_is_a_separate_answer(served: Served) -> None:
+async def test_three_choices_have_content_and_their_usage_is_near_the_servers_count(
+    served: Served,
+) -> None:
     body = request("Name a colour.", n=3, max_tokens=30, temperature=1.0)
     before = await served.server.token_counts()
     response = await post(served.url, body)

@@ -61,7 +61,7 @@ async def request_path(url: str, path: str, body: Body | None = None) -> httpx.R
     ],
     ids=["choice", "regex", "former-choice", "former-regex"],
 )
-async def test_guided_answer_is_one_of_the_allowed_ones(
+async def test_answer_with_a_guided_choice_is_one_of_the_choices(
     fields: dict[str, Any], served: Served
 ) -> None:
     answer = await ask(served.url, served.server, {**SUM, **fields})
@@ -87,7 +87,9 @@ async def capturing(served: Served) -> AsyncIterator[Served]:
         yield Served(served.server, f"http://127.0.0.1:{ours.port}")
 
 
-async def test_captured_tokens_are_those_of_the_engine(capturing: Served) -> None:
+async def test_captured_log_probabilities_are_near_those_that_the_engine_recomputes(
+    capturing: Served,
+) -> None:
     body = request("Count the files.", max_tokens=60, temperature=1, seed=7)
     answered = await post(capturing.url, {**body, "sandbox": {"capture": "tokens"}})
     path = f"/v1/runs/{answered.headers['x-sandbox-run']}/trajectory"
@@ -124,14 +126,16 @@ async def test_prompt_log_probabilities_are_returned_only_unstreamed(served: Ser
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
 
 
-async def test_named_function_is_called(served: Served) -> None:
+async def test_function_named_by_tool_choice_is_called(served: Served) -> None:
     answer = await ask(served.url, served.server, {**TIME, "tool_choice": THIS_TOOL})
     assert (answer.status, answer.finish_reason) == (200, "tool_calls"), answer.body
     (call,) = answer.body["choices"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "get_time"
 
 
-async def test_required_call_is_made(served: Served) -> None:
+async def test_tool_choice_required_leads_to_a_client_call_or_a_sandbox_call(
+    served: Served,
+) -> None:
     """The call may be of the client's function or of a sandbox tool."""
     answer = await ask(served.url, served.server, {**TIME, "tool_choice": "required"})
     assert answer.status == 200, answer.body
@@ -148,7 +152,7 @@ async def test_window_and_tokenizer_are_those_of_the_server(served: Served) -> N
     assert (proxied.status_code, proxied.content) == (200, direct_answer.content)
 
 
-async def test_server_without_tool_parser_answers_plain_with_the_reason(
+async def test_model_server_without_tool_parser_gets_no_tools_and_the_reason_is_in_a_header(
     refusing: Served,
 ) -> None:
     refused = await post(refusing.server.url, {**TIME, "tool_choice": "auto"})

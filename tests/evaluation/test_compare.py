@@ -52,7 +52,7 @@ async def test_second_and_third_evaluation_are_compared_with_the_first(tmp_path:
     ]
 
 
-async def test_differences_are_over_the_shared_problems(tmp_path: Path) -> None:
+async def test_comparison_counts_only_problems_that_both_evaluations_have(tmp_path: Path) -> None:
     suite = sums(tmp_path / "data", 4)
     first = [(plain(f"sum/{number}", "Answer: -1"), None) for number in range(3)]
     second = [(plain(f"sum/{n}", f"Answer: {2 * n}"), None) for n in range(1, 4)]
@@ -63,7 +63,7 @@ async def test_differences_are_over_the_shared_problems(tmp_path: Path) -> None:
     assert rows(ended.stdout, "## Accuracy: sandbox")[1][2:] == ["-", "-", "-", "-"]
 
 
-async def test_models_of_one_directory_are_compared_too(tmp_path: Path) -> None:
+async def test_comparison_lists_each_model_of_a_directory_as_an_evaluation(tmp_path: Path) -> None:
     suite = sums(tmp_path / "data", 2)
     output = evaluation(tmp_path / "a", suite, 2)
     evaluation(output, suite, 1, model="other-model")

@@ -44,7 +44,7 @@ def problem(grader: str, ground_truth: str) -> Sample:
 
 
 @pytest.mark.parametrize("grader", TABLES)
-def test_grader_agrees_with_the_labels(grader: str) -> None:
+def test_grader_gives_each_labelled_answer_the_grade_of_its_label(grader: str) -> None:
     if grader == "math":
         pytest.importorskip("math_verify", reason="the extra `evaluation` is not installed")
     cases = TABLES[grader]
@@ -75,7 +75,7 @@ def test_each_grader_has_thirty_labelled_answers(grader: str) -> None:
     assert set(labels) == set(LABELS)
 
 
-def test_answers_are_graded_in_order() -> None:
+def test_grades_have_the_order_of_their_answers() -> None:
     work = [(problem("number", str(number)), "3") for number in range(6)]
     assert grade_all(work) == [WRONG, WRONG, WRONG, RIGHT, WRONG, WRONG]
 

@@ -141,7 +141,7 @@ async def test_html_report_has_the_tables_of_the_markdown_report(tmp_path: Path)
     assert len(page.of("caption")) == len(page.of("table")) - 1  # the list of the samples
 
 
-async def test_viewer_says_that_the_results_have_no_turns(tmp_path: Path) -> None:
+async def test_html_report_says_if_the_results_have_no_turns(tmp_path: Path) -> None:
     right = with_sandbox("sum/0", "0")
     records = [(plain("sum/0", "0"), None), (right, trajectory(right, COMMAND))]
     write(tmp_path / "output", sums(tmp_path / "data"), records)

@@ -52,7 +52,7 @@ async def test_http_client_passes_request_and_response_unchanged() -> None:
     assert body == b'{"one": 1} back'
 
 
-async def test_idle_connection_is_used_for_the_next_request() -> None:
+async def test_evaluation_http_client_reuses_an_idle_connection() -> None:
     connections = 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -40,7 +40,7 @@ OBSERVATIONS = {
 problem."""
 
 
-async def test_self_check_finds_the_known_results(tmp_path: Path) -> None:
+async def test_self_check_command_reports_the_results_known_in_advance(tmp_path: Path) -> None:
     pytest.importorskip("reasoning_gym", reason="the extra `evaluation` is not installed")
     ended = await sandbox_eval("self-check", "--output", tmp_path / "new")
     assert ended.returncode == 0, ended.stderr
@@ -48,14 +48,14 @@ async def test_self_check_finds_the_known_results(tmp_path: Path) -> None:
     assert KNOWN in (tmp_path / "new" / "report.md").read_text("utf-8")
 
 
-def test_every_kind_of_problem_has_a_scripted_behaviour() -> None:
+def test_self_check_has_a_scripted_behaviour_for_every_kind_of_synthetic_problem() -> None:
     kinds = [kind for kinds in DOMAINS.values() for kind in kinds]
     assert sorted(BEHAVIOURS) == sorted(kinds)
     assert {COUNT % len(kinds) for kinds in DOMAINS.values()} == {0}
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_known_accuracy_follows_from_the_behaviours(domain: str) -> None:
+def test_known_accuracy_of_the_self_check_follows_from_the_scripted_behaviours(domain: str) -> None:
     kinds = [BEHAVIOURS[kind] for kind in DOMAINS[domain]]
     fits = domain != "long-documents"  # their plain prompts are too long for the model
     plain = 100 * sum(fits and each.plain == "right" for each in kinds) / len(kinds)
@@ -77,7 +77,7 @@ def test_tool_call_counts_in_the_known_results_follow_from_the_behaviours(domain
 
 
 @pytest.mark.parametrize("domain", ["computation", "files", "formats"])
-def test_known_prompt_tokens_of_plain_follow_from_the_lengths_of_the_prompts(domain: str) -> None:
+def test_known_prompt_tokens_of_the_plain_mode_follow_from_the_prompt_lengths(domain: str) -> None:
     prompts = [
         plain_prompt(draft.fields["problem"], draft.documents)
         for draft in generate(0, COUNT)
@@ -104,7 +104,9 @@ def test_known_environment_tokens_follow_from_the_lengths_of_the_observations() 
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_known_shares_of_turns_follow_from_the_behaviours(domain: str) -> None:
+def test_known_capability_shares_of_the_self_check_follow_from_the_scripted_behaviours(
+    domain: str,
+) -> None:
     conducts = Counter(BEHAVIOURS[kind].tools for kind in ANSWERED[domain])
     turns = sum(TURNS[conduct] * count for conduct, count in conducts.items())
     (row,) = (row for row in rows(KNOWN, "### Capabilities") if row[0] == domain)
@@ -124,7 +126,7 @@ def test_known_reasoning_patterns_follow_from_the_behaviours(domain: str) -> Non
         assert counts == [f"{expected[mode]:.2f}", f"{2 * expected[mode]:.2f}"], mode
 
 
-def test_known_results_have_no_column_of_zeros() -> None:
+def test_known_totals_of_the_self_check_are_not_zero_in_any_column() -> None:
     for heading in ("### Tokens", "### Turns and tools", "### Capabilities"):
         total = rows(KNOWN, heading)[-1]
         assert not {"0", "0.0%", "-"} & set(total[1:]), heading
@@ -132,7 +134,7 @@ def test_known_results_have_no_column_of_zeros() -> None:
         assert "0.00" not in total
 
 
-def test_manual_shows_the_table_of_the_known_results() -> None:
+def test_sandbox_eval_page_shows_the_table_of_the_self_check_results() -> None:
     table = KNOWN.partition("\n\n")[2].partition("\n\n")[0]
     page = ROOT / "docs" / "research" / "sandbox-eval.md"
     assert f"```text\n{table}\n```" in page.read_text(encoding="utf-8")

@@ -307,7 +307,7 @@ def parquet_file(path: Path, rows: Sequence[Fields]) -> None:
         ("ifbench", "data/train-00000-of-00001.parquet"),
     ],
 )
-def test_parquet_file_has_the_problems_of_the_other_formats(
+def test_parquet_rows_become_the_same_problems_as_json_lines(
     name: str, file: str, tmp_path: Path
 ) -> None:
     rows = {
@@ -438,7 +438,7 @@ def many_problems(subjects: int, each: int) -> list[Fields]:
     ]
 
 
-async def test_ugphysics_draw_has_fifty_problems_of_each_subject(tmp_path: Path) -> None:
+async def test_ugphysics_selection_has_fifty_problems_of_each_subject(tmp_path: Path) -> None:
     rows = many_problems(13, 60)
     path = json_lines(tmp_path / "en.jsonl", rows)
     suite, messages = await prepare(tmp_path, "ugphysics", path, "--seed", "3")
@@ -448,7 +448,9 @@ async def test_ugphysics_draw_has_fifty_problems_of_each_subject(tmp_path: Path)
     assert "the paper has" not in messages
 
 
-def test_draw_depends_on_the_seed_and_not_on_the_order_of_rows(tmp_path: Path) -> None:
+def test_random_selection_of_problems_depends_on_the_seed_and_not_on_the_row_order(
+    tmp_path: Path,
+) -> None:
     rows = many_problems(13, 60)
     path = json_lines(tmp_path / "en.jsonl", rows)
     random.Random(0).shuffle(rows)
@@ -461,7 +463,7 @@ def test_draw_depends_on_the_seed_and_not_on_the_order_of_rows(tmp_path: Path) -
     assert draws[0] != draws[2]
 
 
-def test_medxpertqa_draw_has_five_hundred_problems(tmp_path: Path) -> None:
+def test_medxpertqa_selection_has_five_hundred_problems(tmp_path: Path) -> None:
     rows = [
         {**MEDICINE, "id": f"Text-{number}", "question": f"Question {number}?"}
         for number in range(600)

@@ -104,7 +104,9 @@ TURNS = [
 PROXY_SHARES = ["25.0%", "0.0%", "75.0%"]
 
 
-async def test_captured_turns_give_exact_shares_of_turns(tmp_path: Path) -> None:
+async def test_capability_shares_are_exact_if_the_turns_of_all_runs_were_captured(
+    tmp_path: Path,
+) -> None:
     result = with_sandbox("sum/0", "0", sandbox=FOUR_TURNS)
     records = [(result, trajectory(result, *CALLS, turns=TURNS))]
     write(tmp_path / "output", sums(tmp_path / "data"), records)
@@ -126,7 +128,7 @@ async def test_captured_turns_give_exact_shares_of_turns(tmp_path: Path) -> None
     ],
     ids=["not captured", "turns left out", "a turn missing", "steps left out", "not classified"],
 )
-async def test_shares_of_turns_that_were_not_all_captured_count_calls(
+async def test_capability_shares_are_estimated_from_calls_if_turns_were_not_captured(
     changes: Any, tmp_path: Path
 ) -> None:
     result = with_sandbox("sum/0", "0", sandbox=FOUR_TURNS)

@@ -128,7 +128,7 @@ async def test_evaluation_continues_after_its_runner_was_killed(
     assert results_of(await report_of(output)) == undisturbed.results
 
 
-async def test_results_are_completed_after_the_death_of_the_proxy(
+async def test_evaluation_results_are_completed_by_a_second_run_after_the_proxy_was_killed(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     suite, output = undisturbed.suite, tmp_path / "disturbed"

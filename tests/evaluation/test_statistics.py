@@ -90,7 +90,7 @@ def test_bootstrap_interval_of_many_values_is_near_the_normal_interval() -> None
     assert interval == bootstrap_interval(values)
 
 
-def test_mean_is_exact() -> None:
+def test_mean_of_fractions_is_computed_without_rounding() -> None:
     assert mean([Fraction(1, 3)] * 3) == 1 / 3
 
 

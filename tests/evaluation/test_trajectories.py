@@ -96,7 +96,9 @@ def test_trajectory_steps_beyond_the_bounds_are_left_out_and_counted(size: int, 
 @pytest.mark.parametrize(
     "events", [[{"step": 1}], [{"kind": "tool_start", "step": 1, "tool": 3, "arguments": {}}]]
 )
-def test_malformed_event_is_an_error_that_the_runner_expects(events: list[dict[str, Any]]) -> None:
+def test_malformed_step_event_raises_one_of_the_errors_that_the_runner_catches(
+    events: list[dict[str, Any]],
+) -> None:
     with pytest.raises(MALFORMED_ERRORS):
         trajectory_of(RESULT, completion(events))
 
@@ -155,7 +157,7 @@ def test_capabilities_of_a_command_are_found_by_its_patterns(
     assert set(capabilities_of(step)) == expected
 
 
-def test_patterns_of_a_created_file_are_those_of_its_text() -> None:
+def test_capabilities_of_a_created_file_follow_from_its_text_and_not_from_its_path() -> None:
     text = "import itertools\n"
     arguments = {"command": "create", "path": "/cat /a.py", "file_text": text}
     step = Step(tool="str_replace_editor", arguments=arguments)

@@ -297,7 +297,7 @@ async def test_html_report_escapes_hostile_text_in_a_turn(tmp_path: Path) -> Non
     assert html.count("&lt;script&gt;alert(1)") == 1
 
 
-def test_record_of_an_earlier_version_has_no_turns() -> None:
+def test_trajectory_record_of_an_earlier_version_is_read_without_turns() -> None:
     step = {"tool": "execute_bash", "arguments": {"command": "ls"}}
     fields = {"model": "m", "mode": "sandbox", "repeat": 0, "sample": "s", "started": "now"}
     found = Trajectory.model_validate_json(json.dumps({**fields, "steps": [step]}))

@@ -30,7 +30,7 @@ WALKED = {
 """Operations whose ids schemathesis cannot know; the hand-written tests cover them."""
 
 
-async def test_answers_match_openai_description(tmp_path: Path) -> None:
+async def test_answers_to_generated_requests_match_openais_api_description(tmp_path: Path) -> None:
     with anyio.fail_after(LIMIT_S):
         outcome = await drive(
             tmp_path, "--generation-deterministic", "--max-examples", str(EXAMPLES)

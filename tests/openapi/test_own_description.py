@@ -11,7 +11,9 @@ FEWEST_CASES = 300
 LIMIT_S = 600
 
 
-async def test_answers_match_own_description(tmp_path: Path) -> None:
+async def test_answers_to_generated_requests_match_the_proxys_openapi_description(
+    tmp_path: Path,
+) -> None:
     with anyio.fail_after(LIMIT_S):
         outcome = await drive_own(
             *(tmp_path, "--generation-deterministic", "--max-examples", str(EXAMPLES))

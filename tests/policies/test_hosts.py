@@ -143,6 +143,6 @@ def test_authority_without_a_port_is_refused_if_there_is_no_default_port() -> No
         parse_authority("pypi.org")
 
 
-def test_target_survives_formatting_and_parsing() -> None:
+def test_connection_target_is_equal_after_formatting_and_parsing() -> None:
     for target in (Target("pypi.org", 443), Target("2001:db8::1", 80)):
         assert parse_authority(str(target)) == target

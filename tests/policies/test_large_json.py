@@ -43,7 +43,7 @@ def test_invalid_json_is_refused(text: bytes) -> None:
 
 
 @given(TREES)
-def test_encoded_value_decodes_to_the_same_value(tree: object) -> None:
+def test_value_encoded_as_json_decodes_to_the_same_value(tree: object) -> None:
     assert json.loads(encode_json(tree)) == tree
 
 

@@ -50,7 +50,7 @@ def finish(steps: Generator[None, None, T]) -> tuple[T, int]:
 
 
 @given(TREES, st.booleans(), st.integers(13, 100))
-def test_json_is_decoded_in_steps_to_the_value_of_one_step(
+def test_json_decoded_in_steps_has_the_value_of_json_decoded_at_once(
     tree: object, is_ascii: bool, piece_size: int
 ) -> None:
     text = json.dumps(tree, ensure_ascii=is_ascii, indent=1).encode(errors="surrogatepass")

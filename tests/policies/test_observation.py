@@ -96,7 +96,7 @@ def test_unfinished_escape_sequence_removes_no_other_text() -> None:
     assert terminal_text("cut \x1b") == "cut \ufffd"
 
 
-def test_printable_text_can_be_encoded_as_utf_8() -> None:
+def test_printable_replaces_control_characters_and_lone_surrogates() -> None:
     assert printable("caf\udce9\r\x1b").encode() == "caf\ufffd\ufffd\ufffd".encode()
 
 

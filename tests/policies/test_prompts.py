@@ -110,7 +110,7 @@ def test_request_for_the_final_answer_states_the_required_form() -> None:
     assert "It is empty." in form_request("It is empty.", schema)
 
 
-def test_every_limit_has_a_sentence_for_the_model() -> None:
+def test_every_stop_reason_that_is_no_act_of_the_model_has_a_sentence_for_the_model() -> None:
     ended_by_the_model = {
         StopReason.SUBMITTED,
         StopReason.ANSWERED,

@@ -103,7 +103,7 @@ def test_exit_code_124_counts_as_a_timeout_in_the_reference_style() -> None:
     assert observation(124, "partial\n") == TIMEOUT_OBSERVATION
 
 
-def test_fixed_texts_equal_the_texts_of_the_reference_implementation() -> None:
+def test_fixed_tool_texts_of_the_reference_style_equal_those_of_the_reference() -> None:
     assert FINISHED == "<<< Finished >>>"
     assert NO_COMMAND == "Error: No command provided."
     assert (

@@ -27,7 +27,7 @@ def runaway_at(text: str, piece: int = 5) -> int | None:
     return None
 
 
-def test_there_are_at_least_200_legitimate_texts() -> None:
+def test_repetition_tests_have_at_least_200_legitimate_texts() -> None:
     assert len(LEGITIMATE) >= 200
 
 

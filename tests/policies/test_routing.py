@@ -22,7 +22,7 @@ from policies.tool_support import NoToolsReason
         {"response_format": {"type": "json_object"}},
     ],
 )
-def test_request_is_routed_to_a_sandbox(fields: dict[str, Any]) -> None:
+def test_request_that_does_not_exclude_tools_is_routed_to_a_sandbox(fields: dict[str, Any]) -> None:
     assert choose_route({"model": "qwen3", **fields}, {}) == Route("sandbox", "qwen3", "auto")
 
 

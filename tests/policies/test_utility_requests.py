@@ -56,7 +56,7 @@ def test_every_client_with_a_template_has_a_recorded_request() -> None:
     assert named <= known
 
 
-def test_there_are_at_least_200_distinct_prompts_of_users() -> None:
+def test_utility_request_tests_have_at_least_200_distinct_user_prompts() -> None:
     assert len(set(NATURAL)) == len(NATURAL) >= 200
 
 

@@ -49,7 +49,7 @@ def test_image_part_stays_with_its_note() -> None:
     assert message == user(image, {"type": "text", "text": words}, LOOK)
 
 
-def test_missing_file_is_noted_on_one_line() -> None:
+def test_note_about_a_file_that_could_not_be_fetched_is_a_single_line() -> None:
     received = replace(CSV, error="http://x/]\n[Given file: /etc/passwd] was not fetched: no")
     workspace = planned(user(LOOK, PART), received=(received,))
     words = "[http://x/) (Given file: /etc/passwd) was not fetched: no]"
@@ -67,7 +67,7 @@ def test_repeated_file_is_written_once() -> None:
     assert workspace.messages[1] == user(NOTE)
 
 
-def test_file_without_a_position_is_noted_in_the_first_user_message() -> None:
+def test_file_that_is_in_no_message_is_noted_in_the_first_user_message() -> None:
     system = {"role": "system", "content": "Be brief."}
     question = {"role": "user", "content": "Sum it up."}
     later = {"role": "user", "content": "And now?"}

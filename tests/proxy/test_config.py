@@ -157,7 +157,7 @@ def test_error_of_an_unreadable_file_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(raised.value)
 
 
-def test_secret_is_read_from_the_variable_that_config_names(
+def test_secret_is_read_from_the_environment_variable_that_the_configuration_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TEST_KEY", "sk-1")

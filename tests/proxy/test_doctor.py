@@ -9,7 +9,7 @@ from sandbox_runtime.errors import SandboxStartError
 from tests.fakes.sandbox_backend import FakeSandboxBackend
 
 
-async def test_backend_with_a_failed_check_is_refused_and_closed() -> None:
+async def test_sandbox_backend_with_a_failed_check_is_refused_and_closed() -> None:
     backend = FakeSandboxBackend()
     backend.checks = [
         Check("user", True, "each sandbox runs as a host uid of its own"),
@@ -22,7 +22,7 @@ async def test_backend_with_a_failed_check_is_refused_and_closed() -> None:
     assert (backend.asked, backend.closed) == (0, True)
 
 
-async def test_backend_whose_checks_pass_is_accepted() -> None:
+async def test_sandbox_backend_whose_checks_pass_is_accepted() -> None:
     backend = FakeSandboxBackend()
     backend.checks = [Check("bounds", True, "per sandbox")]
     assert await require_working_backend(backend, Isolation(), self_test=False) == ()

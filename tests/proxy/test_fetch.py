@@ -131,7 +131,7 @@ async def test_only_the_public_addresses_of_a_name_are_dialed() -> None:
     assert internet.dialed == [(PUBLIC, 80)]
 
 
-async def test_forbidden_address_is_refused() -> None:
+async def test_url_with_an_address_of_the_proxy_itself_is_refused() -> None:
     internet = Internet()
     async with fetcher_for(internet, forbidden_addresses=[(PUBLIC, 80)]) as fetcher:
         with pytest.raises(FetchError, match="the proxy's own"):

@@ -103,7 +103,7 @@ async def test_large_body_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
 
 
 async def test_large_values_that_are_encoded_at_the_same_time_take_turns() -> None:
-    """No pass of the event loop has a step of two of them."""
+    """One iteration of the event loop never encodes parts of two values."""
     encoded_in: dict[int, set[int]] = {}
     current = 0
 

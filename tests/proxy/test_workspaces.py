@@ -44,7 +44,7 @@ async def test_next_request_of_a_session_gets_the_files_and_the_idle_sandbox(
     assert harness.sandboxes.opened == 1
 
 
-async def test_idle_sandbox_of_a_session_stays_if_that_of_another_server_cannot_be_adopted(
+async def test_failed_adoption_of_another_servers_sandbox_leaves_the_idle_sandbox_in_use(
     harness: Harness,
 ) -> None:
     await harness.run("echo one > file", "1")
@@ -168,7 +168,9 @@ async def test_concurrent_runs_may_save_the_same_state(harness: Harness) -> None
 
 
 @pytest.mark.parametrize("parents", [(), ("0",)])
-async def test_new_session_has_no_files(harness: Harness, parents: tuple[str, ...]) -> None:
+async def test_workspace_that_is_requested_to_start_empty_has_no_earlier_files(
+    harness: Harness, parents: tuple[str, ...]
+) -> None:
     await harness.run("echo one > file", "1")
     async with harness.workspaces.use(
         ResumePoint(CHAT, parents, starts_empty=True), ISOLATION

@@ -42,7 +42,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return texts
 
 
-def test_profiles_have_the_texts_of_the_package(
+def test_paper_profiles_have_the_prompts_and_tools_of_the_reference_package(
     reference: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = Path(reference["package"])

@@ -195,7 +195,9 @@ def with_public_address(profile: Profile, address: str) -> Profile:
     return replace(profile, isolation=replace(profile.isolation, network=network))
 
 
-async def test_backend_gets_the_same_requests(reference: Path, tmp_path: Path) -> None:
+async def test_paper_run_sends_the_same_requests_as_the_reference_implementation(
+    reference: Path, tmp_path: Path
+) -> None:
     async with engine(tmp_path), internet() as address:
         script = replies(address)
         reference_backend, reference_texts = await run_by_reference(reference, script, tmp_path)
@@ -229,7 +231,7 @@ async def test_backend_gets_the_same_requests(reference: Path, tmp_path: Path) -
         ([tool_reply(bash("seq -s ' ' 100000"))] * 2, 1, "trajectory_tokens"),
     ],
 )
-async def test_run_ends_at_the_same_request_without_a_final_question(
+async def test_paper_run_ends_at_the_same_request_as_the_reference_without_an_answer(
     reference: Path, tmp_path: Path, script: list[Any], count: int, stop: str
 ) -> None:
     async with engine(tmp_path):

@@ -153,7 +153,9 @@ def verdict(prompt: str, _: int) -> str:
     return "CORRECT" if candidate == official else "INCORRECT"
 
 
-async def test_scores_are_those_of_the_references_benchmark_command(tmp_path: Path) -> None:
+async def test_sandbox_eval_gives_the_scores_of_the_references_benchmark_command(
+    tmp_path: Path,
+) -> None:
     python, packages = benchmark_python(), grader_packages()
     files = {task: tmp_path / f"{task}.json" for task in TASKS}
     for task, path in files.items():

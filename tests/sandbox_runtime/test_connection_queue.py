@@ -178,7 +178,7 @@ async def test_closing_the_sandbox_drops_waiting_connections(
     assert {task.get_name() for task in asyncio.all_tasks() - before} == set()
 
 
-async def test_waiting_connection_keeps_no_more_than_its_first_window(
+async def test_data_beyond_the_first_window_of_a_waiting_connection_loses_the_sandbox(
     programs: ScriptedPrograms,
 ) -> None:
     programs.bind_gateway()

@@ -157,7 +157,7 @@ async def test_excess_data_on_a_cancelled_stream_loses_the_sandbox(
     await channel.close()
 
 
-async def test_no_frames_are_in_flight_once_the_agent_has_answered_a_later_ping() -> None:
+async def test_late_frame_of_a_stream_cancelled_before_an_answered_ping_loses_the_sandbox() -> None:
     channel, guest = await connected()
     await cancelled_operation(channel)
     pinging = asyncio.create_task(channel.ping(timeout_s=20))
@@ -218,7 +218,7 @@ EMPTY = {
 
 
 @pytest.mark.parametrize("frames", EMPTY.values(), ids=EMPTY.keys())
-async def test_frames_without_data_lose_the_sandbox(frames: bytes) -> None:
+async def test_frames_that_the_protocol_does_not_allow_lose_the_sandbox(frames: bytes) -> None:
     channel, guest = await connected()
     channel.set_connection_handler(accept)
     stream = await channel.open({"op": "exec"})

@@ -68,7 +68,7 @@ async def test_too_many_entries_are_refused_before_they_are_parsed() -> None:
     assert sent <= MAX_DATA_BYTES
 
 
-async def test_line_without_end_is_refused_at_the_maximum_line_length() -> None:
+async def test_listing_line_without_an_end_is_refused_at_the_maximum_line_length() -> None:
     sent = await sent_before_refused(b"x", 10_000, "a line has no end")
     assert sent <= MAX_LINE_BYTES + MAX_DATA_BYTES
 

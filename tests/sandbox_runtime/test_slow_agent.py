@@ -78,7 +78,9 @@ async def kinds_by_stream(peer: socket.socket, guest: SocketGuest) -> dict[int, 
     return read
 
 
-async def test_operations_that_end_before_the_agent_reads_are_forgotten() -> None:
+async def test_requests_of_operations_that_ended_before_the_agent_reads_leave_the_send_queue() -> (
+    None
+):
     async with socket_sandbox() as (sandbox, guest, _):
         uploads = await fill(sandbox, guest)
         before = guest.queued_bytes
@@ -128,7 +130,7 @@ async def test_uploads_cancelled_while_the_agent_is_busy_keep_its_sandbox() -> N
 
 
 async def test_flood_of_small_frames_does_not_block_other_tasks() -> None:
-    """Others wait for the work of one turn: here for the connections that are opened in it."""
+    """Other tasks wait while a turn handles frames, so the test counts the connections of a turn."""
     pairs = 20_000
     async with socket_sandbox() as (sandbox, _, peer):
         sandbox.set_connection_handler(hold)

@@ -90,7 +90,7 @@ async def test_guest_that_uses_all_its_credit_takes_bounded_memory_and_is_not_lo
     await channel.close()
 
 
-async def test_reset_stream_frees_its_wide_window() -> None:
+async def test_resetting_a_stream_gives_its_enlarged_window_to_another_stream() -> None:
     channel, guest = await connected()
     streams = [await channel.open({"op": "get"}) for _ in range(MAX_WIDE_STREAMS + 1)]
     last = streams.pop()
@@ -107,7 +107,7 @@ async def test_reset_stream_frees_its_wide_window() -> None:
     await channel.close()
 
 
-async def test_connection_whose_handler_has_ended_frees_its_wide_window() -> None:
+async def test_connection_whose_handler_has_ended_frees_its_enlarged_window() -> None:
     channel, guest = await connected()
 
     async def receive_all(connection: ProgramConnection) -> None:

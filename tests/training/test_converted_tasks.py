@@ -88,7 +88,7 @@ def test_reward_functions_of_verl_get_columns_that_converted_tasks_have(
 
 
 def test_gateway_of_agent_lightning_reads_the_path_of_the_recipe(packages: Path) -> None:
-    """Its module imports litellm's proxy, so its pattern of paths is read, not imported."""
+    """The gateway's module imports litellm's proxy, so the test reads the pattern in its source."""
     source = ast.parse((packages / GATEWAY).read_text(encoding="utf-8"))
     (pattern,) = (
         node.args[0].value

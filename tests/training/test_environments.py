@@ -112,7 +112,9 @@ async def test_run_without_any_text_has_reward_0(tmp_path: Path) -> None:
     assert found == [0.0]
 
 
-async def test_files_stay_from_call_to_call_and_are_gone_after_a_reset(tmp_path: Path) -> None:
+async def test_training_environment_keeps_files_between_tool_calls_until_its_reset(
+    tmp_path: Path,
+) -> None:
     async with environments(tmp_path) as (_, made):
         environment = await started(made)
         await in_thread(
@@ -123,7 +125,7 @@ async def test_files_stay_from_call_to_call_and_are_gone_after_a_reset(tmp_path:
         assert "north" not in await in_thread(environment.execute_bash, "cat /testbed/note.txt")
 
 
-async def test_limit_of_turns_ends_the_run(tmp_path: Path) -> None:
+async def test_training_run_that_reaches_max_turns_ends_with_reward_0(tmp_path: Path) -> None:
     async with environments(tmp_path) as (http, made):
         environment = await started(made)
         seen = [await in_thread(environment.execute_bash, "true") for _ in range(6)]

@@ -32,7 +32,9 @@ async def rllm_gateway(backend: ScriptedBackend, directory: Path) -> AsyncIterat
 
 
 @pytest.mark.parametrize("capture", ["tokens", "none"])
-async def test_gateway_records_the_calls_of_each_rollout(capture: str, tmp_path: Path) -> None:
+async def test_rllm_gateway_records_the_model_calls_of_each_rollout(
+    capture: str, tmp_path: Path
+) -> None:
     async with (
         scripted_backend(by_history([STEP, ANSWER]), has_tokens=True) as backend,
         rllm_gateway(backend, tmp_path) as gateway,

@@ -26,12 +26,12 @@ def results(trained: list[float], control: list[float], **changes: Any) -> dict[
     return {"trainings": [asdict(first), asdict(second)]}
 
 
-def test_rising_reward_beside_a_flat_control_has_no_fault() -> None:
+def test_training_check_passes_if_the_reward_rises_and_that_of_the_control_does_not() -> None:
     found = results(LEARNS, STAYS)
     assert [*learning_faults(found), *training_faults(found)] == []
 
 
-def test_training_whose_reward_rises_too_little_is_a_fault() -> None:
+def test_training_check_reports_a_reward_that_rises_too_little() -> None:
     # A high reward in the middle does not count.
     (fault,) = learning_faults(results([0.2, 0.9, 0.9, *[0.5] * 5], STAYS))
     assert fault == (
@@ -40,7 +40,7 @@ def test_training_whose_reward_rises_too_little_is_a_fault() -> None:
     )
 
 
-def test_control_that_learns_is_a_fault() -> None:
+def test_training_check_reports_a_control_with_random_rewards_that_learns() -> None:
     (fault,) = learning_faults(results(LEARNS, LEARNS))
     assert fault.startswith("random reward: ")
     assert fault.endswith("+0.50; less than 0.4 is expected")
@@ -63,12 +63,12 @@ def test_wrong_log_probabilities_and_losses_are_faults(changes: dict[str, Any], 
     assert fault in found
 
 
-def test_training_that_does_not_change_the_model_is_a_fault() -> None:
+def test_training_check_reports_a_training_that_does_not_change_the_model() -> None:
     (fault,) = learning_faults(results(LEARNS, STAYS, weights_changed=False))
     assert fault == "random reward: the weights are the same as before"
 
 
-def test_training_that_samples_its_own_tokens_has_no_log_probabilities_to_compare() -> None:
+def test_training_check_needs_no_compared_tokens_of_a_trainer_that_samples_them() -> None:
     assert [
         *training_faults(results(LEARNS, STAYS, captures_tokens=False, compared_tokens=0))
     ] == []

@@ -118,17 +118,21 @@ def test_answer_without_submit_is_rewarded_in_an_evaluation() -> None:
 
 
 @pytest.mark.parametrize("commands", HARDCODED)
-def test_constant_answer_is_flagged(commands: Sequence[str]) -> None:
+def test_commands_that_print_a_constant_answer_are_flagged_as_hardcoded(
+    commands: Sequence[str],
+) -> None:
     assert is_hardcoded(commands)
 
 
 @pytest.mark.parametrize("commands", SOURCED)
-def test_answer_with_a_source_is_not_flagged(commands: Sequence[str]) -> None:
+def test_commands_that_read_a_source_are_not_flagged_as_hardcoded(commands: Sequence[str]) -> None:
     assert not is_hardcoded(commands)
 
 
 @given(st.lists(st.text(max_size=200), max_size=5))
-def test_any_commands_can_be_checked_for_a_hardcoded_answer(commands: list[str]) -> None:
+def test_commands_that_read_a_document_are_not_hardcoded_after_any_other_commands(
+    commands: list[str],
+) -> None:
     assert is_hardcoded([*commands, "grep x documents/a.txt"]) is False
 
 

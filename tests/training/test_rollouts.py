@@ -81,7 +81,9 @@ async def test_final_answer_call_of_a_rollout_is_not_a_turn(tmp_path: Path) -> N
     assert (len(backend.requests), rollout.turns) == (2, 1)
 
 
-async def test_documents_can_be_in_the_prompt(tmp_path: Path) -> None:
+async def test_documents_of_a_task_are_only_in_the_prompt_if_placement_is_prompt(
+    tmp_path: Path,
+) -> None:
     look = tool_reply(call("execute_bash", command="find . -name port.txt"))
     async with proxied([look, RIGHT], tmp_path, placement="prompt") as (backend, _, client):
         await client.run([task("port-1")])
@@ -266,7 +268,7 @@ async def test_reward_function_of_another_form_raises_rollout_error(tmp_path: Pa
             await client.run([task("a")])
 
 
-def test_longest_segment_is_the_row_of_a_rollout() -> None:
+def test_trainer_row_of_a_rollout_is_its_longest_token_segment() -> None:
     short = Segment([1], [2], [1], [-0.5])
     long = Segment([3], [4, 5, 6], [1, 0, 1], [-0.25, 0.0, -0.75])
     split = Rollout("a", "g", "answered", 0.5, "run_1", segments=(short, long))

@@ -106,7 +106,7 @@ def test_no_example_and_no_distractor_contains_the_answer(
 
 
 @given(MADE, OPTIONS)
-def test_counts_and_gold_files_of_a_row_are_those_of_its_files(
+def test_metadata_of_a_task_row_agrees_with_its_files(
     made: Sequence[Context], options: Mapping[str, Any]
 ) -> None:
     for row in [row for rows in built(made, **options).rows.values() for row in rows]:

@@ -37,7 +37,7 @@ def test_trainer_trains_on_every_rollout(results: Mapping[str, Any]) -> None:
     assert [each["unscorable"] for each in results["trainings"]] == [0, 0, 0]
 
 
-def test_losses_are_finite_and_weights_change(results: Mapping[str, Any]) -> None:
+def test_trl_training_has_finite_losses_and_changes_the_weights(results: Mapping[str, Any]) -> None:
     for training in results["trainings"]:
         assert training["loss"]
         assert all(map(math.isfinite, training["loss"]))
@@ -56,7 +56,9 @@ def test_captured_log_probabilities_are_those_of_the_trainer(results: Mapping[st
         )
 
 
-def test_at_most_half_of_the_rollouts_are_split(results: Mapping[str, Any]) -> None:
+def test_at_most_half_of_the_training_rollouts_have_several_token_segments(
+    results: Mapping[str, Any],
+) -> None:
     for training in results["trainings"]:
         assert training["splits"] <= training["rollouts"] / 2
 

@@ -56,7 +56,7 @@ FIELDS_OF_VERSION_1 = {
 }
 
 
-def test_checkpoint_survives_its_storage() -> None:
+def test_checkpoint_is_equal_after_it_was_written_and_read_as_json() -> None:
     text = CHECKPOINT.to_json()
     assert text is not None
     found = Checkpoint.from_json(text)
@@ -64,7 +64,7 @@ def test_checkpoint_survives_its_storage() -> None:
     assert [entry.kind for entry in found.history().entries] == ["theirs", "asked", "said"]
 
 
-def test_checkpoints_have_command_ids_of_their_own() -> None:
+def test_each_checkpoint_has_its_own_prefix_for_command_ids() -> None:
     other = Checkpoint({}, CHECKPOINT.turn, CHECKPOINT.reply, [], 0, {}, 0, {})
     assert other.command_prefix != CHECKPOINT.command_prefix
 
@@ -76,7 +76,7 @@ class AdoptableSandbox(MemorySandbox):
         return {}
 
 
-async def test_stored_fields_change_only_with_the_version() -> None:
+async def test_checkpoint_has_the_stored_fields_of_its_version() -> None:
     stored: list[Checkpoint] = []
 
     async def save(checkpoint: Checkpoint | None) -> bool:
@@ -160,7 +160,7 @@ def test_commands_and_calls_that_only_read_may_be_repeated(tool: str, arguments:
         ("another_tool", None),
     ],
 )
-def test_edits_typed_text_and_unknown_tools_may_not_be_repeated(
+def test_edits_job_input_and_unknown_tools_may_not_be_repeated_after_a_takeover(
     tool: str, arguments: object
 ) -> None:
     assert not may_be_repeated(tool, arguments)

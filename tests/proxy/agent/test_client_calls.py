@@ -89,7 +89,7 @@ async def test_client_call_is_not_emitted_before_its_name_is_complete() -> None:
         *("a bare text", "no text", "an empty text"),
     ],
 )
-async def test_calls_that_cannot_be_streamed_are_only_in_the_result(
+async def test_client_calls_that_cannot_be_streamed_are_in_the_result_and_emit_no_events(
     arguments: str, fields: dict[str, Any]
 ) -> None:
     run = Run(ScriptedModel([tool_reply({"name": "lookup", "arguments": arguments})]))
@@ -135,7 +135,7 @@ async def test_call_after_a_custom_tool_call_is_streamed() -> None:
     ]
 
 
-async def test_call_written_as_text_is_only_in_the_result() -> None:
+async def test_client_call_written_as_text_is_in_the_result_and_emits_no_events() -> None:
     text = '<tool_call>{"name": "lookup", "arguments": {"key": "x"}}</tool_call>'
     run = Run(ScriptedModel([text_reply(text)]))
     result = await run.go(client_tools=[LOOKUP], stream=True)

@@ -113,7 +113,7 @@ def test_later_client_messages_are_kept_before_a_summary() -> None:
     assert history.run_start_index == 3
 
 
-def test_history_is_restored_with_the_message_kinds_that_differ_from_roles() -> None:
+def test_restored_history_has_the_message_kinds_of_the_stored_history() -> None:
     history = make_history(assistant_call("a"), tool_result("a"))
     history.replace_with_summary("so far", [])
     history.append(assistant_call("b"), tool_result("b"))

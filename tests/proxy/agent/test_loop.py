@@ -125,7 +125,9 @@ async def test_model_message_is_sent_back_with_all_its_fields() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_history_is_append_only_and_the_tools_are_constant(stream: bool) -> None:
+async def test_each_request_of_a_run_extends_the_messages_of_the_previous_one_with_equal_tools(
+    stream: bool,
+) -> None:
     model = ScriptedModel(
         [
             tool_reply(
@@ -218,7 +220,7 @@ async def test_filtered_answer_has_finish_reason_content_filter() -> None:
     assert (result.answer, result.finish_reason) == ("There are", "content_filter")
 
 
-async def test_empty_first_reply_is_followed_by_the_request_without_tools() -> None:
+async def test_after_an_empty_first_reply_the_clients_request_is_sent_without_tools() -> None:
     model = SequentialModel([text_reply(""), text_reply("42")])
     result = await Run(model).go()
     assert result.answer == "42"
@@ -242,7 +244,7 @@ async def test_timed_out_command_keeps_its_partial_output() -> None:
     assert "partly\n[timed out after 120 s" in run.events.observations[0]
 
 
-async def test_line_of_300_kilobytes_is_clipped() -> None:
+async def test_observation_of_a_300_kilobyte_line_is_clipped() -> None:
     command = "head -c 300000 /dev/zero | tr '\\0' x"
     run = Run(ScriptedModel([tool_reply(bash(command)), SUBMIT]))
     await run.go()

@@ -70,7 +70,7 @@ class SlowSnapshots(MemorySnapshots):
         return await super().stored_names(session, names)
 
 
-async def test_time_until_the_files_of_a_session_are_found_counts() -> None:
+async def test_wall_time_of_a_run_includes_the_lookup_of_its_session_files() -> None:
     run = Run(ScriptedModel([SUBMIT]), snapshots=SlowSnapshots())
     result = await run.go(resume_from=ResumePoint(Session("somebody", "chat"), ("1",)))
     assert result.stats.wall_ms >= SLOW_S * 1000

@@ -39,7 +39,7 @@ async def test_logprobs_are_requested_in_every_model_call() -> None:
     assert await sent_params(final=params) == [params] * 3
 
 
-async def test_token_limit_leaves_room_for_reasoning_and_arguments() -> None:
+async def test_client_max_tokens_is_raised_to_at_least_4096_in_each_model_call() -> None:
     assert await sent_params(token_limits={"max_tokens": 5}) == [{"max_tokens": 4096}] * 3
     assert await sent_params(token_limits={"max_tokens": 9000}) == [{"max_tokens": 9000}] * 3
 

@@ -45,7 +45,7 @@ async def test_plain_turn_ends_the_run_even_if_it_contains_an_unknown_call(
 
 
 @pytest.mark.parametrize(("spent", "left"), [(0, 100), (20, 80), (70, 50), (900, 50)])
-async def test_plain_turn_gets_what_the_clients_token_limit_leaves_but_at_least_half(
+async def test_plain_turn_gets_the_unspent_tokens_of_the_clients_limit_but_at_least_half_of_it(
     spent: int, left: int
 ) -> None:
     empty = {**text_reply(""), "usage": {"completion_tokens": spent}}
@@ -97,7 +97,9 @@ async def test_prose_is_truncated_at_the_clients_token_limit(stream: bool) -> No
 
 
 @pytest.mark.parametrize("call_like", ["```python\n", "```\n", "<tool_", "`", "<execute_bash"])
-async def test_token_limit_holds_where_a_written_call_seems_to_begin(call_like: str) -> None:
+async def test_client_token_limit_applies_to_prose_that_looks_like_the_start_of_a_call(
+    call_like: str,
+) -> None:
     before = ("There are many of them. " * 20)[: 60 * 8 - len(call_like[:3])]
     text = f"{before}{call_like}print(42) " + "and so on " * 50
     result = await Run(SequentialModel([text_reply(text)])).go(token_limits={"max_tokens": 60})
@@ -341,7 +343,9 @@ async def test_plain_turn_follows_if_the_backend_refuses_tools(kind: type[Refusi
 @pytest.mark.parametrize(
     "limits", [Limits(max_turns=0), Limits(max_total_tokens=0), Limits(max_commands=0)]
 )
-async def test_limit_of_zero_leads_to_a_plain_turn_without_tools(limits: Limits) -> None:
+async def test_run_with_no_turns_tokens_or_commands_left_begins_with_a_plain_turn_without_tools(
+    limits: Limits,
+) -> None:
     model = SequentialModel([text_reply("There are 42.")])
     result = await Run(model, limits=limits).go()
     assert (result.answer, model.requests) == ("There are 42.", [PLAIN])

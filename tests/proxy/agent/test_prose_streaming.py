@@ -244,7 +244,9 @@ CALL_PARTS = (
 
 
 @given(st.lists(st.sampled_from(CALL_PARTS), max_size=14).map("".join))
-def test_prose_shown_piece_by_piece_is_the_beginning_of_that_shown_at_once(text: str) -> None:
+def test_prose_taken_after_each_character_is_a_prefix_of_the_prose_taken_at_the_end(
+    text: str,
+) -> None:
     pieces = Prose(ProseRules(tool_names=["submit"]))
     whole = Prose(ProseRules(tool_names=["submit"]))
     shown = ""

@@ -95,7 +95,7 @@ def test_arguments_in_a_model_call_are_redacted_however_they_are_written(
     assert redacted_arguments(arguments) == shown
 
 
-def test_too_deeply_nested_value_is_replaced_by_a_note() -> None:
+def test_redactor_replaces_a_too_deeply_nested_value_by_a_note() -> None:
     deep: Any = SECRET
     for _ in range(900):
         deep = [deep]

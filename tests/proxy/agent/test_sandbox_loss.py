@@ -46,7 +46,7 @@ async def test_answer_of_a_run_with_a_lost_sandbox_is_returned_with_a_warning(
     assert (result.artifacts, result.skipped_files) == ((), ())
 
 
-async def test_files_saved_before_the_loss_are_artifacts() -> None:
+async def test_files_saved_before_the_sandbox_was_lost_are_artifacts() -> None:
     result = await run_with_loss([MAKE_FILES, SUBMIT], FileProduced).go()
     assert [each.path for each in result.artifacts] == ["/testbed/output/a.csv"]
     assert [(each.path, each.why) for each in result.skipped_files] == [

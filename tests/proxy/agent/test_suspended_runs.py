@@ -209,7 +209,7 @@ async def test_resumed_run_that_submits_no_answer_has_the_answer_file_from_befor
     assert sandboxes.opened == opened
 
 
-async def test_answer_file_in_the_sandbox_of_a_resumed_run_replaces_the_one_before() -> None:
+async def test_resumed_run_that_deleted_its_answer_file_does_not_return_the_earlier_one() -> None:
     sandboxes = MemorySandboxes()
     replies = [
         tool_reply(bash("echo 41 > output/answer.txt"), call("lookup")),

@@ -31,7 +31,9 @@ ALPHABET = [
 
 @pytest.mark.parametrize("ascii_only", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_answer_in_any_pieces_is_decoded_like_json(seed: int, ascii_only: bool) -> None:
+def test_answer_argument_that_arrives_in_any_pieces_is_decoded_as_by_the_json_module(
+    seed: int, ascii_only: bool
+) -> None:
     rng = random.Random(seed)
     answer = "".join(rng.choice(ALPHABET) for _ in range(rng.randint(0, 60)))
     answer = json.loads(json.dumps(answer))  # adjacent surrogate halves become one character
@@ -51,7 +53,7 @@ def test_surrogate_pairs_are_never_split(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_text_read_so_far_is_a_prefix_of_the_answer(seed: int) -> None:
+def test_streamed_text_argument_is_always_a_prefix_of_the_complete_argument(seed: int) -> None:
     answer = 'One "two"\n\\three\\ \u00e9😀 four.'
     stream = TextArgument("answer")
     for piece in random_pieces(json.dumps({"answer": answer}), seed):
@@ -88,7 +90,7 @@ def test_blanks_around_argument_names_are_ignored(head: str) -> None:
         "answer: a",
     ],
 )
-def test_arguments_without_a_text_answer_have_no_text(arguments: str) -> None:
+def test_tool_arguments_without_a_string_answer_yield_no_text(arguments: str) -> None:
     for seed in range(5):
         stream = TextArgument("answer")
         assert (
@@ -97,7 +99,7 @@ def test_arguments_without_a_text_answer_have_no_text(arguments: str) -> None:
         )
 
 
-def test_arguments_after_the_answer_are_not_read() -> None:
+def test_tool_arguments_after_the_answer_argument_are_not_parsed() -> None:
     stream = TextArgument("answer")
     assert stream.feed('{"answer": "a"') == "a"
     assert stream.feed(', "answer": "b"}') == ""

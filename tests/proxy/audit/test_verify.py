@@ -72,7 +72,9 @@ def test_flipped_last_byte_is_found_while_another_run_continues(
 
 
 @pytest.mark.parametrize("damage", [b"\n", b"\r", b" ", b"}", b"\x8a", b"\xff", b"{"])
-def test_damaged_index_is_not_continued_by_a_new_log(tmp_path: Path, damage: bytes) -> None:
+def test_damaged_audit_index_is_still_reported_after_a_new_log_is_written(
+    tmp_path: Path, damage: bytes
+) -> None:
     write(tmp_path, "a")
     index = index_of(tmp_path)
     written = index.read_bytes()
@@ -119,7 +121,7 @@ def test_truncated_finished_log_is_found(tmp_path: Path, removed_bytes: int) -> 
 
 
 @pytest.mark.parametrize("data", [b"x", b"\n", b"{", b"{}\n"])
-def test_data_appended_to_a_log_is_found(tmp_path: Path, data: bytes) -> None:
+def test_audit_verify_reports_data_appended_to_a_log(tmp_path: Path, data: bytes) -> None:
     (log,) = write(tmp_path, "a")
     log.write_bytes(log.read_bytes() + data)
     assert len(errors(tmp_path)) == 1
@@ -131,7 +133,7 @@ def test_log_replaced_by_that_of_another_run_is_found(tmp_path: Path) -> None:
     assert errors(tmp_path) == [f"{DAY}/a: line 1 does not continue the line before it"]
 
 
-def test_removed_or_added_log_is_found(tmp_path: Path) -> None:
+def test_audit_verify_reports_a_removed_or_added_log(tmp_path: Path) -> None:
     first, _ = write(tmp_path, "a", "b")
     first.rename(first.with_name("c.jsonl"))
     assert errors(tmp_path) == [
@@ -143,7 +145,7 @@ def test_removed_or_added_log_is_found(tmp_path: Path) -> None:
     assert errors(tmp_path)[1] == f"{DAY}/c: it is not in the index"
 
 
-def test_removed_index_or_day_is_found(tmp_path: Path) -> None:
+def test_audit_verify_reports_a_removed_index_or_day(tmp_path: Path) -> None:
     for number, run_id in enumerate("abc"):
         write(tmp_path, run_id, now=NOW + number * A_DAY_S)
     first, second, third = sorted(tmp_path.iterdir())
@@ -212,7 +214,7 @@ def test_two_processes_can_write_to_one_audit_index(tmp_path: Path) -> None:
     assert states(tmp_path) == ["ok"] * 21
 
 
-def test_index_that_cannot_be_continued_is_an_error(tmp_path: Path) -> None:
+def test_append_to_an_unreadable_audit_index_raises_an_error(tmp_path: Path) -> None:
     write(tmp_path, "a")
     index_of(tmp_path).write_bytes(b"no line of ours\n")
     with pytest.raises(OSError, match="cannot be read"):

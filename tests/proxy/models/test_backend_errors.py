@@ -91,7 +91,7 @@ def test_error_body_of_each_server_is_parsed(payload: Any, expected: tuple[Any, 
         "the request exceeds the available context size, try increasing it",
     ],
 )
-def test_overflow_is_recognized_by_its_message(message: str) -> None:
+def test_context_overflow_is_recognized_by_its_error_message(message: str) -> None:
     error = backend_error({"error": {"message": message, "code": 400}}, status=400)
     assert isinstance(error, ContextOverflowError)
     assert (error.status, error.code, error.message) == (400, "context_length_exceeded", message)
@@ -160,7 +160,7 @@ def test_other_errors_about_tools_are_not_refusals_of_all_tools(status: int, mes
     assert not isinstance(error, ToolsRefusedError)
 
 
-def test_overflow_is_recognized_by_its_code() -> None:
+def test_context_overflow_is_recognized_by_its_error_code() -> None:
     payload = {"error": {"message": "no", "code": "context_length_exceeded"}}
     assert isinstance(backend_error(payload, status=None), ContextOverflowError)
     assert backend_error(payload, status=None).status == 400
@@ -184,7 +184,7 @@ def test_secret_is_removed_from_the_message_of_an_error() -> None:
     assert error.message == "wrong key [key]."
 
 
-def test_placeholder_key_is_not_redacted() -> None:
+def test_placeholder_api_key_is_not_removed_from_error_messages() -> None:
     error = backend_error({"error": {"message": "EMPTY input"}}, status=400, secret="EMPTY")
     assert error.message == "EMPTY input"
 

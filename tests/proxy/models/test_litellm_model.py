@@ -136,7 +136,7 @@ async def test_listed_models_have_context_lengths_once_litellm_is_imported() -> 
     assert [each.get("max_model_len") for each in listed] == [128_000, None]
 
 
-def test_call_arguments_are_deep_copies() -> None:
+def test_litellm_call_arguments_are_deep_copies_of_the_request() -> None:
     body = {**BODY, "tools": deepcopy(TOOLS), "min_p": 0.1, "chat_template_kwargs": {"a": [1]}}
     before = deepcopy(body)
     arguments = call_arguments(body)

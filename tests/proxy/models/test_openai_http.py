@@ -279,7 +279,7 @@ async def test_flat_error_in_the_stream_is_parsed() -> None:
     assert (raised.status, raised.message) == (500, "out of memory")
 
 
-async def test_overflow_in_the_stream_is_recognized() -> None:
+async def test_context_overflow_in_the_stream_is_recognized() -> None:
     error = {"message": "The input is longer than the context length.", "code": 400}
     raised = await fails_with(Frames(frames({"error": error}, "[DONE]")), DeltaRecorder())
     assert isinstance(raised, ContextOverflowError)
@@ -332,7 +332,7 @@ async def test_chunk_that_is_not_a_json_object_is_an_error(event: bytes) -> None
     assert (raised.status, raised.code) == (502, "backend_bad_response")
 
 
-async def test_error_with_status_200_is_an_error() -> None:
+async def test_error_body_with_status_200_raises_a_backend_error() -> None:
     body = json.dumps({"error": {"message": "upstream is down", "code": 502}}).encode()
     raised = await fails_with(Raw(200, body, {"content-type": "application/json"}))
     assert (raised.status, raised.message) == (502, "upstream is down")

@@ -47,7 +47,7 @@ async def test_permanent_failure_is_not_retried(status: int) -> None:
     assert (len(model.requests), delays) == (1, [])
 
 
-async def test_overflow_is_not_retried_whatever_its_status() -> None:
+async def test_context_overflow_is_not_retried_whatever_its_status() -> None:
     error = {"status": 500, "message": "too long", "code": "context_length_exceeded"}
     model, delays = failing_model(error), Delays()
     with pytest.raises(ContextOverflowError):
@@ -107,7 +107,7 @@ class TruncatedModel(ScriptedModel):
         raise BackendError("lost", status=502)
 
 
-async def test_listener_that_stops_retrying_after_a_sent_piece_prevents_a_retry() -> None:
+async def test_truncated_stream_is_not_retried_if_the_listener_raises_stop_retrying_error() -> None:
     async def show(delta: ModelDelta) -> None:
         if isinstance(delta, ModelCallFailed):
             raise StopRetryingError

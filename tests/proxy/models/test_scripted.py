@@ -29,7 +29,7 @@ async def test_scripted_reply_depends_on_the_history_of_the_request() -> None:
     assert await content(model, after()) == "one"
 
 
-async def test_concurrent_conversations_are_independent() -> None:
+async def test_scripted_model_replies_to_concurrent_conversations_independently() -> None:
     model = ScriptedModel([text_reply("one"), text_reply("two"), text_reply("three")])
 
     async def converse() -> list[str]:
@@ -90,14 +90,14 @@ async def test_scripted_tool_arguments_are_streamed_in_small_pieces() -> None:
     ]
 
 
-async def test_recorded_requests_are_copies() -> None:
+async def test_scripted_model_records_copies_of_requests() -> None:
     model, body = ScriptedModel([text_reply("one")]), after()
     await model.complete(body, None)
     body["messages"].append({"role": "user", "content": "changed later"})
     assert model.requests == [after()]
 
 
-async def test_listed_model_is_owned_by_script() -> None:
+async def test_scripted_model_lists_itself_with_the_owner_script() -> None:
     models = await ScriptedModel([], name="demo").models()
     assert models == [{"id": "demo", "object": "model", "created": 0, "owned_by": "script"}]
 

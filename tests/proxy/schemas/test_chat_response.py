@@ -264,7 +264,7 @@ FINISHED = ToolCallFinished(
 )
 
 
-def test_first_chunk_has_the_role() -> None:
+def test_first_chat_chunk_has_the_role_assistant() -> None:
     assert data(stream().begin()) == [chunk({"role": "assistant", "content": ""})]
 
 

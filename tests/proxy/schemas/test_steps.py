@@ -246,6 +246,6 @@ def test_step_extension_describes_the_start_and_the_end_of_a_step() -> None:
     assert step_extension(ReasoningDelta("Hm."), "r1") is None
 
 
-def test_line_for_omitted_steps_has_their_number() -> None:
+def test_note_on_omitted_steps_states_how_many_there_are() -> None:
     assert StepText("reasoning").render(StepsOmitted(12)) == "[the first 12 steps are not kept]\n"
     assert StepText("off").render(StepsOmitted(12)) == ""

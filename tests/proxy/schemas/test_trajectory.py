@@ -130,7 +130,7 @@ def test_message_contents_beyond_the_size_limit_are_left_out() -> None:
     assert cut["result"] == whole["result"]
 
 
-def test_settings_rules_and_connections_beyond_the_size_limit_are_left_out() -> None:
+def test_settings_and_rule_matches_beyond_the_size_limit_of_a_trajectory_are_left_out() -> None:
     tools = [{"type": "function", "function": {"name": "execute_bash"}}]
     rule = RuleMatched("no-network", "deny", "command", "curl", "")
     events = [model_call(0, QUESTION, reply=FIRST, tools=tools), rule]

@@ -92,7 +92,7 @@ def test_process_whose_lease_has_expired_counts_as_dead(store: Store, url: URL) 
         assert observer.is_dead(cut_off.id)
 
 
-def test_process_that_could_not_renew_its_lease_because_the_server_was_down_is_alive(
+def test_process_stays_alive_if_the_database_was_down_when_its_lease_was_to_be_renewed(
     store: Store, url: URL
 ) -> None:
     observer = ProcessLease(url, lease_s=SLOWLY, renew_s=SLOWLY)
@@ -126,7 +126,9 @@ def test_row_of_a_process_that_died_long_ago_is_deleted_without_a_lookup(
         assert {store.process.id, observer.id} <= set(process_ids(url))
 
 
-def test_rows_of_processes_stay_after_a_long_downtime_of_the_server(store: Store, url: URL) -> None:
+def test_expired_process_rows_are_kept_shortly_after_the_database_server_has_started(
+    store: Store, url: URL
+) -> None:
     observer = ProcessLease(url, lease_s=SLOWLY, renew_s=SLOWLY)
     with released_at_end(observer), released_at_end(ProcessLease(url, renew_s=SLOWLY)) as cut_off:
         execute(url, EXPIRE_ALL)  # the server was started less than SLOWLY seconds ago

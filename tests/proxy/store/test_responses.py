@@ -111,7 +111,7 @@ async def test_running_and_ended_response_is_found_by_its_owner_only(store: Stor
     assert list(found) == ["in_resp_1", "out_resp_1"]
 
 
-async def test_stream_belongs_to_its_owner_and_is_deleted_with_its_response(
+async def test_recorded_stream_is_readable_by_its_owner_only_and_deleted_with_its_response(
     store: Store, clock: ManualClock
 ) -> None:
     for id in ("resp_1", "resp_2"):

@@ -115,7 +115,7 @@ async def test_retry_gets_a_checkpoint_again_if_the_run_that_got_it_could_not_st
         await store.runs.delete("r2")
 
 
-async def test_retry_gets_a_checkpoint_again_if_the_process_that_got_it_dies_before_its_own(
+async def test_retry_gets_the_old_checkpoint_if_the_process_that_resumed_it_dies_before_storing_one(
     tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
     await lose(tmp_path, clock, RUN, "a turn")
@@ -136,7 +136,7 @@ async def test_retry_gets_no_checkpoint_if_the_process_that_got_it_has_removed_i
     assert await store.runs.begin(replace(RUN, id="r3")) == (None, lost, None)
 
 
-async def test_another_request_with_the_key_neither_gets_nor_removes_a_checkpoint(
+async def test_different_request_with_the_same_idempotency_key_gets_and_removes_no_checkpoint(
     tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
     await lose(tmp_path, clock, RUN, "a turn")
@@ -179,7 +179,7 @@ async def test_checkpoints_of_lost_runs_displace_no_results(
     assert await store.runs.find(OWNER, "r1") == result
 
 
-async def test_result_kept_for_a_retry_is_taken_only_once_unless_it_is_returned(
+async def test_undelivered_result_is_given_to_one_retry_only_unless_it_is_put_back(
     store: Store,
 ) -> None:
     result = replace(ENDED, key=None)
@@ -280,7 +280,7 @@ async def test_sweep_deletes_expired_summaries(
         assert database.exec_driver_sql("SELECT count(*) FROM run_summaries").scalar_one() == 0
 
 
-async def test_requests_are_served_during_a_sweep(
+async def test_store_runs_other_queries_between_the_batches_of_a_sweep(
     tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
     total = 3 * SWEEP_ROWS

@@ -283,7 +283,9 @@ async def test_killed_process_leaves_a_consistent_store(tmp_path: Path, clock: M
 # The schema
 
 
-def test_migrations_create_the_tables_of_the_code(store: Store, tmp_path: Path) -> None:
+def test_database_migrations_create_the_tables_that_the_code_declares(
+    store: Store, tmp_path: Path
+) -> None:
     with connected(tmp_path) as database:
         found = inspect(database)
         tables = {

@@ -146,7 +146,7 @@ async def test_check_starts_a_sandbox_and_reports_every_boundary() -> None:
     ]
 
 
-def test_check_reports_a_missing_boundary() -> None:
+def test_bubblewrap_check_reports_a_missing_isolation_boundary() -> None:
     printed = b"""CapEff: 0000000000000001
 NoNewPrivs: 1
 Seccomp: 0
@@ -177,7 +177,7 @@ def test_known_start_failures_are_reported_with_a_remedy(tmp_path: Path) -> None
     assert cure in diagnose(tmp_path, tmp_path)
 
 
-async def test_check_reports_why_no_sandbox_starts(tmp_path: Path) -> None:
+async def test_bubblewrap_check_reports_why_no_sandbox_starts(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         os.chown(tmp_path, 65534, -1)
     checks = await BubblewrapBackend(rootfs=tmp_path, state_dir=NOWHERE).check()

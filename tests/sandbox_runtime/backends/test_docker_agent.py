@@ -60,7 +60,7 @@ async def test_agent_volume_is_filled_again_after_its_removal(
         ({}, 0),
     ],
 )
-def test_uid_of_root_with_userns_remap_is_in_the_name_of_the_engines_directory(
+def test_host_uid_of_container_root_is_read_from_the_name_of_the_docker_root_directory(
     info: dict[str, object], uid: int
 ) -> None:
     assert _root_uid(info) == uid

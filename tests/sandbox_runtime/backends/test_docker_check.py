@@ -52,7 +52,7 @@ def test_check_warns_about_a_shared_kernel_and_not_about_gvisor() -> None:
     assert said("kata")["runtime"] == (False, "the engine has no 'kata'; it has runc, runsc")
 
 
-def test_check_reports_unsupported_limits() -> None:
+def test_docker_check_reports_limits_that_the_engine_does_not_support() -> None:
     assert said()["limits"] == (True, "memory, swap, cpu, pids by cgroup v2; disk watched")
     fine, words = said(SwapLimit=False)["limits"]
     assert (fine, words.rpartition("; ")[2]) == (True, "NOT LIMITED: swap")
@@ -68,7 +68,7 @@ def test_check_reports_whether_disk_throughput_is_limited() -> None:
     assert without["disk speed"] == (True, "NOT LIMITED: it lies nowhere")
 
 
-def test_check_reports_the_host_user_of_root() -> None:
+def test_docker_check_reports_which_host_user_the_containers_root_is() -> None:
     assert "userns-remap is on" in said()["users"][1]
     assert "userns-remap is OFF" in said(SecurityOptions=["name=seccomp"])["users"][1]
     assert "without root" in said(SecurityOptions=["name=seccomp", "name=rootless"])["users"][1]

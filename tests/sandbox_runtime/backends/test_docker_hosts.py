@@ -173,7 +173,9 @@ async def test_start_goes_to_another_host_when_its_host_stops_answering(tmp_path
         await close_all(first, second)
 
 
-async def test_host_that_is_missing_at_first_gets_sandboxes_later(tmp_path: Path) -> None:
+async def test_docker_host_that_is_unreachable_at_first_gets_sandboxes_once_it_answers(
+    tmp_path: Path,
+) -> None:
     async with two_hosts(tmp_path) as hosts:
         hosts.line.cut()
         first = await hosts.start()
@@ -185,7 +187,7 @@ async def test_host_that_is_missing_at_first_gets_sandboxes_later(tmp_path: Path
         await close_all(first, second)
 
 
-async def test_host_gets_no_sandbox_before_it_is_admitted(tmp_path: Path) -> None:
+async def test_docker_host_gets_no_sandbox_before_its_checks_have_passed(tmp_path: Path) -> None:
     is_safe = asyncio.Event()
     async with two_hosts(tmp_path) as hosts:
 

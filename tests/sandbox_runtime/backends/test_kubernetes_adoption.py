@@ -75,7 +75,9 @@ async def test_running_command_is_finished_for_the_adopter_and_runs_once(tmp_pat
         await adopted.close()
 
 
-async def test_result_that_the_first_process_got_is_returned_again(tmp_path: Path) -> None:
+async def test_adopter_gets_the_stored_result_of_a_command_that_the_first_process_ran(
+    tmp_path: Path,
+) -> None:
     async with processes(tmp_path) as found:
         reference = found.reference()
         run = "echo ran >> count; cat count"
@@ -87,7 +89,9 @@ async def test_result_that_the_first_process_got_is_returned_again(tmp_path: Pat
         await adopted.close()
 
 
-async def test_forgotten_results_free_their_ids(tmp_path: Path) -> None:
+async def test_command_id_runs_its_command_again_after_its_result_was_forgotten(
+    tmp_path: Path,
+) -> None:
     async with processes(tmp_path) as found:
         found.reference()
         run = "echo ran >> count; cat count"
@@ -113,7 +117,9 @@ async def test_adopter_continues_jobs_and_has_command_ids_of_its_own(tmp_path: P
         await adopted.close()
 
 
-async def test_reference_changes_only_with_the_version_of_checkpoints(tmp_path: Path) -> None:
+async def test_adoption_reference_has_the_fields_of_the_current_checkpoint_version(
+    tmp_path: Path,
+) -> None:
     """A change needs a new version in `proxy.agent.checkpoint`, which stores references."""
     async with processes(tmp_path) as found:
         cap = OutputCap(1, 2, "/tmp/outputs", 3)
@@ -126,7 +132,9 @@ async def test_reference_changes_only_with_the_version_of_checkpoints(tmp_path: 
         assert (bytes_left, is_named) == (3, False)
 
 
-async def test_truncated_output_of_a_repeated_request_names_the_same_file(tmp_path: Path) -> None:
+async def test_repeated_command_of_an_adopter_names_the_same_file_with_the_full_output(
+    tmp_path: Path,
+) -> None:
     cap = OutputCap(max_bytes=1000, retention_directory="/tmp/outputs")
     async with processes(tmp_path) as found:
         reference = found.reference()
@@ -138,7 +146,9 @@ async def test_truncated_output_of_a_repeated_request_names_the_same_file(tmp_pa
         await adopted.close()
 
 
-async def test_process_that_lives_cannot_end_an_adopted_sandbox(tmp_path: Path) -> None:
+async def test_earlier_owner_that_is_alive_cannot_end_a_sandbox_that_another_process_adopted(
+    tmp_path: Path,
+) -> None:
     async with processes(tmp_path) as found:
         reference = found.reference()
         adopted = await adopt_sandbox(found.backends[1], reference)
@@ -148,7 +158,7 @@ async def test_process_that_lives_cannot_end_an_adopted_sandbox(tmp_path: Path) 
         await adopted.close()
 
 
-async def test_sandbox_is_adopted_once_with_one_reference(tmp_path: Path) -> None:
+async def test_adoption_reference_of_a_sandbox_can_be_used_only_once(tmp_path: Path) -> None:
     async with processes(tmp_path) as found:
         reference = found.reference()
         adopted = await adopt_sandbox(found.backends[1], reference)
@@ -288,7 +298,9 @@ async def test_ended_sandbox_cannot_be_adopted(tmp_path: Path) -> None:
         assert await found.backends[1].sweep() == 0
 
 
-async def test_sandbox_that_ends_with_its_process_has_no_reference(tmp_path: Path) -> None:
+async def test_bubblewrap_sandbox_has_no_adoption_reference_and_cannot_be_adopted(
+    tmp_path: Path,
+) -> None:
     backend = BubblewrapBackend(state_dir=tmp_path)
     assert not backend.can_adopt
     sandbox = await start_sandbox(backend, SMALL)

@@ -91,7 +91,7 @@ def test_resource_requests_of_a_pod_equal_its_limits() -> None:
     }
 
 
-def test_kubelet_ends_a_pod_later_than_its_agent_does() -> None:
+def test_deadline_of_a_pod_is_later_than_the_lifetime_of_its_agent() -> None:
     spec = SPEC.sandbox_pod("s-1", "owner", Isolation())["spec"]
     assert spec["activeDeadlineSeconds"] == DEADLINE_S > LIFETIME_S
     assert spec["restartPolicy"] == "Never"
@@ -113,7 +113,7 @@ def test_image_with_the_agent_needs_no_init_container() -> None:
     assert spec["containers"][0]["command"][-1] == AGENT_PATH
 
 
-def test_volumes_of_a_strict_sandbox_are_in_its_memory() -> None:
+def test_volumes_of_a_strict_pod_are_in_memory_with_sizes_that_fit_its_memory_limit() -> None:
     pod = SPEC.sandbox_pod(
         "s-1", "owner", Isolation(level="strict", memory_mib=1024, disk_mib=4096)
     )

@@ -155,7 +155,7 @@ async def test_failed_gvisor_start_leaves_no_process(backend: DockerBackend) -> 
 async def test_sweep_ends_only_runsc_processes_of_dead_owners(
     backend: DockerBackend, tmp_path: Path
 ) -> None:
-    """A process with the name of a runsc process replaces one that a failed start leaves behind."""
+    """The test starts a process that is named like one that a failed start leaves behind."""
     container_id = "ab" * 32
     RunscProcesses(tmp_path).record("sandbox-0123456789abcdef-0", container_id)
     sleep = f"{sys.executable} -c 'import time; time.sleep(1000)' {container_id}"

@@ -180,7 +180,9 @@ def interesting_arguments() -> Iterator[tuple[int, ...]]:
 
 
 @every_machine
-def test_docker_profile_matches_the_filter(machine: str, audit: int) -> None:
+def test_docker_seccomp_profile_gives_the_verdicts_of_the_bpf_filter(
+    machine: str, audit: int
+) -> None:
     code, profile = bpf_filter(machine), json.loads(docker_seccomp_profile())
     for name, number in SYSCALL_NUMBERS[machine].items():
         tries = list(interesting_arguments()) if name in ARG_FILTERED else [(0,) * 4]

@@ -88,7 +88,7 @@ async def test_job_times_out_at_the_deadline_of_its_command(sandbox: Sandbox) ->
     assert (job.running, end.running, end.timed_out) == (True, False, True)
 
 
-async def test_output_cap_applies_to_each_reading_of_a_job(sandbox: Sandbox) -> None:
+async def test_output_cap_applies_to_each_output_segment_of_a_job(sandbox: Sandbox) -> None:
     command = "mkfifo gate; seq 1000; read a < gate; seq 1000"
     cap = OutputCap(max_bytes=100)
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=AT_ONCE_S, cap=cap)

@@ -64,7 +64,7 @@ async def test_output_is_truncated_if_no_file_can_be_written(sandbox: Sandbox) -
     assert (result.exit_code, result.truncated, result.stdout_file) == (0, True, "")
 
 
-async def test_each_reading_of_a_job_has_an_output_file_of_its_own(sandbox: Sandbox) -> None:
+async def test_each_output_segment_of_a_job_has_an_output_file_of_its_own(sandbox: Sandbox) -> None:
     command = "seq 1 3000; read line; seq 1 2000"
     first = await sandbox.exec(command, timeout_s=PLENTY_S, cap=CAP, stdin=None, wait_s=3.0)
     assert first.running

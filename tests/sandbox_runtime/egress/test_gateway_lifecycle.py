@@ -189,7 +189,7 @@ async def test_cancelled_serving_task_closes_both_sides_of_the_connection() -> N
             await until(lambda: host.open == 0)
 
 
-async def test_on_decision_coroutine_is_awaited() -> None:
+async def test_egress_gateway_awaits_an_asynchronous_decision_callback() -> None:
     internet = Internet()
     reported: list[str] = []
 
@@ -217,7 +217,7 @@ class SilentConnection(PieceConnection):
         self.aborted = True
 
 
-async def test_on_decision_is_called_when_serving_is_cancelled() -> None:
+async def test_egress_gateway_reports_a_decision_when_serving_is_cancelled() -> None:
     reported: list[str] = []
 
     async def listen(decision: Decision) -> None:

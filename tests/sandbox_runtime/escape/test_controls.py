@@ -92,7 +92,7 @@ async def contexts() -> AsyncIterator[dict[int, EscapeContext]]:
         await control.places.aclose()
 
 
-async def test_every_attempt_from_inside_succeeds_without_isolation() -> None:
+async def test_every_escape_probe_succeeds_in_a_container_without_isolation() -> None:
     async with opened(OpenContainers(*UNCONFINED)) as sandbox:
         await add_fake_services(sandbox)
         findings = {finding.probe: finding for finding in await run_batch(sandbox)}
@@ -104,7 +104,7 @@ async def test_every_attempt_from_inside_succeeds_without_isolation() -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-async def test_attack_succeeds_without_its_boundary(
+async def test_escape_attack_succeeds_if_its_boundary_is_removed(
     attack: Attack, contexts: dict[int, EscapeContext]
 ) -> None:
     control = OF_AN_ATTACK.get(attack.name) or OF_A_BOUNDARY[attack.boundary]

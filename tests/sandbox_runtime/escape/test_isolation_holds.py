@@ -51,7 +51,9 @@ def test_at_least_sixty_escape_attempts_have_distinct_names() -> None:
 
 @pytest.mark.parametrize("level", ["standard", "strict"])
 @pytest.mark.parametrize("backend", ON_EACH, indirect=True)
-async def test_every_boundary_holds_from_inside(backend: Backend, level: Level) -> None:
+async def test_every_escape_probe_inside_a_sandbox_is_held_by_its_boundary(
+    backend: Backend, level: Level
+) -> None:
     findings = await run_probes(partial(start_sandbox, backend), Isolation(level=level))
     assert [finding.probe for finding in findings] == [probe.name for probe in PROBES]
     assert [finding for finding in findings if finding.verdict != "held"] == []
@@ -60,7 +62,7 @@ async def test_every_boundary_holds_from_inside(backend: Backend, level: Level) 
 
 @pytest.mark.usefixtures("root_signal_counter")
 @pytest.mark.parametrize(("backend", "attack"), AGAINST_EACH, indirect=["backend"])
-async def test_boundary_holds_against_attack(
+async def test_escape_attack_is_held_by_its_boundary_or_accepted_by_the_backend(
     backend: Backend, attack: Attack, context: EscapeContext
 ) -> None:
     finding = accept(await run_attack(context, attack), backend.accepted_attempts)
@@ -72,7 +74,7 @@ async def test_boundary_holds_against_attack(
 @pytest.mark.parametrize(
     "backend", [pytest.param("docker", marks=pytest.mark.docker)], indirect=True
 )
-async def test_bomb_is_not_tried_while_the_neighbour_gets_none_of_the_resource(
+async def test_timer_bomb_attack_is_not_tried_while_the_neighbour_sandbox_gets_no_timers(
     backend: Backend, context: EscapeContext
 ) -> None:
     [bomb] = [attack for attack in ATTACKS if attack.name == "timer_bomb"]
@@ -81,8 +83,8 @@ async def test_bomb_is_not_tried_while_the_neighbour_gets_none_of_the_resource(
     assert (finding.verdict, "got no timers" in finding.detail) == ("not tried", True)
 
 
-def test_only_runc_without_mapped_users_accepts_attempts() -> None:
-    """Its sandboxes share the counters of the host's root; see docs/security.md."""
+def test_escape_attempts_are_accepted_only_for_runc_without_user_namespaces() -> None:
+    """Root in such sandboxes shares the counters of the host's root; see docs/security.md."""
     runc = {"DefaultRuntime": "runc"}
     assert set(accepted(runc)) == {"timer_bomb", "signal_bomb"}
     assert accepted({**runc, "SecurityOptions": ["name=userns"]}) == {}

@@ -63,7 +63,7 @@ async def context(backend: KubernetesBackend) -> AsyncIterator[EscapeContext]:
     await made.aclose()
 
 
-def test_accepted_attempts_are_names_of_existing_attempts() -> None:
+def test_accepted_and_open_escape_attempts_of_kubernetes_are_names_of_existing_attempts() -> None:
     names = {*(probe.name for probe in PROBES), *(attack.name for attack in ATTACKS)}
     assert set(accepted_attempts(has_own_profile=False)) <= names
     assert set(accepted_attempts(has_own_profile=True)) < set(
@@ -73,7 +73,7 @@ def test_accepted_attempts_are_names_of_existing_attempts() -> None:
 
 
 @pytest.mark.parametrize("level", ["standard", "strict"])
-async def test_every_boundary_holds_from_inside_or_is_accepted(
+async def test_every_escape_probe_inside_a_pod_is_held_or_accepted(
     backend: KubernetesBackend, level: Level
 ) -> None:
     isolation = Isolation(level=level, cpus=CLUSTER_CPUS)
@@ -85,7 +85,7 @@ async def test_every_boundary_holds_from_inside_or_is_accepted(
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-async def test_attack_on_a_pod_is_held_accepted_or_known_to_succeed(
+async def test_escape_attack_on_a_pod_is_held_or_accepted_unless_it_is_listed_as_open(
     attack: Attack, backend: KubernetesBackend, context: EscapeContext
 ) -> None:
     if attack.name in NEED_A_LIMIT_OF_PROCESSES and not await _nodes_limit_processes():

@@ -105,7 +105,7 @@ async def test_attack_on_a_separate_kernel_counts_as_held_unless_a_neighbour_is_
     assert [finding.verdict for finding in findings] == ["held", "open"]
 
 
-def test_attempts_are_independent_of_each_other() -> None:
+def test_failed_killed_or_hanging_escape_probe_does_not_affect_the_probes_after_it() -> None:
     command = (sys.executable, "-c", ATTEMPTS)
     said = subprocess.run(command, capture_output=True, check=True, timeout=30).stdout
     lines = [json.loads(line) for line in said.splitlines()][1:]
@@ -161,7 +161,7 @@ def test_server_refuses_to_start_with_open_or_partly_untried_findings(
     assert refusal(findings) == said
 
 
-def test_doctor_shows_an_open_finding_in_capitals_and_a_held_one_without() -> None:
+def test_doctor_check_of_an_open_finding_fails_with_the_word_open_in_capitals() -> None:
     assert finding("sysrq", "open").check() == Check("settings: sysrq", False, "OPEN: as told")
     assert finding("sysrq", "held").check() == Check("settings: sysrq", True, "as told")
 

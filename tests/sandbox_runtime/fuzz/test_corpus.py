@@ -43,7 +43,9 @@ def test_every_fuzz_target_has_small_inputs() -> None:
     assert sum(path.stat().st_size for path in CORPUS.rglob("*") if path.is_file()) < 1 << 20
 
 
-def test_agent_runs_on_fuzzed_inputs_only_in_a_sandbox(targets: Path, tmp_path: Path) -> None:
+def test_fuzz_target_of_the_agent_refuses_to_run_outside_a_sandbox(
+    targets: Path, tmp_path: Path
+) -> None:
     (tmp_path / "input").write_bytes(b"")
     words = (targets / "session", tmp_path / "input")
     ran = subprocess.run(words, capture_output=True, check=False, env=ENV)

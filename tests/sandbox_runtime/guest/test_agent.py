@@ -79,7 +79,9 @@ def test_report_of_a_command_is_repeated_until_acknowledged(agent: AgentProcess)
     assert agent.read_to_end(7)[2]["error"] == "unknown"
 
 
-def test_reading_of_a_job_is_repeated_until_the_next_is_requested(agent: AgentProcess) -> None:
+def test_output_segment_of_a_job_can_be_read_again_until_the_next_one_is_requested(
+    agent: AgentProcess,
+) -> None:
     agent.exec(1, "job", "mkfifo gate; echo before; read x < gate; echo after", wait_s=0.3)
     first = agent.read_to_end(1)
     assert (first[0], first[2]["running"], first[2]["reading"]) == ("before\n", True, 0)
@@ -94,7 +96,9 @@ def test_reading_of_a_job_is_repeated_until_the_next_is_requested(agent: AgentPr
     assert agent.read_to_end(9)[2]["error"] == "unknown"
 
 
-def test_second_stream_takes_over_the_reading_of_a_job(agent: AgentProcess) -> None:
+def test_second_attach_to_a_job_detaches_the_first_and_gets_the_complete_output(
+    agent: AgentProcess,
+) -> None:
     agent.exec(1, "job", "mkfifo gate; echo before; read x < gate; echo after")
     while (received := agent.receive()) and received[:2] != (1, DATA):
         pass

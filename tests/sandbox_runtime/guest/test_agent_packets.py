@@ -151,7 +151,9 @@ def test_bytes_between_packets_are_skipped(ready: PacketAgent, rubbish: bytes) -
 
 
 @pytest.mark.parametrize("length", [1, 20, 53, 60, 1000])
-def test_interrupted_packet_is_skipped(agent: PacketAgent, length: int) -> None:
+def test_packet_that_ends_early_does_not_hide_the_packets_of_the_next_connection(
+    agent: PacketAgent, length: int
+) -> None:
     sent_again = hello_length(agent) + len(PONG_FRAME)
     agent.send_bytes(agent.packet(PING_FRAME * 200, 0)[:length])
     agent.send(b"", 0, connection=2, received=0)
@@ -160,7 +162,9 @@ def test_interrupted_packet_is_skipped(agent: PacketAgent, length: int) -> None:
     assert received.endswith(PONG_FRAME)
 
 
-def test_packet_with_other_bytes_in_it_is_not_used(ready: PacketAgent) -> None:
+def test_packet_with_foreign_bytes_inside_is_discarded_and_its_copy_has_its_effect_once(
+    ready: PacketAgent,
+) -> None:
     whole = ready.packet(COUNT, 0)
     late = ready.packet(SHOW, 0)[30:]
     ready.send_bytes(whole[:90] + late + whole[90:] + whole)
@@ -260,7 +264,9 @@ def test_packets_of_the_earlier_host_have_no_effect(ready: PacketAgent, tmp_path
     assert not (tmp_path / "work" / "count").exists()
 
 
-def test_each_generation_replaces_the_earlier_ones(ready: PacketAgent) -> None:
+def test_adoption_by_an_earlier_generation_than_the_current_one_has_no_effect(
+    ready: PacketAgent,
+) -> None:
     adopt(ready, 1)
     adopt(ready, 5)
     ready.send(b"", 0, kind=PACKET_ADOPT, connection=SECOND + 7)
@@ -311,8 +317,10 @@ def test_transfers_of_the_earlier_host_end_without_an_effect(
     assert read_to_end(ready, 1) == b""
 
 
-def test_adoption_prolongs_the_lease_only_once_its_answer_has_arrived(tmp_path: Path) -> None:
-    """An adoption may have been on its way for long, like any other packet."""
+def test_agent_ends_if_adoptions_reach_it_but_its_answers_to_them_do_not_arrive(
+    tmp_path: Path,
+) -> None:
+    """An adoption that arrives may be old, so it does not prove that its host is still there."""
     with packet_agent(tmp_path, watchdog_s=0.5) as agent:
         begin_ms, adopted_ms, generation = answer(agent).clock_ms, 0, 0
         while agent.clock_ms - begin_ms < 2000:

@@ -111,13 +111,15 @@ def test_json_parser_agrees_with_python(parser: BuiltPart) -> None:
     assert CASES // 10 < understood < CASES
 
 
-def test_deep_json_is_refused(parser: BuiltPart) -> None:
+def test_agent_refuses_json_nested_beyond_its_maximum_depth(parser: BuiltPart) -> None:
     depths = [1, MAX_DEPTH, MAX_DEPTH + 1, 100_000]
     cases = [b"[" * depth + b"0" + b"]" * depth for depth in depths]
     assert [parser.shown(case) == "-" for case in cases] == [False, False, True, True]
 
 
-def test_texts_are_encoded_for_the_kernel_as_in_python(native: BuiltPart) -> None:
+def test_agent_encodes_json_strings_to_operating_system_bytes_as_python_does(
+    native: BuiltPart,
+) -> None:
     chance = random.Random(SEED)
     letters = ["a", "é", "数", "🎉", "\udc80", "\udcff", "\0", "\ud800", "\udbff"]
     texts = ["".join(chance.choices(letters[: chance.choice([6, 9])], k=8)) for _ in range(CASES)]

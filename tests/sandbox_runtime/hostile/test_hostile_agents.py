@@ -257,7 +257,7 @@ async def test_cancelled_operations_that_never_end_lose_only_their_own_sandbox(
 
 
 @pytest.mark.parametrize("greeting", HELLOS.values(), ids=HELLOS)
-async def test_invalid_hello_fails_the_start(
+async def test_invalid_greeting_of_the_agent_fails_the_start_of_the_sandbox(
     backend_with_agent: Callable[[bytes], Backend], greeting: str
 ) -> None:
     program = AGENT.replace(b"""'{"version": 4}'""", repr(greeting).encode())

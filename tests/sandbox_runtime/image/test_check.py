@@ -132,7 +132,9 @@ async def test_image_without_bash_is_checked_too(client: Any, slim: str, tmp_pat
     assert {check.name for check in checks if not check.ok} & REQUIRED == {"image bash"}
 
 
-async def test_bubblewrap_check_inspects_the_host(tmp_path: Path) -> None:
+async def test_image_check_of_a_bubblewrap_sandbox_reports_the_programs_of_the_host(
+    tmp_path: Path,
+) -> None:
     async with open_backend("bubblewrap", tmp_path) as sandbox:
         checks = await image_checks(sandbox)
     assert {"bash", "python3", "tar"} <= there(checks)

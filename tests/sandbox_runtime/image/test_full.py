@@ -68,7 +68,9 @@ print(matplotlib.get_backend())
     assert seen.split() == ["image/png", "application/pdf", "image/svg+xml"]
 
 
-async def test_the_first_figure_does_not_search_for_fonts(sandbox: Sandbox) -> None:
+async def test_first_matplotlib_figure_in_the_full_image_does_not_rebuild_the_font_cache(
+    sandbox: Sandbox,
+) -> None:
     cache = "stat --format=%Y /root/.cache/matplotlib/*"
     before = await output(sandbox, cache)
     await python(sandbox, "import matplotlib.pyplot as plt\nplt.figure().savefig('/tmp/empty.png')")

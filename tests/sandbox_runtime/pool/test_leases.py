@@ -168,7 +168,7 @@ async def test_sandbox_is_closed_in_the_background_after_its_lease() -> None:
         await fixture.until(ending=0)
 
 
-async def test_sandbox_of_a_lease_starts_while_the_block_of_the_lease_runs() -> None:
+async def test_lease_can_be_entered_before_its_sandbox_has_started() -> None:
     async with fake_pool(COLD) as fixture:
         fixture.backend.may_start.clear()
         async with fixture.pool.lease(SMALL) as lease:

@@ -61,7 +61,7 @@ async def test_parallel_starts_are_limited_by_the_backend_or_the_settings(
 
 
 @pytest.mark.parametrize(("parallel", "limit"), [(4, 1), (16, 4)])
-async def test_quarter_of_the_parallel_starts_is_for_ready_sandboxes(
+async def test_pool_is_refilled_with_at_most_a_quarter_of_the_parallel_starts(
     parallel: int, limit: int
 ) -> None:
     backend = FakeSandboxBackend()
@@ -74,7 +74,7 @@ async def test_quarter_of_the_parallel_starts_is_for_ready_sandboxes(
         assert backend.most_starting == limit
 
 
-async def test_quarter_of_the_parallel_starts_is_for_waiters_in_the_background() -> None:
+async def test_waiters_get_at_most_a_quarter_of_the_parallel_starts_if_on_miss_is_wait() -> None:
     async with fake_pool(PoolSettings(min_ready=1, on_miss="wait")) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
@@ -133,7 +133,7 @@ async def test_sandbox_larger_than_the_budget_is_refused_at_once() -> None:
                 pass
 
 
-async def test_retry_time_without_memory_for_the_sandbox_is_that_of_a_lease() -> None:
+async def test_retry_after_is_the_expected_lease_time_if_the_memory_budget_is_used_up() -> None:
     settings = PoolSettings(min_ready=0, memory_budget_mib=500, queue_size=0)
     large, medium = (replace(SMALL, memory_mib=memory_mib) for memory_mib in (400, 200))
     async with fake_pool(settings) as fixture, fixture.pool.lease(large) as lease:

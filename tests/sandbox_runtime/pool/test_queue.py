@@ -159,7 +159,7 @@ async def test_sandbox_started_for_a_cancelled_waiter_fills_the_pool() -> None:
         assert fixture.backend.asked == 1
 
 
-async def test_each_lease_without_an_idle_sandbox_starts_its_own_at_once() -> None:
+async def test_leases_without_an_idle_sandbox_start_their_sandboxes_concurrently() -> None:
     async with fake_pool(PoolSettings(min_ready=1)) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)

@@ -160,7 +160,9 @@ async def test_str_replace_without_a_match_hints_at_the_reason(
 
 
 @pytest.mark.parametrize(("old", "new"), [("", "x"), ("same", "same")])
-async def test_str_replace_with_useless_arguments_is_explained(old: str, new: str) -> None:
+async def test_str_replace_of_an_empty_or_identical_string_changes_nothing_and_says_why(
+    old: str, new: str
+) -> None:
     session = EditorSession({FILE: b"same"})
     text = await session.do("str_replace", old_str=old, new_str=new)
     assert text.startswith("Nothing was changed: old_str ")
@@ -329,7 +331,9 @@ async def test_a_file_may_not_grow_beyond_ten_mebibytes() -> None:
         ({"command": "insert", "path": "x", "insert_line": True, "new_str": ""}, "an integer"),
     ],
 )
-async def test_wrong_arguments_are_explained(arguments: object, words: str) -> None:
+async def test_editor_call_with_invalid_arguments_does_nothing_and_says_why(
+    arguments: object, words: str
+) -> None:
     editor = StrReplaceEditor(ObservationLimits())
     observation = await editor.run(MemoryLease(MemorySandbox()), arguments, timeout_s=PLENTY_S)
     assert observation.text.startswith("Nothing was done")

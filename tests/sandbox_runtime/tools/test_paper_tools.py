@@ -46,7 +46,9 @@ async def session(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         yield ToolSession(sandbox)
 
 
-async def test_only_files_carry_over_between_commands(session: ToolSession) -> None:
+async def test_reference_shell_keeps_files_but_no_shell_state_between_commands(
+    session: ToolSession,
+) -> None:
     assert await session.bash("cd /tmp; export X=1; f() { :; }; touch /testbed/kept; pwd") == (
         "/tmp\n"
     )
@@ -55,7 +57,7 @@ async def test_only_files_carry_over_between_commands(session: ToolSession) -> N
     )
 
 
-async def test_commands_run_as_arguments_of_bash_c(session: ToolSession) -> None:
+async def test_reference_shell_runs_each_command_with_bash_c(session: ToolSession) -> None:
     assert await session.bash("echo \"$0 $# $-\"; echo 'it'\"'\"'s'") == "bash 0 hBc\nit's\n"
     assert (await session.bash("echo 'open")).endswith(
         "\\[STDERR]\nbash: -c: line 1: unexpected EOF while looking for matching `''\n"
@@ -184,7 +186,7 @@ async def test_missing_and_wrong_arguments_are_explained_to_the_model(
     assert "surrogate" in await session.edit(command="create", path="/x", file_text="\ud800")
 
 
-async def test_submit_accepts_an_answer_outside_its_schema(
+async def test_reference_submit_accepts_a_text_answer_that_its_schema_does_not_declare(
     session: ToolSession,
 ) -> None:
     *_, submit = await session.run_all({"answer": "42"})
