@@ -130,7 +130,7 @@ async def test_uploads_cancelled_while_the_agent_is_busy_keep_its_sandbox() -> N
 
 
 async def test_flood_of_small_frames_does_not_block_other_tasks() -> None:
-    """Other tasks wait while a turn handles frames, so the test counts the connections of a turn."""
+    """Other tasks wait while a turn handles frames: the test counts the connections of a turn."""
     pairs = 20_000
     async with socket_sandbox() as (sandbox, _, peer):
         sandbox.set_connection_handler(hold)
