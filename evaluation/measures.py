@@ -281,9 +281,9 @@ class ToolUse:
     """The share of turns that match TABLE15, by capability, over the runs that have a trajectory.
     In runs whose turns were not captured, each matching tool call counts as a turn."""
     pattern_idle_share: float | None
-    """The share of turns without a submission and without a pattern of TABLE15, over the runs that
-    have a trajectory; None without such runs. In runs whose turns were not captured it is a lower
-    bound if a turn has several calls."""
+    """The share of turns that neither submit the answer nor have a tool call that matches TABLE15,
+    over the runs that have a trajectory; None if no run has one. In runs whose turns were not
+    captured it is a lower bound, because each matching tool call counts as a turn of its own."""
     captured_runs: int
     """The number of runs whose turns were all captured, so that their shares are exact."""
 

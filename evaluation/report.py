@@ -181,8 +181,8 @@ def judge_names(graded: Sequence[GradedResult]) -> str:
 
 
 def grader_text(graders: Graders, graded: Sequence[GradedResult]) -> str:
-    """Return a text that names the graders of the accuracy, and the domains for which the reference
-    has no grader."""
+    """Return a text that names the graders by which the accuracy is computed. If they are those of
+    the reference implementation, the text also names the domains for which it has no grader."""
     if graders != "reference":
         return "strict"
     text = f"those of the reference, {_reference_name()}"

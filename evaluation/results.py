@@ -157,8 +157,8 @@ class ProducedFile(_Record):
 
 
 class Trajectory(_Record):
-    """The tool calls, reasoning and files of one completion. Its result has the same key and the
-    same start."""
+    """The tool calls, reasoning and files of one completion. They belong to the Result with the
+    same `key` and `started`."""
 
     model: str
     mode: Mode

@@ -93,8 +93,8 @@ class Plan:
             if self.limit is None or of_domain[sample.domain] <= self.limit:
                 yield suite, sample
 
-    def jobs(self) -> "Iterator[Job]":
-        """Yield a job for each request. For each model, the requests of one mode come before those
+    def requests(self) -> "Iterator[PlannedRequest]":
+        """Yield each request. For each model, the requests of one mode come before those
         of the next, so that the speeds of the modes can be compared."""
         samples = list(self.samples())
         repeats = max(map(self.repeats_of, self.suites), default=0)
@@ -103,7 +103,7 @@ class Plan:
                 for repeat in range(repeats):
                     for suite, sample in samples:
                         if repeat < self.repeats_of(suite):
-                            yield Job(Key(model, mode, repeat, sample.id), suite, sample)
+                            yield PlannedRequest(Key(model, mode, repeat, sample.id), suite, sample)
 
     def repeats_of(self, suite: Suite) -> int:
         """Return the number of requests for each problem of a suite, in each mode."""
@@ -119,7 +119,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PlannedRequest:
     """One request to send."""
 
     key: Key
@@ -167,33 +167,37 @@ class Runner:
 
     async def run(self) -> None:
         """Send all requests that have no result yet, or whose result is an infrastructure error."""
-        jobs = (job for job in self._plan.jobs() if job.key not in self._writer.done_keys)
+        requests = (
+            planned
+            for planned in self._plan.requests()
+            if planned.key not in self._writer.done_keys
+        )
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._concurrency):
-                    group.create_task(self._run_jobs(jobs))
+                    group.create_task(self._send_requests(requests))
         except ExceptionGroup as errors:  # such as an input file that is missing
             raise errors.exceptions[0] from errors
 
-    async def _run_jobs(self, jobs: Iterator[Job]) -> None:
-        for job in jobs:
-            result, trajectory = await self._send_job(job)
+    async def _send_requests(self, requests: Iterator[PlannedRequest]) -> None:
+        for planned in requests:
+            result, trajectory = await self._send_request(planned)
             self._writer.append(result, trajectory)
             self._on_result(result)
 
-    async def _send_job(self, job: Job) -> tuple[Result, Trajectory | None]:
-        """Send the request of a job. Return the result, and the completion's trajectory or None.
+    async def _send_request(self, planned: PlannedRequest) -> tuple[Result, Trajectory | None]:
+        """Send a request. Return the result, and the completion's trajectory or None.
 
         The request is sent again after a temporary error, and also if the proxy can no longer be
         reached when the turns of the run are read.
         """
         failures: list[Failure] = []
         first_started: str | None = None
-        body = self._request_body(job)
+        body = self._request_body(planned)
         while True:
             started, clock = datetime.now(UTC), time.perf_counter()
             fields = {
-                **job.key._asdict(),
+                **planned.key._asdict(),
                 "seed": body.get("seed"),
                 "started": started.isoformat(timespec="milliseconds"),
                 "first_started": first_started,
@@ -204,7 +208,7 @@ class Runner:
                 fields["latency_s"] = round(time.perf_counter() - clock, 3)
                 # Validated, as a server may send anything, such as a null for a number.
                 result = Result.model_validate(
-                    {**fields, **_completion_fields(job.key.mode, completion, failures)}
+                    {**fields, **_completion_fields(planned.key.mode, completion, failures)}
                 )
                 trajectory = trajectory_of(result, completion)
                 if self._plan.capture_turns and trajectory.run_id:
@@ -227,24 +231,24 @@ class Runner:
     def _model_name(self, mode: Mode, model: str) -> str:
         return model + PLAIN_SUFFIX if mode == "plain" else model
 
-    def _request_body(self, job: Job) -> dict[str, Any]:
+    def _request_body(self, planned: PlannedRequest) -> dict[str, Any]:
         """Return the body of a request."""
-        plan, sample = self._plan, job.sample
-        texts = {file.name: job.suite.read(file) for file in sample.files}
-        body = plan.request_of(job.suite)
-        body["model"] = self._model_name(job.key.mode, job.key.model)
-        if job.key.mode == "plain":
+        plan, sample = self._plan, planned.sample
+        texts = {file.name: planned.suite.read(file) for file in sample.files}
+        body = plan.request_of(planned.suite)
+        body["model"] = self._model_name(planned.key.mode, planned.key.model)
+        if planned.key.mode == "plain":
             content: Any = plain_prompt(sample.plain_problem or sample.problem, texts)
         else:
             content = [*map(_file_part, texts, texts.values())]
             content.append({"type": "text", "text": sample.problem})
             # By default, the proxy runs each of these requests with a sandbox, or refuses it.
-            sandbox = plan.sandbox_of(job.suite)
+            sandbox = plan.sandbox_of(planned.suite)
             body["sandbox"] = {"enabled": "always", **sandbox, "steps": "events"}
             if plan.capture_turns:
                 body["sandbox"]["capture"] = "messages"
         if plan.seed is not None:
-            body["seed"] = plan.seed + job.key.repeat
+            body["seed"] = plan.seed + planned.key.repeat
         return {**body, "messages": [{"role": "user", "content": content}]}
 
 

@@ -25,10 +25,11 @@ SYSTEM_TOKENS = 100
 is so low that the proxy estimates later prompts with its minimum of tokens per byte, and these
 estimates do not depend on the text either."""
 WORKED_OUT = "1. I worked it out.\n2. I checked it."
-"""The text before a right answer in prose: one word of verification, and two marks of structure."""
+"""The text before a right answer in prose. The report counts one word of verification and two marks
+of structure in it."""
 CHECKING = "1. I run a program.\n2. I verify its output."
-"""The text before the commands of the conduct `checks`: one word of verification, and two marks of
-structure."""
+"""The text before the commands of the conduct `checks`. The report counts one word of verification
+and two marks of structure in it."""
 SOLVE = "mkdir -p /testbed/output\n{{ {solution}\n}} > /testbed/output/answer.txt"
 """A command that runs a solution. The model submits the file that the command writes, so that the
 answer really comes from the command."""

@@ -46,8 +46,9 @@ _CLOSED_WORDS = frozenset(
         *("user", "users"),
     }
 )
-"""A path is closed if the segment that names its resource contains one of these words. Words are
-compared instead of segments, because every version of a server adds routes with these words."""
+"""A path is closed if a word of the segment that names its resource is one of these: `lora` closes
+`/v1/load_lora_adapter`. Words are compared, not whole segments, because every version of a server
+adds routes with these words."""
 _CLOSED_NAMES = frozenset(
     {
         # LiteLLM's and TabbyAPI's models, TabbyAPI's settings, Triton's models, memory and log,

@@ -50,7 +50,7 @@ class OutputReport:
 
 @dataclass(frozen=True, slots=True)
 class CommandReport:
-    """The outcome of one reading of a command."""
+    """The agent's report at the end of one reading of a command's output; see `protocol`."""
 
     exit_code: int
     duration_s: float

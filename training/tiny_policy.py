@@ -51,8 +51,9 @@ CHAT_TEMPLATE = """\
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-"""The chat template. It leaves out the tools, which the supervised start teaches. Its `generation`
-blocks mark the assistant's tokens for `assistant_only_loss` of TRL's SFTTrainer."""
+"""The chat template. It does not write the definitions of the tools: the model learns the tools by
+supervised training, before GRPO. Its `generation` blocks mark the assistant's tokens for
+`assistant_only_loss` of TRL's SFTTrainer."""
 RESPONSE_TEMPLATE: dict[str, Any] = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<|im_start|>assistant\n",

@@ -122,10 +122,10 @@ class ChatEncoder:
         last.choice.update({"finish_reason": result.finish_reason, **_backend_fields(result)})
         return [*chunks, last]
 
-    def abandon(self) -> list[Chunk]:
+    def close_after_failure(self) -> list[Chunk]:
         """Return the chunks that close the open step of a failed run."""
-        cards = self._cards.abandon() if self._cards else []
-        chunks = self._reasoning(self._text.abandon())
+        cards = self._cards.close_after_failure() if self._cards else []
+        chunks = self._reasoning(self._text.close_after_failure())
         return [*chunks, *(self._chunk({}, card=card) for card in cards)]
 
     def _encode_output(self, event: Event) -> list[Chunk]:
@@ -232,7 +232,7 @@ class CompletionStreamEncoder:
         return "".join([*frames, _DONE])
 
     def fail(self, error: ProxyError) -> str:
-        chunks = self._choices[0].abandon()
+        chunks = self._choices[0].close_after_failure()
         return "".join([*map(self._frame, chunks), f"data: {json.dumps(error.body())}\n\n", _DONE])
 
     def _choice(self, index: int) -> ChatEncoder:

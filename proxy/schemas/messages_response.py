@@ -111,7 +111,7 @@ class MessageStreamEncoder:
 
     def fail(self, error: ProxyError) -> str:
         body = anthropic_error_body(error, request_id(self._run_id))
-        return _frames([*self._encoder.abandon(), body])
+        return _frames([*self._encoder.close_after_failure(), body])
 
 
 def _frames(events: Iterable[_Json]) -> str:
@@ -204,9 +204,9 @@ class MessagesEncoder:
         text, self._narration = self._narration.strip(), ""
         return self._write("text", text) if text else []
 
-    def abandon(self) -> list[_Json]:
+    def close_after_failure(self) -> list[_Json]:
         """Return the events that close the open step and block of a failed run."""
-        return [*self._think(self._text.abandon()), *self._close()]
+        return [*self._think(self._text.close_after_failure()), *self._close()]
 
     def finish(self, result: Result) -> list[_Json]:
         """Return the events after the answer: produced files, the client's calls that were not

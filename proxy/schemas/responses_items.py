@@ -228,7 +228,7 @@ class ClientCallItem:
         done = self._item.event(f"{self._event_prefix}.done", **self._done_fields, **written)
         return [done, self._output.end(self._item, **written, status="completed")]
 
-    def abandon(self) -> list[Json]:
+    def close_after_failure(self) -> list[Json]:
         """Return the events that end an incomplete call."""
         written = {self._text_field: "".join(self._pieces)}
         return [self._output.end(self._item, **written, status="incomplete")]
@@ -262,10 +262,10 @@ class ClientCallItems:
                 return self._open_items.pop(index).end()
         return []
 
-    def abandon(self) -> list[Json]:
+    def close_after_failure(self) -> list[Json]:
         """Return the events that end the calls that are still open."""
         calls, self._open_items = self._open_items, {}
-        return [event for call in calls.values() for event in call.abandon()]
+        return [event for call in calls.values() for event in call.close_after_failure()]
 
     def complete_call(self, call: Mapping[str, Any]) -> list[Json]:
         """Return the events of a complete call, or an empty list if the call was streamed."""
@@ -334,7 +334,7 @@ class HostedToolItems(ABC):
                 return self._end(streams, _outcome(event), "completed")
         return []
 
-    def abandon(self) -> list[Json]:
+    def close_after_failure(self) -> list[Json]:
         """Return the events that end the open step of a failed run."""
         if self._state.open_step is None:
             return []

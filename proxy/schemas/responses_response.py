@@ -133,7 +133,7 @@ class ResponseEncoder:
     def finish(self, result: Result) -> list[Json]:
         """Return the last events of a finished run. The very last event has the complete
         response."""
-        events = [*self._reasoning_items.end(), *self._client_calls.abandon()]
+        events = [*self._reasoning_items.end(), *self._client_calls.close_after_failure()]
         if self._state.answer_began or not (result.client_calls or self._state.sent_call_ids):
             found = text_logprobs(result.choice.get("logprobs")) if self._with_logprobs else []
             status = "incomplete" if result.finish_reason == "length" else "completed"
@@ -150,10 +150,10 @@ class ResponseEncoder:
 
     def fail(self, error: ProxyError) -> list[Json]:
         """Return the last events of a failed run."""
-        events = self._reasoning_items.write(self._text.abandon())
-        events += [*self._reasoning_items.end(), *self._client_calls.abandon()]
+        events = self._reasoning_items.write(self._text.close_after_failure())
+        events += [*self._reasoning_items.end(), *self._client_calls.close_after_failure()]
         events += self._message.end([], [], "incomplete") if self._state.answer_began else []
-        events += self._step_items.abandon() if self._step_items else []
+        events += self._step_items.close_after_failure() if self._step_items else []
         return [*events, *_failure_events(self._response, error, self._output.items)]
 
 

@@ -95,7 +95,7 @@ class StepTextRenderer:
             return self._emit(event.text)
         return self._emit(self._step_text(event)) if self._shows_steps else ""
 
-    def abandon(self) -> str:
+    def close_after_failure(self) -> str:
         """Return the text that closes the open step of a failed run, or an empty string."""
         is_open = self._shows_steps and self._state.open_step is not None
         return self._emit(f"{NOT_FINISHED}\n{FENCE}\n") if is_open else ""
@@ -209,7 +209,8 @@ class _OutputShortener:
 # Server-sent events
 
 MAX_OUTPUT_CHARS = 100_000
-"""Maximum number of characters of one command's output. The observation is not shortened."""
+"""Maximum number of characters of one step's output in its `tool_output` events. The observation in
+its `tool_end` event is not shortened."""
 
 
 class StepEventRenderer:
@@ -327,7 +328,7 @@ class StepCardRenderer:
                 return [self._result_card(event.step, event.observation), status]
         return []
 
-    def abandon(self) -> list[CardFields]:
+    def close_after_failure(self) -> list[CardFields]:
         """Return the chunk fields that close the open card and the status line of a failed run.
 
         Every card needs a result, because Open WebUI itself runs calls without a result.

@@ -263,8 +263,8 @@ class DockerBackend:
         return self._owner.is_dead(name.split("-")[1])
 
     async def _remove_leftover(self, container: EngineJson) -> bool:
-        """Remove a container that is not in use: its owner is dead, its lifetime is over, or its
-        removal failed earlier. Return True if it was removed."""
+        """Remove a container if it is a leftover: its proxy process is dead, its lifetime is over,
+        or an earlier removal failed. Return True if it was removed."""
         labels, names = container["Labels"], container["Names"]
         expired = float(labels.get(EXPIRES_LABEL, "inf")) < time.time()
         # An engine that was killed while it removed a container lists the container without a name.

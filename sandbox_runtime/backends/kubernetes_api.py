@@ -53,7 +53,8 @@ REMOVAL_GRACE_S = 1
 """Time between SIGTERM and SIGKILL. The agent has usually ended before, because the host told it
 to. With 0 the API server would forget the Pod before its processes have ended."""
 MAX_DELETION_ATTEMPTS = 10
-"""Maximum number of attempts to delete a Pod in the version that was read."""
+"""Maximum number of attempts to delete a Pod. Each attempt reads the Pod, and fails if the Pod
+changes before it is deleted."""
 _UNAUTHORIZED = 401
 
 

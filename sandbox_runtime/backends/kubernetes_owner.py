@@ -88,15 +88,15 @@ class LeaseOwner:
 
     async def _renew(self) -> None:
         try:
-            await self._api.change_lease(self._name, {"spec": self._lease()["spec"]})
+            await self._api.change_lease(self._name, {"spec": self._lease_object()["spec"]})
         except NotFoundError:  # another proxy took this one for dead
             await self._create()
 
     async def _create(self) -> None:
         with suppress(AlreadyExistsError):  # an earlier attempt whose response was lost
-            await self._api.create_lease(self._lease())
+            await self._api.create_lease(self._lease_object())
 
-    def _lease(self) -> Json:
+    def _lease_object(self) -> Json:
         renewed = datetime.fromtimestamp(self._api.now_s(), UTC).strftime(_TIME_FORMAT)
         return {
             "apiVersion": "coordination.k8s.io/v1",

@@ -234,7 +234,7 @@ class Pool:
         return Allocation(waiter, asyncio.create_task(self._acquire(waiter, self._clock.time())))
 
     def adopt(self, isolation: Isolation, owner: str, reference: SandboxReference) -> Allocation:
-        """Begin to adopt the sandbox that the reference names."""
+        """Begin to take over the running sandbox of a dead process that `reference` names."""
         waiter = Waiter(isolation, self._pool_key(isolation), owner)
         return Allocation(waiter, asyncio.create_task(self._adopt(waiter, reference)))
 

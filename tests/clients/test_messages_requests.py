@@ -50,7 +50,7 @@ def assistant_message(message: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": message["content"]}
 
 
-async def test_images_and_documents_become_files_and_images_are_sent_to_the_model(
+async def test_images_and_documents_become_files_and_the_model_also_gets_the_images(
     tmp_path: Path,
 ) -> None:
     image = {"type": "base64", "media_type": "image/gif", "data": GIF}

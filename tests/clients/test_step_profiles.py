@@ -71,7 +71,7 @@ def read_by_open_webui(text: str) -> OpenWebUI:
 
 
 @pytest.mark.parametrize("profile", STEPS_MODES)
-async def test_sdk_streams_the_same_answer_under_each_steps_setting(
+async def test_sdk_streams_the_same_answer_for_each_value_of_steps(
     profile: str, backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url, openai_client(url) as client:
@@ -110,7 +110,7 @@ async def test_sdk_stream_helper_accepts_each_steps_setting(
 
 
 @pytest.mark.parametrize("profile", STEPS_MODES)
-async def test_chat_stream_is_well_formed_under_each_steps_setting(
+async def test_chat_stream_is_well_formed_for_each_value_of_steps(
     profile: str, backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:
@@ -131,7 +131,7 @@ async def test_chat_stream_is_well_formed_under_each_steps_setting(
 
 
 @pytest.mark.parametrize("profile", STEPS_MODES)
-async def test_missing_sandbox_causes_the_same_error_under_each_steps_setting(
+async def test_error_is_the_same_for_all_values_of_steps_if_no_sandbox_is_free(
     profile: str, tmp_path: Path
 ) -> None:
     sandboxes = MemorySandboxes(failure=NoFreeSandboxError("all are lent", retry_after_s=1.0))

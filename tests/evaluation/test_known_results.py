@@ -66,7 +66,7 @@ def test_known_accuracy_of_the_self_check_follows_from_the_scripted_behaviours(d
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_tool_call_counts_in_the_known_results_follow_from_the_behaviours(domain: str) -> None:
+def test_known_tool_call_counts_follow_from_the_scripted_behaviours(domain: str) -> None:
     kinds = DOMAINS[domain]
     calls = {"computes": 1, "stumbles": 2, "installs": 2, "checks": 2, "guesses": 0}
     calls |= {"wanders": 4, "fails": 0}

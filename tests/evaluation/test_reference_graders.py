@@ -136,7 +136,7 @@ def exact_form_sample(grader: str, case: Case | GymCase) -> Mapping[str, Any]:
         ("reasoning-gym", GYM),
     ],
 )
-async def test_exact_form_graders_are_compared_with_the_nearest_reference_graders(
+async def test_exact_form_answers_have_the_listed_scores_by_our_and_the_nearest_reference_grader(
     grader: str, cases: Sequence[Case | GymCase], packages: Path, tmp_path: Path
 ) -> None:
     if grader == "reasoning-gym":

@@ -81,7 +81,7 @@ def test_quoted_command_uses_no_capability(label: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash -c {}", "sudo -u x sh -ec {}", "echo $(eval {})"])
-def test_command_of_a_nested_shell_uses_its_own_capabilities(shell: str) -> None:
+def test_command_in_a_nested_shell_uses_the_same_capabilities_as_alone(shell: str) -> None:
     for label, text in COMPLETE:
         assert command_letters(shell.format(shlex.quote(text))) == label, text
 

@@ -297,7 +297,7 @@ def test_paper_profile_needs_a_key_that_lists_it() -> None:
         {"models": {"*": {"policy": NO_NETWORK}}},
     ],
 )
-def test_policy_removes_the_network_of_the_paper_profile_and_keeps_its_limits(
+def test_settings_can_remove_the_network_of_the_paper_profile_and_keep_its_limits(
     restriction: dict[str, Any],
 ) -> None:
     key = Key("k", ("paper",))

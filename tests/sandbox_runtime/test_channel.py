@@ -157,7 +157,7 @@ FILE_OPERATIONS: dict[str, Callable[[GuestSandbox], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("operate", FILE_OPERATIONS.values(), ids=FILE_OPERATIONS.keys())
-async def test_hostile_guest_is_killed_despite_the_deadline_of_a_file_operation(
+async def test_deadline_of_a_file_operation_does_not_interrupt_the_kill_of_a_hostile_guest(
     operate: Callable[[GuestSandbox], Awaitable[object]],
 ) -> None:
     answers = iter([b"", frame(3, DATA, b"no JSON\n")])

@@ -74,7 +74,7 @@ def test_training_check_needs_no_compared_tokens_of_a_trainer_that_samples_them(
     ] == []
 
 
-def test_summary_has_the_percentiles_of_the_differences(
+def test_training_summary_has_the_percentiles_of_the_logprob_differences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measures = TrainingMeasures("reward of the answer", reward=[0.25, 0.75], splits=1, rollouts=8)

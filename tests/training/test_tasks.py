@@ -203,7 +203,7 @@ def test_examples_are_earlier_questions_of_the_context(tmp_path: Path) -> None:
     )
 
 
-def test_example_of_a_choice_question_may_share_the_answers_letter(tmp_path: Path) -> None:
+def test_choice_question_whose_answer_has_the_same_letter_may_be_an_example(tmp_path: Path) -> None:
     tasks = [
         {"q": "First?", "a": "A", "choices": ["bread", "milk"]},
         {"q": "Second?", "a": "A", "choices": ["salt", "milk"]},

@@ -143,7 +143,9 @@ def test_checkpoint_that_is_too_long_is_not_stored() -> None:
         ("submit", {"answer": "42"}),
     ],
 )
-def test_commands_and_calls_that_only_read_may_be_repeated(tool: str, arguments: object) -> None:
+def test_calls_that_start_a_command_or_have_no_effect_may_be_repeated_after_a_takeover(
+    tool: str, arguments: object
+) -> None:
     assert may_be_repeated(tool, arguments)
 
 

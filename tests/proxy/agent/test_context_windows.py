@@ -142,7 +142,9 @@ async def test_usage_of_one_owner_does_not_change_the_window_of_another() -> Non
     assert [windows.known_window(owner, "m") for owner in ("a", "b")] == [5000, None]
 
 
-async def test_window_of_a_changed_model_list_applies_despite_higher_earlier_usage() -> None:
+async def test_changed_window_in_the_model_list_applies_although_earlier_calls_were_larger() -> (
+    None
+):
     windows = ContextWindows()
     windows.record_listing([{"id": "m", "max_model_len": 8192}])
     windows.record_usage("a", "m", 8193)

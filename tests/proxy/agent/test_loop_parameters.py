@@ -24,7 +24,7 @@ async def sent_params(**fields: Any) -> list[dict[str, Any]]:
     ]
 
 
-async def test_base_parameters_are_sent_with_each_call() -> None:
+async def test_params_base_is_sent_with_each_model_call() -> None:
     params = {"temperature": 0.7, "seed": 1, "chat_template_kwargs": {"thinking": True}}
     assert await sent_params(base=params) == [params] * 3
 

@@ -120,7 +120,7 @@ async def test_min_turn_tokens_is_configurable() -> None:
     assert model.requests[0]["max_tokens"] == 100
 
 
-async def test_overflow_lowers_a_raised_max_tokens_to_the_clients_limit() -> None:
+async def test_raised_max_tokens_becomes_the_clients_limit_after_a_context_overflow() -> None:
     model = SequentialModel([OVERFLOW, text_reply("42")])
     result = await Run(model).go(token_limits={"max_tokens": 12})
     assert (result.answer, model.requests[-1]["max_tokens"]) == ("42", 12)

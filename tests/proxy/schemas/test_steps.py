@@ -34,7 +34,7 @@ class StepText:
     def __init__(self, steps: StepsMode) -> None:
         self._state = AnswerState()
         self._renderer = StepTextRenderer(steps, self._state)
-        self.abandon = self._renderer.abandon
+        self.close_after_failure = self._renderer.close_after_failure
 
     def render(self, event: Event) -> str:
         text = self._renderer.render(event)
@@ -204,14 +204,14 @@ def test_fences_in_the_tail_of_long_output_are_indented() -> None:
 def test_abandoned_step_closes_its_block() -> None:
     text = StepText("reasoning")
     text.render(started("nonsense", {}))
-    assert text.abandon() == "[not finished]\n````\n"
+    assert text.close_after_failure() == "[not finished]\n````\n"
 
 
 def test_submit_is_not_shown_as_a_step() -> None:
     text = StepText("reasoning")
     events: list[Event] = [started("submit", {"answer": "42"}), finished(None, None)]
     assert [text.render(event) for event in events] == ["", ""]
-    assert text.abandon() == ""
+    assert text.close_after_failure() == ""
 
 
 def test_with_steps_off_only_reasoning_is_shown() -> None:

@@ -184,7 +184,7 @@ async def test_a_name_without_addresses_cannot_be_resolved() -> None:
     ],
     ids=["open", "named network", "allowlist"],
 )
-async def test_forbidden_addresses_of_the_proxy_are_denied_whatever_the_rules_allow(
+async def test_forbidden_address_is_denied_whatever_the_rules_allow(
     egress: Egress, host: str, forbidden: tuple[str, int | None]
 ) -> None:
     internet = Internet()
