@@ -55,7 +55,7 @@ async def test_lines_beyond_the_cap_are_omitted_from_the_middle(sandbox: Sandbox
         ("seq 999 | tr '\\n' ' '", 1),
     ],
 )
-async def test_line_count_of_truncated_output_includes_the_omitted_lines(
+async def test_line_count_of_output_includes_omitted_lines(
     command: str, lines: int, sandbox: Sandbox
 ) -> None:
     result = await sandbox.exec(command, timeout_s=PLENTY_S, cap=OutputCap(max_bytes=1000))

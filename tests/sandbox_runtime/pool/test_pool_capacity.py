@@ -133,7 +133,7 @@ async def test_sandbox_larger_than_the_budget_is_refused_at_once() -> None:
                 pass
 
 
-async def test_retry_after_is_the_expected_lease_time_if_the_memory_budget_is_used_up() -> None:
+async def test_retry_after_is_the_expected_lease_time_if_too_little_memory_is_left() -> None:
     settings = PoolSettings(min_ready=0, memory_budget_mib=500, queue_size=0)
     large, medium = (replace(SMALL, memory_mib=memory_mib) for memory_mib in (400, 200))
     async with fake_pool(settings) as fixture, fixture.pool.lease(large) as lease:
