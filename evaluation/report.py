@@ -400,7 +400,7 @@ def _captured_turns_note(uses: Sequence[ToolUse]) -> str:
     some = f"{captured} of {runs} runs" if captured else "no run"
     return (
         f"The turns of {some} were captured. For the others, the columns marked {RECONSTRUCTED}"
-        " are matching tool calls per turn, and the idle shares are lower bounds: capabilities"
+        " give the matching tool calls per turn, and the idle shares are lower bounds: capabilities"
         " that share a turn count as turns of their own, and so do several calls in one turn."
     )
 

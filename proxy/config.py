@@ -335,7 +335,10 @@ class StoreConfig(_Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.blobs_url and not self.database_url:
-            raise ValueError("blobs_url: servers that share a bucket must also share database_url")
+            raise ValueError(
+                "blobs_url: it needs database_url too: servers that share a bucket must share a"
+                " database"
+            )
         return self
 
 

@@ -77,7 +77,7 @@ class _Heredoc(NamedTuple):
 
 def _split_heredocs(command: str) -> tuple[list[_Heredoc], str]:
     """Return the here-documents of a command, and its other lines. In the other lines, ` << `
-    replaces each operator with its delimiter."""
+    stands in place of each operator and its delimiter."""
     heredocs, rest = [], []
     lines = iter(command.split("\n"))
     for line in lines:

@@ -34,7 +34,7 @@ UNKNOWN_OUTCOME = (
 """The observation for a call that may not be requested again."""
 _VERSION = 1
 """The version of the stored form. Increase it when the fields of Checkpoint, Turn, ToolCall,
-Completion or SandboxReference change, or the values in `Checkpoint.state`."""
+Completion, SandboxReference or of a value in `Checkpoint.state` change."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,10 +183,12 @@ class Conversation:
             return await self._complete(fields, on_delta)
 
     async def complete_plain(self, on_delta: OnDelta | None) -> Completion:
-        """Send the client's own request, without the proxy's prompt and tools. The
-        completion tokens that the run has used are subtracted from each of the client's token
+        """Send the client's own request, without the proxy's prompt and tools. Raises BackendError.
+
+        The completion tokens that the run has used are subtracted from each of the client's token
         limits, but at least half of the limit is left, because an answer of a few tokens would be
-        of no use. Raises BackendError."""
+        of no use.
+        """
         spent = usage_count(self.usage, "completion_tokens")
         body: dict[str, Any] = {
             "model": self._task.model,

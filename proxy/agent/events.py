@@ -31,7 +31,7 @@ class ModelCallAccepted:
 @dataclass(frozen=True, slots=True)
 class ModelCallFailed:
     """An attempt at a model call has failed, and a retry follows. As an event, it is emitted for
-    the run's first call only; as a delta, `on_delta` gets it in each call."""
+    the run's first call only; as a delta, `on_delta` gets it for every failed attempt."""
 
     status: int
     """HTTP status of the backend."""

@@ -558,7 +558,7 @@ class AgentLoop:
         await self._egress_watch.flush()
         await self._emit(RunFinished(stop, self._conversation.usage))
         reply = self._outcome.reply
-        self._conversation.repair_replies()  # the run that resumes may not capture tokens
+        self._conversation.repair_replies()  # the run that resumes might capture no tokens
         calls, suspended_run = suspend_run(
             self._task,
             self._outcome,

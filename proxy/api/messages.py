@@ -49,7 +49,7 @@ to read the response."""
 _PROMPT_PART_TYPES = ("text", "image_url")
 """Types of content parts that are in the model's prompt."""
 PING = ServerSentEvent('{"type": "ping"}', event="ping", sep="\n")
-"""The keep-alive of a streamed message, sent in place of the comment `run_response.KEEP_ALIVE`.
+"""The keep-alive of a streamed message, sent in place of the comment of other streams and as often.
 Anthropic's SDKs ignore a ping."""
 
 

@@ -107,7 +107,7 @@ class LiteLLMModel:
         async with aclosing(chunks):
             with attach_partial_completion(builder.build):
                 async for chunk in chunks:
-                    if not is_accepted:  # litellm may not call the provider before this
+                    if not is_accepted:  # litellm may call the provider only here
                         is_accepted = True
                         await on_delta(ModelCallAccepted())
                     for delta in builder.add(chunk):

@@ -277,10 +277,12 @@ class RunManager:
         self, run_id: str, find_process: Callable[[], Awaitable[str | None]]
     ) -> None:
         """Cancel a run of another process and wait for its end. `find_process` returns the id of
-        the process while the run is running, then None. If the
-        processes cannot exchange messages, cancel nothing: only wait, at most STORED_WITHIN_S
-        seconds, in case the run has ended and its end is not stored yet. Raises RunElsewhereError
-        if the other process does not react or cannot be reached."""
+        the process while the run is running, then None.
+
+        If the processes cannot exchange messages, cancel nothing: only wait, at most
+        STORED_WITHIN_S seconds, in case the run has ended and its end is not stored yet. Raises
+        RunElsewhereError if the other process does not react or cannot be reached.
+        """
         if self._exchange:
             await self._exchange.cancel(run_id, find_process)
             return

@@ -139,7 +139,8 @@ def has_stopped(pod: Json | None) -> bool:
 
 
 def cause_of_end(pod: Json | None) -> str:
-    """Return why a Pod has ended, or an empty string if its main process ended by itself."""
+    """Return why a Pod has ended, or an empty string if its main process ended by itself for no
+    known reason."""
     if pod is None:
         return "its Pod was deleted from outside"
     status = pod.get("status") or {}

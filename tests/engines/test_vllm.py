@@ -152,7 +152,7 @@ async def test_window_and_tokenizer_are_those_of_the_server(served: Served) -> N
     assert (proxied.status_code, proxied.content) == (200, direct_answer.content)
 
 
-async def test_model_server_without_tool_parser_answers_as_directly_and_a_header_has_the_reason(
+async def test_model_server_without_tool_parser_gives_its_direct_answer_and_a_header_has_the_reason(
     refusing: Served,
 ) -> None:
     refused = await post(refusing.server.url, {**TIME, "tool_choice": "auto"})

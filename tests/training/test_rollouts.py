@@ -268,7 +268,7 @@ async def test_reward_function_of_another_form_raises_rollout_error(tmp_path: Pa
             await client.run([task("a")])
 
 
-def test_trainer_row_of_a_rollout_is_its_longest_token_segment() -> None:
+def test_trainer_row_of_a_rollout_is_its_segment_with_the_most_sampled_tokens() -> None:
     short = Segment([1], [2], [1], [-0.5])
     long = Segment([3], [4, 5, 6], [1, 0, 1], [-0.25, 0.0, -0.75])
     split = Rollout("a", "g", "answered", 0.5, "run_1", segments=(short, long))

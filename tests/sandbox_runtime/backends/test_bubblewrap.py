@@ -206,7 +206,7 @@ async def test_system_calls_that_only_attacks_need_are_refused() -> None:
 
 
 def test_refused_system_calls_are_permitted_outside_a_sandbox() -> None:
-    """Positive control: nobody makes the calls, with arguments that let each fail or do no harm."""
+    """Positive control, as the user nobody; the arguments let each call fail or do no harm."""
     as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]
     calls = probes.calls(only=probes.FREE_FOR_ALL)
     done = subprocess.run(

@@ -103,6 +103,7 @@ async def test_every_escape_probe_succeeds_in_a_container_without_isolation() ->
         assert findings[probe.name].verdict == expected, findings[probe.name]
 
 
+@pytest.mark.usefixtures("root_signal_counter")
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
 async def test_escape_attack_succeeds_if_its_boundary_is_removed(
     attack: Attack, contexts: dict[int, EscapeContext]
