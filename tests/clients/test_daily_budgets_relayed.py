@@ -99,7 +99,7 @@ async def test_model_without_a_price_is_refused_under_a_daily_cost_budget(
     async with budget_server(tmp_path, DailyBudget(cost_usd=5.0)) as server:
         refused = await server.post(path, model=model)
         assert refused.status_code == 400
-        assert "'unheard-of' costs is not known" in refused.json()["error"]["message"]
+        assert "no prices of the model 'unheard-of'" in refused.json()["error"]["message"]
         assert server.backend.requests == []
 
 
