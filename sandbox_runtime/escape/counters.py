@@ -170,7 +170,14 @@ class _Bomb:
 
 
 _AT_STANDARD = (
-    _Bomb("terminal_bomb", "pseudo-terminals", TERMINALS, _MANY_TERMINALS, _use_terminal, "well"),
+    _Bomb(
+        "terminal_bomb",
+        "pseudo-terminals",
+        TERMINALS,
+        _MANY_TERMINALS,
+        _use_terminal,
+        output_of_one="well",
+    ),
     _Bomb("timer_bomb", "timers", TIMERS, _MANY_TIMERS, _program_runner(ONE_TIMER)),
     _Bomb("signal_bomb", "queued signals", SIGNALS, _MANY_TIMERS, _program_runner(ONE_SIGNAL)),
     _Bomb(
@@ -197,7 +204,7 @@ _AT_STRICT = (
         TERMINALS,
         _MANY_TERMINALS,
         _use_terminal,
-        "well",
+        output_of_one="well",
     ),
     _Bomb("strict_timer_bomb", "timers", TIMERS, _MANY_TIMERS, _program_runner(ONE_TIMER)),
     _Bomb(
