@@ -141,7 +141,7 @@ def _run(arguments: argparse.Namespace) -> int:
             await runner.run()
 
     with open_results(arguments.output, info) as writer:
-        keys = {request.key for request in plan.requests()}
+        keys = {request.key for request in plan.planned_requests()}
         with ProgressBar(len(keys), len(keys & writer.done_keys), arguments.price) as progress:
             asyncio.run(run())
         left = len(keys - writer.done_keys)

@@ -93,7 +93,7 @@ class Plan:
             if self.limit is None or of_domain[sample.domain] <= self.limit:
                 yield suite, sample
 
-    def requests(self) -> "Iterator[PlannedRequest]":
+    def planned_requests(self) -> "Iterator[PlannedRequest]":
         """Yield each request. For each model, the requests of one mode come before those
         of the next, so that the speeds of the modes can be compared."""
         samples = list(self.samples())
@@ -169,7 +169,7 @@ class Runner:
         """Send all requests that have no result yet, or whose result is an infrastructure error."""
         requests = (
             planned
-            for planned in self._plan.requests()
+            for planned in self._plan.planned_requests()
             if planned.key not in self._writer.done_keys
         )
         try:
