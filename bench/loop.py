@@ -39,7 +39,7 @@ ROUNDS = 6
 RUNS = 8
 """Number of runs in one round."""
 CPU_RUNS = 20
-"""Runs in one measurement of processor time, which the kernel counts in steps of 10 ms."""
+"""Number of runs in one measurement of processor time."""
 SETTLE_S = 0.5
 """Pause after a run, in seconds, so that the removal and replacement of its sandbox do not slow the
 next run.
