@@ -20,7 +20,7 @@ from sandbox_runtime.escape.context import (
 from sandbox_runtime.escape.inside.attempt import NUMBERS
 
 _MANY_TERMINALS, _MANY_TIMERS, _MANY_QUEUES, _MANY_CONTEXTS = 128, 8192, 4, 16
-_MANY_IN_FLIGHT = 8192
+_MANY_IN_FLIGHT, _MANY_HUGE_PAGES = 8192, 4
 """Amounts of each resource that the programs use up if nothing stops them."""
 _HOLD_S = 60
 _ANSWER_S = 20.0
@@ -99,6 +99,21 @@ context = ctypes.c_ulong()
 print(call(IO_SETUP, 1024, ctypes.byref(context)) == 0)
 call(IO_DESTROY, context)
 """
+_MAP_HUGE_PAGE = """
+import mmap
+MAP_HUGETLB, held = 0x40000, []
+def map_huge_page():
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_HUGETLB
+    try:
+        held.append(mmap.mmap(-1, 2 << 20, flags=flags))
+    except OSError:
+        return False
+    return True
+"""
+HUGE_PAGES = f"{_CALLS}{_MAP_HUGE_PAGE}" + _TAKE.format(
+    many=_MANY_HUGE_PAGES, one="map_huge_page()"
+)
+ONE_HUGE_PAGE = f"{_MAP_HUGE_PAGE}print(map_huge_page())"
 
 
 async def _use_terminal(sandbox: EscapeSandbox) -> str:
@@ -194,6 +209,14 @@ _AT_STANDARD = (
         CONTEXTS,
         _MANY_CONTEXTS,
         _program_runner(ONE_CONTEXT),
+        output_of_one=None,
+    ),
+    _Bomb(
+        "huge_page_bomb",
+        "reserved huge pages",
+        HUGE_PAGES,
+        _MANY_HUGE_PAGES,
+        _program_runner(ONE_HUGE_PAGE),
         output_of_one=None,
     ),
 )

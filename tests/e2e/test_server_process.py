@@ -111,6 +111,24 @@ async def test_request_that_offers_http2_keeps_its_body(tmp_path: Path) -> None:
     assert answer.json()["choices"][0]["message"]["content"] == "Done."
 
 
+async def test_metrics_are_shown_to_the_configured_operator_only(tmp_path: Path) -> None:
+    settings = {
+        "keys": [{"name": "a", "env": "KEY_A"}, {"name": "b", "env": "KEY_B"}],
+        "server": {"operator_key_env": "OPERATOR_KEY"},
+    }
+    secrets = {"KEY_A": "sk-a", "KEY_B": "sk-b", "OPERATOR_KEY": "sk-operator"}
+    async with (
+        scripted_backend([]) as backend,
+        serving(tmp_path, "bubblewrap", backend.base_url, settings, **secrets) as server,
+        httpx.AsyncClient(base_url=server.url) as client,
+    ):
+        statuses = [
+            (await client.get("/metrics", headers={"Authorization": f"Bearer {key}"})).status_code
+            for key in secrets.values()
+        ]
+    assert statuses == [403, 403, 200]
+
+
 async def test_server_starts_without_a_reachable_backend(
     tmp_path: Path,
 ) -> None:

@@ -219,7 +219,16 @@ def test_snapshot_or_restore_that_the_guest_never_answers_ends_at_its_deadline(
         runner.run(wait_for_the_deadline())
 
 
-def test_guest_that_never_stops_a_job_is_killed_at_the_deadline() -> None:
+JOB_OPERATIONS: dict[str, tuple[Callable[[GuestSandbox], Coroutine[Any, Any, object]], str]] = {
+    "stop": (lambda sandbox: sandbox.stop("job"), "did not stop a job in time"),
+    "wait": (lambda sandbox: sandbox.wait("job", wait_s=0), "did not end a command in time"),
+}
+
+
+@pytest.mark.parametrize(("operate", "error"), JOB_OPERATIONS.values(), ids=JOB_OPERATIONS)
+def test_guest_that_never_answers_about_a_job_is_killed_at_the_deadline(
+    operate: Callable[[GuestSandbox], Coroutine[Any, Any, object]], error: str
+) -> None:
     loop = SkippingLoop()
 
     async def wait_for_the_deadline() -> None:
@@ -227,11 +236,11 @@ def test_guest_that_never_stops_a_job_is_killed_at_the_deadline() -> None:
         sandbox, guest = await scripted_sandbox(lambda n: next(answers)(n), ManualClock())
         with anyio.fail_after(REPORT_TIMEOUT_S + 5):
             await sandbox.exec("sleep 100", timeout_s=100, wait_s=0, command_id="job")
-            stopping = asyncio.create_task(sandbox.stop("job"))
+            operation = asyncio.create_task(operate(sandbox))
             await until(lambda: guest.kinds.count(OPEN) == 2)
             loop.skipped_s += REPORT_TIMEOUT_S
-            with pytest.raises(SandboxLostError, match="did not stop a job in time"):
-                await stopping
+            with pytest.raises(SandboxLostError, match=error):
+                await operation
         assert guest.killed
 
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
