@@ -19,7 +19,7 @@ from proxy.store.store import Store
 from proxy.store.tables import PROCESSES, RUNS
 from sandbox_runtime.backends.cgroups import find_cgroups
 from sandbox_runtime.backends.docker import INSTALL_LABEL
-from sandbox_runtime.backends.docker_engine import connect
+from sandbox_runtime.backends.docker_sdk import connect
 from tests.s3.server import BUCKET, S3Server
 from tests.sandbox_runtime.backends.cluster import ClusterAdmin
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-import re2
-
 from policies.workspace import WORKING_DIR
 
 # Patterns
@@ -23,6 +21,8 @@ class Pattern:
     def __init__(self, expression: str) -> None:
         """Compile the expression. Raises ValueError if it is invalid, or if it matches the empty
         text and therefore every text."""
+        import re2
+
         options = re2.Options()
         options.log_errors = False
         try:

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from proxy.models.scripted import read_scripts
-from sandbox_runtime.backends.docker_engine import connect
+from sandbox_runtime.backends.docker_sdk import connect
 from sandbox_runtime.errors import SandboxStartError
 from tests.e2e.proxy_process import environment
 from tests.fakes.backend import by_history, scripted_backend

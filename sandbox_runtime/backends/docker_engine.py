@@ -1,13 +1,16 @@
 """The client of a Docker engine: the calls of its API, and a container's standard streams.
 
-All calls use asyncio. The SDK is used once, before any call: it finds the engine, agrees on the
-version of the API and reads the engine's info. A call through the SDK would need a thread and
-several times the processor time. Requests and responses have the format of the engine's API,
-because the SDK's builders lack some of its fields.
+All calls use asyncio, except the first ones, which block: they read the version of the API and the
+engine's info. The SDK makes them for an engine that is not on a Unix socket, because it knows the
+settings for TLS. Otherwise it is not imported: that would take a tenth of the processor time of a
+start of the proxy. A call through the SDK would need a thread and several times the processor time.
+Requests and responses have the format of the engine's API, because the SDK's builders lack some of
+its fields.
 """
 
 import asyncio
 import contextlib
+import http.client
 import io
 import json
 import os
@@ -15,6 +18,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,10 +26,6 @@ from urllib.parse import quote, urlsplit
 
 import aiohttp
 import anyio
-import docker
-import docker.errors
-import requests.exceptions
-from docker.utils import kwargs_from_env
 from yarl import URL
 
 from sandbox_runtime.backends.base import DataCallback
@@ -41,7 +41,7 @@ _TIMEOUT_S = 30
 _REASON_CHARS = 500
 _MAX_RESPONSE_BYTES = 64 << 20
 _MAX_EVENTS_BYTES = 1 << 20
-_SDK_ERRORS = (docker.errors.DockerException, requests.exceptions.RequestException, OSError)
+_DEFAULT_URL = "unix:///var/run/docker.sock"
 
 
 class EngineError(Exception):
@@ -63,30 +63,84 @@ class EngineConflictError(EngineError):
     """The name exists already, or the engine is already performing the operation."""
 
 
-def connect(host: str | None = None) -> tuple[Any, str]:
-    """Return a docker.APIClient for the engine at `host` or DOCKER_HOST, and the engine's URL.
+def _no_engine(url: str, error: Exception) -> EngineMissingError:
+    return EngineMissingError(f"no Docker engine answers at {url}: {_one_line(str(error))}")
 
-    Raises EngineMissingError. The client has the type Any, because many of its methods have no
-    types."""
-    engine = {"DOCKER_HOST": host} if host else {}
+
+class _UnixConnection(http.client.HTTPConnection):
+    """A blocking HTTP connection over a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("docker", timeout=_TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+    def get_json(self, path: str) -> Any:
+        """Return the parsed JSON at a path. Raises EngineError, OSError or HTTPException."""
+        self.request("GET", f"/{path}")
+        response = self.getresponse()
+        content = response.read(_MAX_RESPONSE_BYTES)
+        if response.status >= 400:
+            raise _refusal(content, response.status)
+        return _parse_json(content)
+
+
+@dataclass(frozen=True, slots=True)
+class _Description:
+    """An engine as it describes itself."""
+
+    url: str
+    version: str
+    """The newest version of the API that the engine has."""
+    info: EngineJson
+    has_image: bool
+    """True if the engine has the image that was asked for, or if none was."""
+
+
+def _describe(host: str | None, image: str | None) -> _Description:
+    """Ask the engine at `host` or DOCKER_HOST. Raises EngineMissingError."""
+    url = host or os.environ.get("DOCKER_HOST") or _DEFAULT_URL
+    if not url.startswith("unix://"):
+        return _describe_remote(host, image)
+    connection, has_image = _UnixConnection(url.removeprefix("unix://")), True
     try:
-        settings: dict[str, Any] = dict(kwargs_from_env(environment={**os.environ, **engine}))
-    except docker.errors.TLSParameterError as error:
-        raise EngineMissingError(f"DOCKER_CERT_PATH: {_one_line(str(error))}") from error
-    url = settings.get("base_url") or "unix:///var/run/docker.sock"
-    if "tls" in settings:
-        url = url.replace("tcp://", "https://")
+        with contextlib.closing(connection):
+            version = str(connection.get_json("version")["ApiVersion"])
+            info = connection.get_json(f"v{version}/info")
+            if image:
+                try:
+                    connection.get_json(f"v{version}/images/{quote(image, safe='/:')}/json")
+                except EngineNotFoundError:
+                    has_image = False
+    except (EngineError, OSError, http.client.HTTPException, KeyError, TypeError) as error:
+        raise _no_engine(url, error) from error
+    return _Description(url, version, info, has_image)
+
+
+def _describe_remote(host: str | None, image: str | None) -> _Description:
+    """Ask the engine through the SDK, with the TLS settings of the environment. Raises
+    EngineMissingError."""
+    from sandbox_runtime.backends.docker_sdk import connect
+
+    client, url = connect(host)
+    has_image = True
     try:
-        if url.startswith("unix://"):
-            # Tried first, because the SDK leaks its socket if the engine does not listen.
-            with socket.socket(socket.AF_UNIX) as trial:
-                trial.connect(url.removeprefix("unix://"))
-        client = docker.APIClient(version="auto", timeout=_TIMEOUT_S, **settings)
-    except _SDK_ERRORS as error:
-        raise EngineMissingError(f"no Docker engine answers at {url}: {error}") from error
-    # A unix socket needs no HTTP proxy, and the lookup of one took a fifth of each call.
-    client.trust_env = not url.startswith("unix://")
-    return client, url
+        with contextlib.closing(client):
+            info: EngineJson = client.info()
+            if image:
+                try:
+                    client.inspect_image(image)
+                except OSError as error:
+                    if getattr(error, "status_code", 0) != 404:
+                        raise
+                    has_image = False
+    except OSError as error:  # all errors of requests are OSErrors
+        raise _no_engine(url, error) from error
+    return _Description(url, client.api_version, info, has_image)
 
 
 class DockerEngine:
@@ -98,23 +152,12 @@ class DockerEngine:
     """
 
     def __init__(self, host: str | None = None, *, needs_image: str | None = None) -> None:
-        client, self.url = connect(host)
-        with contextlib.closing(client):
-            self._version: str = client.api_version
-            try:
-                self.info: EngineJson = client.info()
-            except _SDK_ERRORS as error:
-                reason = f"the engine at {self.url} does not answer: {error}"
-                raise EngineMissingError(reason) from error
-            try:
-                if needs_image:
-                    client.inspect_image(needs_image)
-            except docker.errors.ImageNotFound as error:
-                reason = f"the engine at {self.url} does not have the image {needs_image!r}"
-                raise EngineMissingError(reason) from error
-            except _SDK_ERRORS as error:
-                why = _one_line(str(getattr(error, "explanation", None) or error))
-                raise EngineMissingError(f"the engine at {self.url}: {why}") from error
+        description = _describe(host, needs_image)
+        self.url, self.info = description.url, description.info
+        self._version = description.version
+        if not description.has_image:
+            reason = f"the engine at {self.url} does not have the image {needs_image!r}"
+            raise EngineMissingError(reason)
         self._address = urlsplit(self.url)
         if self._address.scheme not in ("unix", "tcp", "http", "https"):
             unknown = f"DOCKER_HOST scheme {self._address.scheme!r} is not supported"
@@ -251,11 +294,7 @@ class DockerEngine:
 
     async def _call_json(self, method: str, path: str, **options: Any) -> Any:
         """Make a request and return the parsed JSON of the response."""
-        content = await self._call(method, path, **options)
-        try:
-            return json.loads(content)
-        except ValueError as error:
-            raise EngineError(f"the response is not JSON: {error}") from error
+        return _parse_json(await self._call(method, path, **options))
 
     async def _call(
         self,
@@ -282,9 +321,7 @@ class DockerEngine:
         except aiohttp.ClientError as error:
             raise EngineError(str(error)) from error
         if response.status >= 400:
-            kinds = {404: EngineNotFoundError, 409: EngineConflictError}
-            kind = kinds.get(response.status, EngineError)
-            raise kind(_error_reason(bytes(content), response.status), response.status)
+            raise _refusal(bytes(content), response.status)
         return bytes(content)
 
     def _open_session(self) -> aiohttp.ClientSession:
@@ -338,12 +375,21 @@ def _filters(**filters: list[str]) -> Mapping[str, str]:
     return {"filters": json.dumps(filters)}
 
 
-def _error_reason(content: bytes, status: int) -> str:
-    """Return the reason in an error response."""
+def _parse_json(content: bytes) -> Any:
     try:
-        return str(json.loads(content)["message"])
+        return json.loads(content)
+    except ValueError as error:
+        raise EngineError(f"the response is not JSON: {error}") from error
+
+
+def _refusal(content: bytes, status: int) -> EngineError:
+    """Return the error for an error response, with the reason in it."""
+    try:
+        reason = str(json.loads(content)["message"])
     except (ValueError, KeyError, TypeError):
-        return content.decode(errors="replace").strip() or f"HTTP status {status}"
+        reason = content.decode(errors="replace").strip() or f"HTTP status {status}"
+    kinds = {404: EngineNotFoundError, 409: EngineConflictError}
+    return kinds.get(status, EngineError)(reason, status)
 
 
 FRAME_HEADER = struct.Struct(">BxxxI")

@@ -16,7 +16,7 @@ from docker.errors import APIError
 
 from sandbox_runtime.backends.cgroups import find_cgroups, process_key
 from sandbox_runtime.backends.docker import INSTALL_LABEL
-from sandbox_runtime.backends.docker_engine import connect
+from sandbox_runtime.backends.docker_sdk import connect
 from sandbox_runtime.errors import SandboxStartError
 from tests.fakes.waiting import until
 

@@ -12,7 +12,7 @@ import anyio.to_thread
 import pytest
 from anyio.abc import Process
 
-from sandbox_runtime.backends.docker_engine import connect
+from sandbox_runtime.backends.docker_sdk import connect
 from sandbox_runtime.errors import SandboxStartError
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE

@@ -17,8 +17,8 @@ from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from sandbox_runtime.backends.base import Backend, parallel_starts_per_host
 from sandbox_runtime.backends.docker import INSTALL_LABEL, OWNER_LABEL, DockerBackend
-from sandbox_runtime.backends.docker_engine import connect
 from sandbox_runtime.backends.docker_hosts import ANSWER_TIMEOUT_S, DockerHost, DockerHosts
+from sandbox_runtime.backends.docker_sdk import connect
 from sandbox_runtime.errors import NoCapacityError, SandboxLostError, SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
 from sandbox_runtime.pool.pool import Pool

@@ -12,7 +12,7 @@ from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.backends.docker import DockerBackend
-from sandbox_runtime.backends.docker_engine import connect
+from sandbox_runtime.backends.docker_sdk import connect
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
 from sandbox_runtime.sandbox import Sandbox

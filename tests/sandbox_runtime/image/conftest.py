@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sandbox_runtime.backends.docker_engine import connect
+from sandbox_runtime.backends.docker_sdk import connect
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.images import build_image
 
