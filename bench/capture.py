@@ -1,6 +1,6 @@
-"""The cost of capturing trajectories, with `sandbox.capture`. Measures runs of five turns, in turn
-without capture, with `messages` and with `tokens`: one at a time on warm sandboxes, and 64 at once
-as in training. The model answers without delay.
+"""The cost of capturing trajectories, with `sandbox.capture`. Measures runs of five turns without
+capture, with `messages` and with `tokens`, alternately: one at a time on warm sandboxes, and 64 at
+once as in training. The model answers without delay.
 
 Runs without capture are measured twice; the difference between the two shows the noise. The
 processor time includes what the proxy does after the answer, such as writing the trajectory. The
@@ -28,7 +28,7 @@ ROUNDS = 20
 RUNS = 10
 """Number of runs of each kind in one round, one at a time."""
 CONCURRENCY, CONCURRENT_ROUNDS = 64, 5
-"""Number of runs at once, and of their rounds."""
+"""Number of concurrent runs, and number of rounds in which they are measured."""
 CAPTURES: Mapping[str, str] = {
     "none": "none",
     "none, the control": "none",
@@ -112,7 +112,8 @@ async def _measure_single_runs(server: BenchServer, name: str) -> Mapping[str, f
 async def _measure_concurrent_runs(
     kind: Kind, server: BenchServer, name: str
 ) -> Mapping[str, float]:
-    """Return the duration of all runs divided by their number, and the processor time of one."""
+    """Return the duration of all runs divided by their number, and the processor time of one
+    run."""
     count = RUN_COUNTS[kind, CONCURRENCY]
     await wait_until_settled(server)
     before_s, began = server.cpu_s(), time.perf_counter()

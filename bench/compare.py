@@ -143,8 +143,8 @@ def main() -> int:
 async def _measure(
     arguments: argparse.Namespace, asked: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], list[Durations]]:
-    """Return what each pair has measured, by operation and backend. Both checkouts use the model of
-    this one."""
+    """Return the durations that each pair of processes has measured, by operation and backend. Both
+    checkouts use the model server of this checkout."""
     measured: dict[tuple[str, str], list[Durations]] = {each: [] for each in asked}
     async with model_backend() as model:
         for number in range(1, arguments.pairs + 1):
@@ -164,7 +164,7 @@ async def _measure(
 
 
 def _measure_pair(other: Checkout, this: Checkout, operation: str, kind: str) -> Durations:
-    """Let the two take turns. The first turn is a warm-up and does not count."""
+    """Measure both checkouts in alternate turns. The first turn is a warm-up and does not count."""
     comparison = COMPARISONS[operation]
     before: list[float] = []
     now: list[float] = []
@@ -182,7 +182,7 @@ def _measure_pair(other: Checkout, this: Checkout, operation: str, kind: str) ->
 
 
 def _row_end(pairs: Sequence[Durations]) -> str:
-    """Return the cells behind the first one of a row."""
+    """Return the cells of a row after its first cell."""
     if not pairs:
         return "| does not work in both checkouts | | |"
     before = statistics.median(chain.from_iterable(pair.before for pair in pairs))

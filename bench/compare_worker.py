@@ -1,10 +1,10 @@
 """The measurements of one checkout for `bench.compare`.
 
 `python -P bench/compare_worker.py IMAGE MODEL_PORT` imports the packages on PYTHONPATH, which may
-be of an older checkout than this file. The model that answers at the port is that of this checkout.
-The command prints the names of the backends that work as a JSON list, then reads orders from stdin,
-one JSON list a line: [operation, backend, repetitions]. For each it prints the durations in ms as a
-JSON list.
+be of an older checkout than this file. The model server at MODEL_PORT is that of this file's
+checkout. The command prints the names of the backends that work as a JSON list, then reads orders
+from stdin, one JSON list a line: [operation, backend, repetitions]. For each order it prints the
+durations in ms as a JSON list.
 """
 
 import asyncio
@@ -214,7 +214,7 @@ class Worker:
         return self._servers[kind]
 
     async def _plain_server(self, kind: Kind) -> BenchServer:
-        """Return the server whose turn it is."""
+        """Return the next of the servers that take turns at `:plain` requests."""
         if kind not in self._plain_servers:
             servers = [await self._start_server(kind, 0) for _ in range(PLAIN_SERVER_COUNT)]
             for server in servers:
@@ -263,7 +263,7 @@ async def _send(
 
 
 async def main(image: str, model_port: int) -> None:
-    """Obey the orders on stdin until it ends."""
+    """Run the orders from stdin until stdin ends."""
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(working_backends(image))
         model = BenchServer(pid=0, port=model_port, ready_s=0)

@@ -28,7 +28,8 @@ from proxy.models.litellm_model import LiteLLMModel
 
 MODEL = "reader"
 COUNTER_MODEL = "openai/gpt-4o"
-"""A model with the o200k tokenizer, from a package that this project depends on."""
+"""The model whose tokenizer, o200k, counts the tokens. A dependency of this project contains the
+tokenizer."""
 MAX_SHARE_OF_PLAIN = 1 / 8
 PLACES = ("north", "south", "east", "west")
 SENTENCES_PER_DOCUMENT = 1100

@@ -52,8 +52,8 @@ class WrittenReport:
 
     path: Path
     summary: str
-    """The number of samples, the directory of their pages if they have their own, and the number
-    of samples that are left out."""
+    """The number of samples, the place of their HTML (the page, or pages of their own), and the
+    number of samples that are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,8 @@ def _template_environment(shortener: _Shortener) -> Environment:
 
 
 def _replace_invisible(value: Any) -> Any:
-    """Replace characters in a text that a browser hides, or that reorder the text around them."""
+    """Return a text with U+FFFD in place of characters that a browser hides or that reorder other
+    characters. Return Markup and other values unchanged."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return _INVISIBLE_CHARS.sub("\N{REPLACEMENT CHARACTER}", value.replace("\r\n", "\n"))
     return value
@@ -261,7 +262,7 @@ def _filter_choices(rows: Sequence[SampleRow]) -> Mapping[str, list[str]]:
 
 
 def _call_text(step: Step) -> str:
-    """Return a tool call as text: the command, or the arguments one a line."""
+    """Return a tool call as text: the command, or a line for each argument."""
     arguments = step.arguments
     if step.tool == "execute_bash" and set(arguments) <= {"command"}:
         return arguments.get("command", "")

@@ -1,6 +1,6 @@
 """The HTTP client of `sandbox-eval run`, on aiohttp.
 
-The runner shall take little CPU time from the servers that it measures, which may be on the same
+The runner must take little CPU time from the servers that it measures, which may be on the same
 machine. With 64 requests at a time, a request takes 0.5 ms of CPU time. Through the OpenAI SDK it
 would take 1.2 ms, and the import of the SDK 0.6 s.
 """

@@ -276,10 +276,12 @@ class ToolUse:
     """The share of turns that used a capability, by the proxy's classification."""
     idle_share: float
     """The share of turns without a submission and without a capability. It is a lower bound where
-    the turns were not captured: a turn with several capabilities is subtracted once for each."""
+    the turns were not captured, because a turn with several capabilities is subtracted once for
+    each capability."""
     pattern_shares: Mapping[str, float]
-    """The share of turns that match TABLE15, by capability, over the runs that have a trajectory.
-    In runs whose turns were not captured, each matching tool call counts as a turn."""
+    """The share of turns with a tool call that matches TABLE15, by capability, over the runs that
+    have a trajectory. In runs whose turns were not captured, each matching tool call counts as a
+    turn."""
     pattern_idle_share: float | None
     """The share of turns that neither submit the answer nor have a tool call that matches TABLE15,
     over the runs that have a trajectory; None if no run has one. In runs whose turns were not

@@ -204,7 +204,7 @@ def _draft(suite: PaperSuite, number: int, problem: Problem) -> Draft:
 
 
 def _check_ids(data_set: DataSet, drafts: Sequence[Draft]) -> None:
-    """Raise SuiteError if two different problems have one id."""
+    """Raise SuiteError if two different problems have the same id."""
     counts = Counter(draft.fields["id"] for draft in drafts)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise SuiteError(f"{data_set.origin}: two different problems have the id {twice[0]}")
@@ -331,7 +331,8 @@ def _ifbench_problem(row: Row, prompt: str, key: str, fields: Mapping[str, Any])
 
 
 def _choice_letter(row: Row, name: str, letters: str) -> str:
-    """Return the letter of the right choice, which may be the only element of a list."""
+    """Return the letter of the right choice: the value of the field `name`, or the only element of
+    its list."""
     if name not in row.fields:
         raise row.missing_field_error(name)
     value = row.fields[name]

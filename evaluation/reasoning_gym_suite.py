@@ -33,7 +33,7 @@ def source() -> str:
 
 
 def generate(seed: int, count: int) -> list[Draft]:
-    """Return `count` problems. The families take turns."""
+    """Return `count` problems, from each family in rotation."""
     package = load_reasoning_gym()
     names = list(FAMILIES)
     size = -(-count // len(names))

@@ -390,8 +390,8 @@ def _capability_section(evaluation: Evaluation, graded: Sequence[GradedResult]) 
 
 
 def _captured_turns_note(uses: Sequence[ToolUse]) -> str:
-    """Return the sentences that say which shares of turns are exact. The last use is that of all
-    domains."""
+    """Return the sentences that say which shares of turns are exact. The last element of `uses` is
+    for all domains together."""
     if not uses:
         return "There are no runs."
     runs, captured = uses[-1].runs, uses[-1].captured_runs

@@ -94,7 +94,7 @@ class Result(_Record):
     started: str
     """The start of the last attempt, in UTC and ISO 8601."""
     first_started: str | None = None
-    """The start of the first attempt; None if it is the last one, and in records of earlier
+    """The start of the first attempt. None if there was only one attempt, and in records of earlier
     versions."""
     latency_s: float
     """Duration of the last attempt, in seconds."""
@@ -170,7 +170,8 @@ class Trajectory(_Record):
     reasoning: str = ""
     """The model's reasoning, and its text between the tool calls."""
     steps: tuple[Step, ...] = ()
-    """The tool calls that the completion has as events. The submission is not one of them."""
+    """The tool calls that the completion reports as events. The call that submits the answer is not
+    one of them."""
     steps_left_out: int = 0
     """The number of steps that were left out because the trajectory would be too long."""
     files: tuple[ProducedFile, ...] = ()

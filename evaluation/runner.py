@@ -79,8 +79,8 @@ class Plan:
     """True to keep the turns of each run with a sandbox."""
 
     def samples(self) -> Iterator[tuple[Suite, Sample]]:
-        """Yield the samples with their suites, up to `limit` samples of each domain. The kinds of a
-        domain take turns."""
+        """Yield the samples with their suites, up to `limit` samples of each domain, from the kinds
+        of a domain in rotation."""
         of_kind, of_domain = Counter[tuple[str, str]](), Counter[str]()
         rounds: list[tuple[int, Suite, Sample]] = []
         for suite in self.suites:

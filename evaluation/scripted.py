@@ -21,9 +21,9 @@ WINDOW_CHARS = 40_000
 window."""
 CHARS_PER_TOKEN = 4
 SYSTEM_TOKENS = 100
-"""The tokens of a system message of any length, because its text depends on the machine. The number
-is so low that the proxy estimates later prompts with its minimum of tokens per byte, and these
-estimates do not depend on the text either."""
+"""The token count of every system message, whatever its length, because the text depends on the
+machine. The count is so low that the proxy's estimates use their minimum of tokens per byte, and
+so do not depend on the text either."""
 WORKED_OUT = "1. I worked it out.\n2. I checked it."
 """The text before a right answer in prose. The report counts one word of verification and two marks
 of structure in it."""
@@ -268,8 +268,8 @@ def _completion(body: Mapping[str, Any], message: Mapping[str, Any]) -> dict[str
 
 
 def _tokens(message: Mapping[str, Any]) -> int:
-    """Return the tokens of a message: one for CHARS_PER_TOKEN characters of its text and of the
-    arguments of its tool calls, rounded up; SYSTEM_TOKENS for a system message."""
+    """Return the token count of a message: the characters of its text and of the arguments of its
+    tool calls divided by CHARS_PER_TOKEN, rounded up; SYSTEM_TOKENS for a system message."""
     if message["role"] == "system":
         return SYSTEM_TOKENS
     arguments = [each["function"]["arguments"] for each in message.get("tool_calls") or ()]

@@ -41,7 +41,7 @@ def source() -> str:
 
 
 def generate(seed: int, count: int) -> list[Draft]:
-    """Return `count` problems of each domain. The kinds of a domain take turns."""
+    """Return `count` problems of each domain, from the kinds of the domain in rotation."""
     return [draft for domain in KINDS for draft in _domain_drafts(domain, seed, count)]
 
 

@@ -55,19 +55,19 @@ STRUCTURE_MARK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TurnCounts:
-    """Numbers of turns in one run. A turn that submits the answer is not idle."""
+    """Numbers of turns in one run. A turn that submits the answer is neither unmatched nor idle."""
 
     matched: Mapping[str, int]
     """The number of turns with a tool call that matches TABLE15, by capability."""
     unmatched: int
-    """The number of idle turns by TABLE15: those without a tool call that matches it."""
+    """The number of turns without a tool call that matches TABLE15."""
     idle: int
-    """The number of idle turns by the proxy's classification: those without a capability."""
+    """The number of turns without a capability, by the proxy's classification."""
 
 
 @dataclass(frozen=True, slots=True)
 class PatternCounts:
-    """The numbers of patterns in one answer and its trajectory."""
+    """Counts of patterns in one answer and its trajectory."""
 
     calls: Mapping[str, int]
     """The number of tool calls that match TABLE15, by capability."""
@@ -108,7 +108,7 @@ def trajectory_of(result: Result, completion: Mapping[str, Any]) -> Trajectory:
 
 
 def patterns_of(result: Result, trajectory: Trajectory) -> PatternCounts:
-    """Return the patterns in an answer and its trajectory."""
+    """Return the counts of patterns in an answer and its trajectory."""
     calls: Counter[str] = Counter()
     matched_calls = 0
     for step in trajectory.steps:

@@ -128,7 +128,7 @@ def _step(call: Mapping[str, Any]) -> Step:
 
 
 def _text_of(content: Any) -> str:
-    """Return the text of a message's content: a text, or a list of parts."""
+    """Return the text of a message's content, which is a string, a list of parts or None."""
     if isinstance(content, list):
         return "\n".join(part.get("text") or "" for part in content)
     return content or ""

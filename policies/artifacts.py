@@ -19,7 +19,8 @@ Hugging Face's chat-ui."""
 
 @dataclass(frozen=True, slots=True)
 class ArtifactLimits:
-    """Limits on the files that one run returns. Raises ValueError for a malformed type."""
+    """Limits on the files that one run returns. Raises ValueError for a malformed entry of
+    `allow_types` or `deny_types`."""
 
     max_files: int = 100
     """Maximum number of files; further files are skipped."""
@@ -105,8 +106,8 @@ class Selection:
 
 
 def select_files(files: Iterable[ProducedFile], limits: ArtifactLimits) -> Selection:
-    """Choose files in the given order while the limits allow. Answer files are neither chosen nor
-    skipped."""
+    """Choose files in the given order while the limits allow. The ANSWER_FILES, which hold the
+    final answer, are neither chosen nor skipped."""
     chosen: list[ProducedFile] = []
     skipped: list[SkippedFile] = []
     bytes_left = limits.max_total_mib << 20

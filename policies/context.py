@@ -102,7 +102,8 @@ _OTHER_WEIGHT = 1 / 1.7
 """The weight of line ends and punctuation."""
 _MAX_WEIGHT = max(_OTHER_WEIGHT, *(weight for _, weight in _WEIGHTS))
 _MIN_WEIGHT = min(_OTHER_WEIGHT, *(weight for _, weight in _WEIGHTS if weight))
-"""The least weight of a character. A continuation byte belongs to the character before it."""
+"""The least weight of a character. The weight 0 of continuation bytes does not count, because they
+are no characters of their own."""
 
 
 def estimate_tokens(text: str) -> int:

@@ -5,8 +5,8 @@ import re
 from dataclasses import dataclass
 
 HOLDS_S = 24 * 3600.0
-"""Seconds until a default instruction is no longer used if no probe finds it again. It may contain
-the date."""
+"""Seconds after which a default instruction is not used any more unless a probe has found it again.
+It may contain the date, which changes."""
 MAX_CHARS = 2_000
 """Maximum length of a default instruction. A longer one is ignored."""
 _MARKUP = re.compile(r"<[^<>\n]{1,64}>|\[/?[A-Z][A-Z_]+\]|<\||\|>|[\x00-\x08\x0b-\x1f\x7f]")
@@ -34,9 +34,9 @@ def find_default_instruction(
     """Return the default instruction of a chat template, or "" if there is none.
 
     `without_system` is the template's rendering of the user message `user`, and `with_system` the
-    rendering of the system message `system` and of the same user message. Both texts must be
-    random. There is no default instruction if the template writes the system message into the
-    user's turn, or if the two renderings differ in more than one passage without markup.
+    rendering of the system message `system` and of the same user message. `system` and `user` must
+    be random texts. There is no default instruction if the template writes the system message into
+    the user's turn, or if the two renderings differ in more than one passage without markup.
     """
     if with_system.count(system) != 1 or without_system.count(user) != 1:
         return ""

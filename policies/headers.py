@@ -69,8 +69,8 @@ class RequestHeader(_Header):
     CODEX_THREAD_ID = "thread-id", _MODEL_ROUTES
     """The id of the thread in Codex, used like Open WebUI's id."""
     OPEN_WEBUI_TASK = "x-openwebui-task", _MODEL_ROUTES
-    """The purpose of a utility request of Open WebUI, such as a title. The request gets no
-    sandbox."""
+    """The purpose of a utility request of Open WebUI, such as to write a title. The request gets
+    no sandbox."""
     OPEN_WEBUI_PREFIX = "x-openwebui-", "chat completions"
     """A header with this prefix shows that the client is Open WebUI. The default step mode is then
     `items`."""

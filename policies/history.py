@@ -1,5 +1,5 @@
-"""Removes the steps of earlier runs from a client's messages: the proxy adds steps to its answers,
-and clients send them back.
+"""Removes the steps of earlier runs from a client's messages. Steps are the tool calls of a run
+that the proxy shows in its answers, and their results; clients send both back.
 
 A model that finds steps in its own earlier messages imitates them instead of calling tools.
 """

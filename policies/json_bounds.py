@@ -28,8 +28,8 @@ _ENCODING_BYTES = 4
 """Number of bytes that determine the encoding."""
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
-"""A string, possibly cut off at the end of the text. Without the match at the end of the text, the
-search would start again at each escaped quote, in time quadratic in the string's length."""
+"""A string, possibly cut off at the end of the text. If the pattern did not match a string that is
+cut off, the search would start again at each of its escaped quotes, in quadratic time."""
 _SENTINEL = b"]"
 """Appended to a text. If it is missing after the strings were replaced, the text ends inside a
 string."""

@@ -73,7 +73,8 @@ class _Reader:
         self._piece_size = piece_size
 
     def outline(self, mark: str, strings: MutableMapping[str, str]) -> Steps[bytes]:
-        """Return the text with placeholders for the long strings, and add these to `strings`."""
+        """Return the text with placeholders for the long strings, and add each long string to
+        `strings` under its placeholder."""
         text = self._text
         pieces: list[bytes | bytearray] = []
         done = at = name_bytes = 0
@@ -239,9 +240,9 @@ def encode_in_steps(
     encode: Callable[[Any], bytes] = encode_json,
     piece_size: int = PIECE_SIZE,
 ) -> Steps[bytearray]:
-    """Return a JSON value as `encode` encodes it. Placeholders for the long strings, and for
-    integers of more than 64 bits, begin with the random string `mark`. Raises TypeError for a value
-    that JSON cannot represent."""
+    """Return the JSON of a value, encoded with `encode` in steps. Meanwhile, placeholders that
+    begin with the random string `mark` replace long strings and integers of more than 64 bits.
+    Raises TypeError for a value that JSON cannot represent."""
     replaced: list[str | int] = []
     outline = encode((yield from _with_placeholders(value, mark, replaced)))
     first, *others = outline.split(f'"{mark}'.encode())
@@ -269,7 +270,8 @@ def encode_in_steps(
 
 
 def _with_placeholders(value: Any, mark: str, replaced: list[str | int]) -> Steps[Any]:
-    """Return a copy of a value with placeholders, and append the replaced values to `replaced`."""
+    """Return a copy of a value in which placeholders replace long strings and integers of more than
+    64 bits. Append the replaced values to `replaced`."""
     top = [value]
     pending: list[Any] = [top]
     count = 0

@@ -27,8 +27,8 @@ class StopReason(StrEnum):
     EGRESS_BUDGET = "egress_budget"
     TOOL_OUTPUT_BUDGET = "tool_output_budget"
     DAILY_TOKEN_BUDGET = "daily_token_budget"
-    """A daily budget of the key is exhausted. This holds for each reason that begins with
-    `daily_`."""
+    """The daily token budget of the API key is exhausted. The other reasons that begin with
+    `daily_` are for its other daily budgets."""
     DAILY_COST_BUDGET = "daily_cost_budget"
     DAILY_COMMAND_BUDGET = "daily_command_budget"
     DAILY_CPU_BUDGET = "daily_cpu_budget"
@@ -160,15 +160,15 @@ def _is_limit_reached(spent: float, expected: float, limit: float | None) -> boo
 # The plan for a run's time
 
 _MARGIN_SHARE, _MAX_MARGIN_S = 0.05, 10.0
-"""The share of a deadline that is reserved for collecting artifacts and sending the answer, and the
-maximum of this reserve in seconds."""
+"""The share of the client's timeout that is reserved for collecting artifacts and sending the
+answer, and the maximum of this reserve in seconds."""
 _WALL_TIME_MARGIN_S = 30.0
-"""Time for collecting artifacts of a run without a deadline, after its wall time."""
+"""Minimum time in seconds for collecting artifacts of a run without a deadline."""
 _MAX_COLLECTION_S = 120.0
 """Maximum time for collecting artifacts, in seconds."""
 _FINAL_CALL_SHARE, _MIN_FINAL_CALL_S, _MAX_FINAL_CALL_S = 0.2, 10.0, 120.0
-"""The share of a deadline that is reserved for asking the model for its final answer, and the
-minimum and maximum of this reserve in seconds. The reserve is at most half of the deadline."""
+"""The share of the client's timeout that is reserved for asking the model for its final answer, and
+the minimum and maximum of this reserve in seconds. The reserve is at most half of the timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,8 @@ class TimePlan:
     answer_s: float
     """The end of the model call for the final answer; infinite if the run has no deadline."""
     end_s: float
-    """The planned end of the collection of artifacts. `collection_time_s` may return more time."""
+    """The planned end of the collection of artifacts. The time that `collection_time_s` returns may
+    end later."""
     stop_reason: StopReason
     """The stop reason of a run that reaches `work_s`."""
 

@@ -27,7 +27,7 @@ OUR_PREFIXES = frozenset({"v1", "openai"})
 
 _READABLE_PATH = re.compile(r"/[/\w.~:@!$&'()*+,=-]*", re.ASCII)
 _PREFIX_SEGMENT = re.compile(r"v[0-9]\w*|api|inference|openai")
-"""Matches a segment before the segment that names the resource of a path."""
+"""Matches a segment that may precede the resource in a path, such as `v1` in `/v1/models`."""
 _CLOSED_WORDS = frozenset(
     {
         # the engine's weights, caches and peers: vLLM, SGLang
@@ -70,7 +70,7 @@ Studio, llama.cpp, Triton and LocalAI have such paths."""
 
 
 def _parse_patterns(lines: str) -> dict[str, list[list[str]]]:
-    """Parse path patterns. Return the remaining segments of each pattern, by its first segment."""
+    """Return the patterns by their first segment, each as the list of its other segments."""
     patterns: dict[str, list[list[str]]] = {}
     for pattern in lines.split():
         head, *rest = pattern.strip("/").split("/")
@@ -262,8 +262,8 @@ def _searched_fields(name: str, part: Mapping[str, Any]) -> Iterator[tuple[str, 
 def _is_url_fetched(name: str, kind: str) -> bool:
     """Return True if the backend fetches the `url` of a part of type `kind` in the field `name`.
 
-    Outside `URL_FIELDS` and `source`, the `url` of a part without a type only names the source of a
-    document's text.
+    Outside `URL_FIELDS` and `source`, a part without a type is a document, and its `url` only says
+    where the document's text comes from.
     """
     if not name or name in URL_FIELDS or name == "source":
         return True

@@ -13,7 +13,7 @@ from policies.isolation import Isolation
 OnMiss = Literal["create", "wait", "fail"]
 ResizableLimits = tuple[int, float, int]
 PoolKey = tuple[object, ...]
-"""Values of fields of Isolation."""
+"""The values of the fields of Isolation in which a sandbox and a request for it must be equal."""
 
 RESIZABLE_FIELDS = ("memory_mib", "cpus", "pids")
 """Fields of Isolation that can be changed in a running sandbox."""
@@ -22,7 +22,7 @@ LEASE_FIELDS = ("network",)
 _EXACT_KEY_FIELDS = tuple(
     field.name for field in fields(Isolation) if field.name not in LEASE_FIELDS
 )
-"""By exclusion, so that a new field of Isolation is part of the key by default."""
+"""All fields of Isolation except LEASE_FIELDS, so that a new field is in the key by default."""
 _read_exact_key = attrgetter(*_EXACT_KEY_FIELDS)
 _read_key = attrgetter(*(name for name in _EXACT_KEY_FIELDS if name not in RESIZABLE_FIELDS))
 
@@ -49,13 +49,13 @@ class PoolSettings:
     or `memory_budget_mib` is reached. wait: wait for a sandbox that the pool starts in the
     background. fail: refuse the request."""
     max_parallel_starts: int | None = None
-    """Maximum number of sandboxes that start at a time. At most a quarter of them, but at least
-    one, may be started in the background: to keep sandboxes ready, and with `on_miss: wait`. null:
-    two per CPU core of this host, times the number of Docker engines that answer; on Kubernetes,
-    64."""
+    """Maximum number of sandboxes that start at a time. At most a quarter of these starts, but at
+    least one, may be in the background: to keep sandboxes ready, and with `on_miss: wait`. null:
+    two per CPU core of this host (for each Docker engine that answers, if there are several); on
+    Kubernetes, 64."""
     queue_size: int = 256
-    """Maximum number of requests that wait for a sandbox. If a further request comes, the newest
-    request of the key with the most waiting requests is refused."""
+    """Maximum number of requests that wait for a sandbox. When one more request arrives, the newest
+    waiting request of the API key with the most waiting requests is refused."""
     queue_timeout_s: float = 120.0
     """Maximum time that a request waits for a sandbox, in seconds; then the request is refused."""
 

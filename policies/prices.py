@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 CHARS_PER_TOKEN = 4
-"""The ratio that estimates assume. It suits English; code and most other languages have more
-tokens."""
+"""Characters per token in estimates. This suits English; code and most other languages have fewer
+characters per token."""
 _MILLION = 1_000_000
 _MAX_COUNT = 1e15
 """Larger numbers, including infinity, are neither counts nor costs."""

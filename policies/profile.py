@@ -55,8 +55,9 @@ class AgentSettings:
     For these requests the proxy does not fall back to a model call without tools if the model
     cannot use tools."""
     capture: Capture = "none"
-    """The `sandbox.capture` of requests that set none. tokens: requests may also set it, as with
-    `capture_tokens`; a request without a sandbox, or whose secrets are redacted, gets messages."""
+    """The `sandbox.capture` of requests that do not set it. tokens: requests may also set `tokens`
+    themselves, as with `capture_tokens`; a request without a sandbox, or with redaction of secrets,
+    gets messages."""
 
     @property
     def allows_token_capture(self) -> bool:

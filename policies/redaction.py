@@ -8,7 +8,8 @@ HELD_CHARS = 256
 """Number of characters at the end of a stream that are held back. A longer secret in a stream is
 found only if the pattern already matches the secret's first `HELD_CHARS` characters."""
 MAX_HELD_CHARS = 65_536
-"""Maximum number of characters that are held back. The middle of a longer secret is dropped."""
+"""Maximum number of characters that are held back because a secret may continue. The middle of a
+longer secret is dropped."""
 _KEY_TEXT = r"[\sA-Za-z0-9+/=:,.\\-]*"
 _KEY_TAIL = (
     r"[A-Za-z0-9+/=\\]+(?:\s*\n\s*(?:\d+:?[ \t]+)?[A-Za-z0-9+/=\\]+)*(?:\s*\n\s*(?:\d+:?[ \t]+)?)?"

@@ -42,7 +42,8 @@ def invalid_arguments_observation() -> str:
 
 
 def tool_observation(name: str, text: str) -> str:
-    """Return a tool's observation. The reference escapes the bracket for its own console."""
+    """Return a tool's observation. The backslash is from the reference, which escapes brackets for
+    its console."""
     return f"Execution output of \\[{name}]:\n{text}"
 
 

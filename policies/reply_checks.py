@@ -15,8 +15,7 @@ _MIN_SENTENCE_WORDS = 5
 """A complete sentence of an instruction counts as a quotation if it has at least this many
 words."""
 _SUSPECT_WORDS = 3
-"""A text is suspect while its last `_SUSPECT_WORDS` words also follow each other in a proxy
-text."""
+"""A text is suspect while its last `_SUSPECT_WORDS` words also occur in a row in a proxy text."""
 _MAX_WORD_CHARS = 64
 _MAX_CLIENT_CHARS = 400_000
 """Maximum number of characters of the client's text that are searched for a quotation, one half at
@@ -93,7 +92,7 @@ class EchoCheck:
 
     def _quotations(self, text: str) -> Iterator[Words]:
         """Append the words of `text` to the earlier words. Yield each quotation of the proxy's
-        texts that ends with one of them."""
+        texts that ends in `text`."""
         for match in _WORD_OR_END.finditer(text):
             if match["word"] is None:
                 quotation = self._proxy_texts.sentence_at_end(tuple(self._words))

@@ -48,7 +48,8 @@ BACKEND_STATE_FIELDS = (
     *("input_ids", "kv_transfer_params", "ec_transfer_params"),
     *("bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"),
 )
-"""Fields of vLLM and SGLang that refer to the backend's state of one prompt."""
+"""Fields of vLLM and SGLang for a single prompt, such as its token ids or its state in the backend.
+A run, which sends several prompts, cannot use them."""
 _SUBPATH = re.compile(r"(?:/[A-Za-z0-9_~:-][A-Za-z0-9._~:-]{0,255}){0,32}/?")
 
 
@@ -113,8 +114,7 @@ def forbids_tools(body: Mapping[str, Any]) -> bool:
 
 
 def _one_call_reason(body: Mapping[str, Any]) -> RouteReason | None:
-    """Return the reason why a run cannot answer a request, so that a single model call must answer
-    it. Return None if a run can."""
+    """Return the reason why a request needs a single model call instead of a run, or None."""
     modalities = body.get("modalities")
     if isinstance(modalities, list) and any(modality != "text" for modality in modalities):
         return "not_text"

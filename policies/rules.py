@@ -123,7 +123,7 @@ class RuleSet:
 
 
 def rule_subject(tool: str, arguments: Mapping[str, Any]) -> tuple[RuleTarget, str] | None:
-    """Return the target and the subject of rules for a call of a sandbox tool, or None if no rule
+    """Return the rule target and the rule subject of a call of a sandbox tool, or None if no rule
     can apply to the call."""
     match tool, arguments:
         case "execute_bash", {"command": str(text)}:

@@ -32,8 +32,8 @@ class SessionSettings:
     idle_s: float = 120.0
     """Seconds that a sandbox stays leased to its session after a run."""
     max_kept: int = 8
-    """Maximum number of sandboxes that stay leased to idle sessions, but at most half of all
-    sandboxes. Above it, the sandbox that has been idle for longest ends."""
+    """Maximum number of sandboxes that stay leased to idle sessions; never more than half of the
+    sandboxes that the pool may have. Above it, the sandbox that has been idle for longest ends."""
     retention_hours: float = 168.0
     """Hours that the files of a session are stored after its sandbox has ended."""
     quota_mib: int = 4096
@@ -92,8 +92,8 @@ class SessionState:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """The state that a run resumes from: the first of `parents` that exists, else the newest state
-    of the session."""
+    """The state that a run resumes from: the first of `parents` that exists. If none exists, the
+    run resumes from the newest state of the session, or starts with an empty workspace."""
 
     session: Session
     parents: Sequence[str] = ()

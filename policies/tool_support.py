@@ -17,8 +17,8 @@ chat template leaves tools out of the prompt. tools_refused: the backend refuses
 tools. tools_failed: tool calls failed in runs of the same key."""
 
 CHECK_EVERY_S = 600.0
-"""Seconds after which the version of the backend's inference engine, such as vLLM, is checked again
-for a verdict."""
+"""Seconds between two checks of whether the backend's inference engine, such as vLLM, still has the
+version for which a model's verdict was found."""
 HOLDS_WITHOUT_VERSION_S = 24 * 3600.0
 """Seconds until a verdict expires if the engine reports no version."""
 EVIDENCE_HOLDS_S = 3600.0
@@ -118,8 +118,8 @@ def tools_failed_verdict(model: str, trouble: Collection[str]) -> ToolVerdict:
 
 
 def is_evidence(trouble: Collection[str], *, has_run_commands: bool) -> bool:
-    """Return True if a run's trouble shows that the model cannot use tools. Malformed calls do not
-    count if the run also ran commands."""
+    """Return True if the kinds of tool failures in a run (`trouble`) show that the model cannot use
+    tools. Malformed calls do not count if the run also ran commands."""
     counted = set(trouble) - ({"malformed_call"} if has_run_commands else set())
     return bool(counted)
 

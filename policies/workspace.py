@@ -95,9 +95,9 @@ class Workspace:
 
 
 def texts_to_count(messages: Sequence[Message], threshold_tokens: int | None) -> list[str]:
-    """Return the user's texts whose estimated size is too near `threshold_tokens` for a decision. A
-    caller with a tokenizer counts the tokens of these texts and passes the counts to
-    `plan_workspace`."""
+    """Return the user's texts whose estimated size is too near `threshold_tokens` to decide whether
+    they become files. A caller with a tokenizer counts the tokens of these texts and passes the
+    counts to `plan_workspace`."""
     if threshold_tokens is None:
         return []
     texts = [
@@ -109,8 +109,8 @@ def texts_to_count(messages: Sequence[Message], threshold_tokens: int | None) ->
 
 
 def has_long_text(messages: Sequence[Message]) -> bool:
-    """Return True if a user message has more than LARGE_CHARS characters, so that a low limit would
-    offload it."""
+    """Return True if a user message has more than LARGE_CHARS characters. Shorter messages are
+    never offloaded to files."""
     return any(count > LARGE_CHARS for count in _user_text_lengths(messages))
 
 
@@ -146,8 +146,8 @@ def plan_workspace(
     The user's long texts become files too.
 
     A note depends only on the messages before it, so that a growing conversation keeps its prefix
-    in the backend's cache. `token_counts` are the tokens of texts from `texts_to_count`; the tokens
-    of other texts are estimated. The notes on the files of the message with the index
+    in the backend's cache. `token_counts` maps texts from `texts_to_count` to their token counts;
+    the tokens of other texts are estimated. The notes on the files of the message with the index
     `index_without_notes` are put into `Workspace.notes` instead of the message.
     """
     planner = _Planner(received, threshold_tokens, token_counts, index_without_notes)
@@ -216,8 +216,8 @@ class _Planner:
         return message if parts == content else {**message, "content": parts}
 
     def _merge_short_texts(self, content: Sequence[Any]) -> list[Any]:
-        """If the short texts together exceed the limit, merge neighbouring short texts. Return the
-        parts."""
+        """Return the parts of a message. Neighbouring short texts are merged if all its short texts
+        together exceed the threshold."""
         short_text = "".join(_text_of_part(part) for part in content if _is_short(part))
         if self._threshold_tokens is None or estimate_tokens(short_text) <= self._threshold_tokens:
             return list(content)
@@ -242,7 +242,7 @@ class _Planner:
         return (estimate_tokens(text) if tokens is None else tokens) > self._threshold_tokens
 
     def _parts_for_file(self, number: int, index: int) -> list[Any]:
-        """Return the parts that replace a received file in the message with that index."""
+        """Return the parts that replace the received file `number` in the message `index`."""
         content_part = self._received[number].content_part
         parts: list[Any] = [] if content_part is None else [content_part]
         if index == self._index_without_notes:
@@ -340,7 +340,8 @@ MAX_NAME_BYTES = 200
 
 
 def input_path(filename: str, taken_paths: Collection[str]) -> str:
-    """Return a path that is not in `taken_paths` for a file that a client has named."""
+    """Return a path in INPUT_DIR that is not in `taken_paths`, for a file that the client calls
+    `filename`."""
     bare = filename.replace("\\", "/").rpartition("/")[2]
     clean = "".join(character if character.isprintable() else "_" for character in bare)
     name = "file" if clean.strip(". ") == "" else clean

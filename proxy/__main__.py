@@ -153,7 +153,7 @@ def _add_server_options(command: argparse.ArgumentParser) -> None:
 
 
 def _add_options(name: str, command: argparse.ArgumentParser) -> None:
-    """Add the options that only one command has."""
+    """Add the options of the command `name` that most other commands do not have."""
     if name in ("doctor", "smoke"):
         command.add_argument(
             "--self-test", action="store_true", help="try every known escape from the sandbox"
@@ -371,8 +371,8 @@ def _lifespan(
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Print the checks of the model backend and of the sandboxes. Return 1 if a check failed that
-    `serve` requires, else 0."""
+    """Check the model backend and the sandboxes, and print the results. Return 1 if a check that
+    `serve` requires has failed, else 0."""
     import asyncio
 
     from proxy.bootstrap import build_model, build_tool_probe, tool_support_settings
@@ -395,7 +395,8 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 def smoke_test_cluster(arguments: argparse.Namespace) -> int:
-    """Print the checks of the cluster. Return 1 if it cannot run sandboxes, else 0."""
+    """Check the cluster and print the results. Return 1 if the cluster cannot run sandboxes, else
+    0."""
     import asyncio
 
     from proxy import doctor
@@ -467,7 +468,8 @@ def gc(arguments: argparse.Namespace) -> int:
 
 def verify_audit_logs(arguments: argparse.Namespace) -> int:
     """Verify the audit logs and print each finding. Return 1 if a log was changed, truncated or
-    removed, is not in the index, or is named but does not exist. An unfinished log is no fault."""
+    removed, is not in the index, or is named as an argument but does not exist. An unfinished
+    log is no fault."""
     import logging
 
     from proxy.audit.audit_log import verify
@@ -505,8 +507,8 @@ def build_rootfs(arguments: argparse.Namespace) -> int:
 
 
 def _key_refusal_reason(config: "Config") -> str:
-    """Return the reason to report if the backend refuses the key. The reason says where the key
-    comes from."""
+    """Return the text that `doctor` prints if the backend refuses a call for its key. The text says
+    where the key comes from, or that none is sent."""
     from proxy.config import backend_key_variable
     from proxy.doctor import CLIENT_KEY_REQUIRED
 
@@ -521,9 +523,9 @@ def _key_refusal_reason(config: "Config") -> str:
 
 
 def _backend_builders(config: "Config", *, needs_image: bool) -> "dict[str, Callable[[], Backend]]":
-    """Return a builder for each sandbox backend that the configuration allows, in the order of
-    `build_backend`. With `needs_image`, the builder of the Docker backend fails if the image is
-    missing and another backend can be used instead."""
+    """Return a builder for each sandbox backend that the configuration allows, in the order that
+    `build_backend` tries. With `needs_image`, the builder of the Docker backend fails if the image
+    is missing and another backend can be used instead."""
     from proxy.bootstrap import build_bubblewrap, build_docker, build_kubernetes, engine_setting
 
     setting = config.sandbox.backend
@@ -539,7 +541,7 @@ def _backend_builders(config: "Config", *, needs_image: bool) -> "dict[str, Call
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    """Answer one request from end to end with a temporary server."""
+    """Start a temporary server, send it one request and print the answer."""
     import asyncio
     import tempfile
 
@@ -571,7 +573,7 @@ def demo(arguments: argparse.Namespace) -> int:
 
 
 def answer_prompt(arguments: argparse.Namespace) -> int:
-    """Answer one prompt, with a temporary server or a running one."""
+    """Send one prompt to a temporary or a running server, and print the answer."""
     import asyncio
     import tempfile
 

@@ -20,7 +20,7 @@ COLLECT_EVERY_S = 5.0
 """Minimum interval of the collections of garbage before a refusal, in seconds."""
 MAX_RESERVE_BYTES = 512 << 20
 RESERVE_SHARE = 20
-"""The default reserve is a limit divided by this number."""
+"""The reserve within a memory limit is by default the limit divided by this number."""
 _FILE_NAMES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
     2: ("memory.max", "memory.current"),

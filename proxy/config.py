@@ -104,10 +104,10 @@ class ServerConfig(_Section):
     """Handling of a run whose client disconnects, unless the request sets it. cancel: the run is
     cancelled. detach: the run continues to its end."""
     request_bodies_mib: int = Field(default=DEFAULT_BODY_MEMORY_MIB, ge=1)
-    """Memory for the bodies of all requests in progress, in MiB. A value below the need of one body
-    of the maximum size is raised to that need. A body counts three times: as received, as decoded
-    (up to four bytes a character if a string is not ASCII), and as sent to the backend. If there
-    are several keys, each key may use half of the memory."""
+    """Memory for the bodies of all requests in progress, in MiB. The value is raised if one body of
+    the maximum size needs more. A body counts three times: as received, as decoded (up to four
+    bytes a character if a string is not ASCII), and as sent to the backend. If there are several
+    keys, each key may use half of the memory."""
     memory_reserve_mib: int | None = Field(default=None, ge=0)
     """Memory that must stay available, in MiB: of the machine, and of the cgroups with a limit in
     which the server runs. With less, requests for a run, and requests with a body above 64 KiB, get

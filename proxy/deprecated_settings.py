@@ -252,7 +252,7 @@ _PROFILE_PREFIXES = ("", "profiles.*.", "models.*.policy.", "keys.*.policy.")
 def _with_path_prefix(
     prefix: str, rule: RenamedSetting | RenamedValue | RemovedSetting
 ) -> UpgradeRule:
-    """Return a rule for profiles, changed to apply at one place in config.yaml."""
+    """Return a rule for settings of a profile, with `prefix` before its setting paths."""
     if isinstance(rule, RenamedSetting):
         return replace(rule, old=prefix + rule.old, new=prefix + rule.new)
     return replace(rule, setting=prefix + rule.setting)

@@ -29,8 +29,8 @@ from sandbox_runtime.sandbox import Sandbox
 log = logging.getLogger(__name__)
 
 CLIENT_KEY_REQUIRED = "it requires the client's own key"
-"""The reason to report with `backend.forward_client_key` if the backend refuses the check, which
-has no key. The check then counts as passed."""
+"""The `refusal_reason` of `check_model` with `backend.forward_client_key`. That check sends no key,
+so it passes even if the backend refuses it."""
 MAX_PROBED_MODELS = 20
 """Maximum number of models whose tool support is probed."""
 FILE_BYTES = 1 << 20
@@ -176,8 +176,8 @@ async def diagnose(
     *,
     self_test: bool,
 ) -> int:
-    """Print all checks, and last whether `serve` would work. The checks are grouped by result;
-    failed checks that `serve` requires come last. Return the exit code: 1 if a check failed that
+    """Make all checks. Print the results, grouped, with the failed checks that `serve` requires
+    last. Then print whether `serve` would work. Return the exit code: 1 if a check failed that
     `serve` requires, else 0.
 
     For `refusal_reason`, see `check_model`. `builders` are the sandbox backends in order of
@@ -208,7 +208,7 @@ async def diagnose(
 async def smoke_test_cluster(
     build: Callable[[], Backend], isolation: Isolation, *, self_test: bool
 ) -> int:
-    """Print the checks of a cluster, grouped as by `diagnose`, and last whether it can run
+    """Check a cluster and print the results as `diagnose` does, then whether the cluster can run
     sandboxes. Return the exit code: 1 if a required check failed, else 0. No model backend is
     needed. With `self_test`, slow escape attempts are made too."""
     report = _Report()

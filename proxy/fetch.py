@@ -97,8 +97,8 @@ class ByteBudget:
             self._downloads.remove(download)
 
     def bytes_left_for(self, download: "DownloadBudget") -> int:
-        """Return the number of bytes that a download may still take. Later downloads do not reduce
-        it by what they expect, only by what they have taken."""
+        """Return the number of bytes that a download may still take: all bytes that are left,
+        except those that earlier downloads expect."""
         earlier = self._downloads[: self._downloads.index(download)]
         return self._bytes_left - sum(each.expected_bytes for each in earlier)
 
@@ -141,9 +141,9 @@ class DownloadBudget:
 class Fetcher:
     """Downloads files by GET.
 
-    Each host name, also of a redirect, is resolved once. The resolved address is checked and then
-    connected to, so that a second DNS answer cannot replace it. `forbidden_addresses`
-    are the addresses of the proxy itself and of its backend.
+    Each host name, even that of a redirect, is resolved once. The resolved address is checked and
+    then connected to, so that a second DNS answer cannot replace it. `forbidden_addresses` are the
+    addresses of the proxy itself and of its backend.
     """
 
     def __init__(
@@ -165,8 +165,8 @@ class Fetcher:
         self._dialers: WeakValueDictionary[str, Dialer] = WeakValueDictionary()
 
     async def fetch(self, url: str, *, max_bytes: int, budget: ByteBudget) -> FetchedFile:
-        """Download a file. Of downloads with the same budget, the one that was begun earlier takes
-        precedence. Raises FetchError."""
+        """Download a file. Of downloads with the same `budget`, those that began earlier may use it
+        first. Raises FetchError."""
         dialer = self._dialers.setdefault(budget.owner, self._new_dialer())
         try:
             async with asyncio.timeout(self._timeout_s):

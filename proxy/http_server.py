@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn with limits on connections, and a shutdown that answers its clients.
+"""The HTTP server: uvicorn with limits on connections, and a shutdown that lets requests end.
 
 `HTTPServer` is uvicorn's server with a graceful shutdown. `HTTPProtocol` is one connection. It
 limits the time and size of incomplete requests, the time for which a response stays unread, and the
@@ -71,7 +71,7 @@ REQUEST_SHUTDOWN_S = 1.5
 """Maximum seconds that a request may continue after the end of the runs, so that the client
 receives the end of its run."""
 CONNECTION_SHUTDOWN_S = 2
-"""Seconds after the end of the runs after which uvicorn closes the remaining connections."""
+"""uvicorn closes the remaining connections this many seconds after the end of the runs."""
 TICKS_PER_CHECK = 10
 """Number of uvicorn's ticks (10 per second) between two checks for expired connections."""
 
@@ -424,7 +424,8 @@ class HTTPProtocol(HttpToolsProtocol):
 class CoalescingTransport(asyncio.Transport):
     """A transport that sends the writes of one iteration of the event loop together, such as the
     head and the body of a response. Each separate write costs client and server a system call and
-    an iteration, a tenth of the time of a short response (`bench/relay.py`)."""
+    an iteration of the event loop. That is a tenth of the time of a short response
+    (`bench/relay.py`)."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__()
@@ -535,8 +536,8 @@ class HTTPServer(uvicorn.Server):
 
 
 class _ShutdownMiddleware:
-    """Answers each request that the shutdown cancels with a ServerStopsError, unless its response
-    has begun."""
+    """Sends a ServerStopsError as the response to each request that the shutdown cancels, unless
+    the response has begun."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.is_stopping = False

@@ -69,7 +69,8 @@ each part that names it. OpenAI accepts 50 MB. Files beyond the limit are in the
 COUNT_S = 2.0
 """Seconds to wait for the token counts of a request's texts, before estimates are used."""
 MAX_COUNTED_TEXTS = 8
-"""Maximum number of texts of one request that are counted."""
+"""Maximum number of texts of one request whose tokens the backend counts. Cached counts are not
+limited."""
 _MAX_CACHED_COUNTS = 1000
 _PIECE_BYTES = _PIECE_CHARS = 1 << 20
 _MAX_TEXT_BYTES = 16 << 20
@@ -93,7 +94,7 @@ class InputContext:
     """Reserves the memory of the files."""
     container_files: Sequence[InputFile]
     """The stored files of the run's container that the sandbox needs: the client's files and,
-    without a saved state of the workspace, the produced files."""
+    if no state of the workspace is saved, the produced files too."""
     style_adds_notes: bool
     """True if the run's style itself adds the notes on the files of the user's last message. The
     notes are then not inserted into that message."""
@@ -145,9 +146,9 @@ class Inputs:
     async def load(
         self, messages_with_files: Sequence[Message], body: Mapping[str, Any], context: InputContext
     ) -> AgentInput | PendingInput:
-        """Return the messages without their files, and the files of the messages and of other
-        fields of the body. If files have to be downloaded, return a PendingInput: the run downloads
-        them, so that a stream can start earlier.
+        """Return the messages with sandbox paths in place of their files, and the files of the
+        messages and of other fields of the body. If files have to be downloaded, return a
+        PendingInput: the run downloads them, so that a stream can start earlier.
 
         Raises BadRequestError, FileTooLargeError, BodyTooLargeError, BusyError.
         """
@@ -174,7 +175,7 @@ class Inputs:
         self, messages: Sequence[Message], parts: Sequence[FilePart], owner: str
     ) -> None:
         """Check the URLs that only some backends download: the URLs in parts without a type and in
-        assistant messages. Raises BadRequestError for a private URL."""
+        assistant messages. Raises BadRequestError as `refuse_unsafe_urls` does."""
         fetched = {part.source.url for part in parts if isinstance(part.source, RemoteFile)}
         others = dict.fromkeys(url for url in remote_urls(messages) if is_url(url))
         if urls := [url for url in others if url not in fetched]:
@@ -288,8 +289,9 @@ class Inputs:
     # Files on the web
 
     async def refuse_unsafe_urls(self, urls: Sequence[str], owner: str) -> None:
-        """Raise BadRequestError for a URL that is not http or https, such as a path. Unless the
-        backend may download any URL, raise it also for a URL that `refuse_private_urls` refuses."""
+        """Raise BadRequestError for a URL that is not http or https, such as a path, and for a URL
+        that `refuse_private_urls` refuses. If the backend may download any URL, the second check is
+        left out."""
         for url in urls:
             if not url.lower().startswith(("http:", "https:")):
                 raise local_file_error(url)
@@ -300,9 +302,9 @@ class Inputs:
     async def _with_content_part(
         self, part: FilePart, content: _FileContent, media: "ModelMedia"
     ) -> _FileContent:
-        """Return a downloaded file with its content part for the model. Unless the backend may
-        download any URL, the part has the bytes in place of the URL, which the backend would
-        download from inside its network."""
+        """Return the content of a downloaded file, with a content part if the model accepts its
+        kind. The part contains the bytes in place of the URL, because the backend would download
+        the URL from inside its network. If the backend may do so, the part is unchanged."""
         if self.backend_fetches_urls:
             return replace(content, content_part=part.content_part)
         if content.fetched_file is None or part.kind not in self._modalities:
@@ -315,8 +317,8 @@ class Inputs:
     async def _fetch_all(
         self, parts: Sequence[FilePart], budget: ByteBudget, limits: InputLimits
     ) -> dict[str, _FileContent]:
-        """Return the file of each URL. The newest URLs are downloaded first, so that they take
-        precedence under the size limit."""
+        """Return the content of each URL, or the reason why it has none. The newest URLs are
+        downloaded first, so that they take precedence under the size limit."""
         newest = (
             part.source.url for part in reversed(parts) if isinstance(part.source, RemoteFile)
         )
@@ -407,8 +409,9 @@ def _with_identities(parts: Sequence[FilePart]) -> list[FilePart]:
 
 
 def _measure_inline_files(parts: Sequence[FilePart], limits: InputLimits) -> Steps[dict[str, int]]:
-    """Return the size of each file in the request body by its identity. Small files share a step.
-    Raises BadRequestError, FileTooLargeError."""
+    """Return the size of each file in the request body, by the identity of the file. The work is
+    divided into steps (see `Steps`); several small files share a step. Raises BadRequestError,
+    FileTooLargeError."""
     sizes: dict[str, int] = {}
     bytes_left = limits.max_total_mib << 20
     chars_in_step = 0

@@ -61,7 +61,8 @@ _SHARED_KEY = Key()
 
 
 class Keyring:
-    """The keys that the operator issued. Without keys, the server is open to everyone."""
+    """The keys that the operator issued. Without keys, the server is open to everyone, unless the
+    backend verifies the clients' own keys."""
 
     def __init__(
         self,
@@ -71,8 +72,8 @@ class Keyring:
         operator_secret: str | None = None,
     ) -> None:
         """`keys` are pairs of a secret and its Key. `is_closed` is True if the backend verifies the
-        clients' keys: the server is then not open, although it has no keys. `operator_secret` is
-        the operator's secret."""
+        clients' keys: the server is then not open, although it has no keys. `is_operator` accepts
+        `operator_secret`."""
         self._is_closed = is_closed
         self._keys = {_digest(secret): key for secret, key in keys}
         self._operator_digest = None if operator_secret is None else _digest(operator_secret)
@@ -88,7 +89,7 @@ class Keyring:
         return self._is_closed or len(self._keys) > 1
 
     def find(self, secret: str) -> Key | None:
-        """Return the key of a secret, or None."""
+        """Return the key of a secret, or None. On an open server, all secrets have the same key."""
         # Looked up by digest, so that the time of a comparison reveals nothing about a key.
         return _SHARED_KEY if self.is_open else self._keys.get(_digest(secret))
 
@@ -119,7 +120,8 @@ class ClientKeys:
         """Expiry of `_listing_needs_key`."""
         self._check_slots = asyncio.Semaphore(MAX_CHECKS)
         self._results: dict[bytes, tuple[bool, float]] = {}
-        """By digest, oldest first: True if the key was accepted, and the expiry of the result."""
+        """The cached results by the digest of the key, oldest first: True if the key was accepted,
+        and the expiry of the result."""
         self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
     async def require_accepted(self, credentials: Credentials) -> None:
@@ -165,7 +167,7 @@ class ClientKeys:
 
     async def _model_list_decides(self) -> bool:
         """Return True if the backend lists its models only for valid keys. A request with a random
-        key finds this out, and the result is cached. Raises BackendError if the backend accepts any
+        key tests this, and the result is cached. Raises BackendError if the backend accepts any
         key."""
         if self._now() >= self._listing_checked_until:
             random_key = Credentials(f"sk-{secrets.token_hex(24)}")

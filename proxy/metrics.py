@@ -51,7 +51,7 @@ false."""
 
 RUN_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1200, 1800, 3600)
 TURN_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
-"""Buckets for turns and for model calls."""
+"""Buckets of the durations of turns and of model calls."""
 FIRST_TOKEN_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 30, 60)
 COMMAND_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 POOL_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
@@ -69,7 +69,7 @@ STATS_COUNTERS = {
     "reasoning_tokens": "Tokens of reasoning that the model wrote.",
     "trajectory_tokens": "Tokens sent and written, each counted once.",
 }
-"""Fields of RunStats. Each has a counter."""
+"""The help texts of counters, by the field of RunStats that each counter adds up."""
 TIME_KINDS = ("model", "sandbox", "own")
 POOL_COUNTS = {
     "hits": "Leases that found a sandbox ready.",
@@ -79,7 +79,7 @@ POOL_COUNTS = {
     "started": "Sandboxes started.",
     "failed": "Sandbox starts that failed.",
 }
-"""Fields of PoolStats. Each has a counter."""
+"""The help texts of counters, by the field of PoolStats that each counter shows."""
 OUTPUT_DELTAS = (ReasoningDelta, TextDelta, ToolCallDelta)
 
 Complete = Callable[[Mapping[str, Any], OnDelta | None], Awaitable[Completion]]
@@ -155,7 +155,7 @@ class Metrics(Collector):
         self._readings.pool_stats = get_stats
 
     def pool_stats(self) -> PoolStats | None:
-        """Return the counts of the pool, or None before `observe_pool`."""
+        """Return the counts of the pool, or None before `register_pool_stats`."""
         return self._readings.pool_stats() if self._readings.pool_stats else None
 
     def _on_acquired(self, queued_s: float, acquired_s: float) -> None:
@@ -294,7 +294,7 @@ class _Durations:
 
 
 class _Counts:
-    """Counters of runs, from the start of the process."""
+    """Counts of ended runs, running runs and rule matches since the start of the process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, help_text: str, *labels: str) -> Counter:
@@ -432,11 +432,11 @@ def _pool_metrics(stats: PoolStats) -> Iterator[Metric]:
 
 
 _OLD_LABEL_VALUES = {("state", "in_use"): "lent", ("action", "log"): "flag"}
-"""The values of labels in the last release, by label and new value."""
+"""The label values of the last release, by the name of the label and its new value."""
 
 
 def _with_old_name(family: Metric) -> Metric:
-    """Return a metric as the last release named it."""
+    """Return a metric with the name and the label values that it had in the last release."""
     new = f"{family.name}_total" if family.type == "counter" else family.name
     old = Metric(
         family.name.removeprefix(NEW_PREFIX), f"Deprecated: use {new}.", family.type, family.unit

@@ -32,11 +32,11 @@ REFERENCE_FILES: Mapping[Domain, str] = {
     "long-context": "benchmark/long_context/config.yaml",
     "instructions": "benchmark/instruct_follow/config.yaml",
 }
-"""The file of the reference package with the prompts of each domain."""
+"""The prompt file of each domain in the reference package."""
 
 
 def read_prompts(config: PaperConfig) -> Mapping[Domain, ReferencePrompts]:
-    """Return the prompts of each domain that the configuration selects. Raises ConfigError."""
+    """Return the prompts of every domain, as the configuration selects them. Raises ConfigError."""
     prompts = dict(DOMAIN_PROMPTS)
     if config.prompts == "reference":
         prompts |= read_reference_prompts()
@@ -124,8 +124,8 @@ def _continue_message(package: Path) -> str:
 
 
 def _tool_descriptions(package: Path) -> list[Any]:
-    """Return the descriptions of the tools. Their module, tools.py, imports nothing and is executed
-    by itself."""
+    """Return the descriptions of the tools. Their module, tools.py, imports nothing, so it can be
+    executed without the package."""
     names = runpy.run_path(str(package / "tools.py"))
     return [names[f"{name}_tool"] for name in TOOL_NAMES]
 

@@ -341,8 +341,9 @@ def _merge_settings(base: Mapping[str, Any], tree: Any) -> Any:
 
 
 def _settings_reset_by_mode(network: Tree, mode: object) -> dict[str, Any]:
-    """Return the new values of the network settings that `mode` resets. If `network` sets the mode,
-    only the hosts that `network` itself allows stay. In the mode `none`, hosts have no meaning."""
+    """Return the network settings to reset after `network` was merged into other settings, so that
+    the mode is `mode`. If `network` sets the mode, only the hosts that `network` itself allows
+    stay. In the mode `none`, which allows no hosts, inherited settings for hosts are removed."""
     if "mode" not in network:
         return {"allowed_hosts": ()} if mode == "none" else {}
     kept = {"allowed_hosts": network.get("allowed_hosts", ())}
@@ -350,7 +351,7 @@ def _settings_reset_by_mode(network: Tree, mode: object) -> dict[str, Any]:
 
 
 def _override_paths(tree: Tree, prefix: str = "") -> list[str]:
-    """Return the paths of the settings that a tree of overrides has. `isolation.network` counts as
+    """Return the paths of the settings that a tree of overrides sets. `isolation.network` counts as
     one setting."""
     paths = []
     for key, value in tree.items():

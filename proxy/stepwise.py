@@ -18,8 +18,8 @@ _MARK_BYTES = 12
 T = TypeVar("T")
 
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
-"""By event loop, the lock that a step holds. It passes from step to step in the order of the
-requests, and the event loop runs other tasks in between."""
+"""The lock that a step holds while it runs, by event loop. Waiting steps get the lock in the order
+in which they asked for it. The event loop runs other tasks between two steps."""
 
 
 def is_large(value: Any) -> bool:
@@ -35,8 +35,8 @@ async def decode_large(text: bytes | bytearray) -> Decoded:
 async def encode(
     value: Any, encode_small: Callable[[Any], bytes] = encode_json
 ) -> bytes | bytearray:
-    """Return a JSON value encoded as by `encode_small`, in steps if the value is large. Raises
-    TypeError."""
+    """Return a value as JSON text, as `encode_small` encodes it. A large value is encoded in steps.
+    Raises TypeError."""
     if not is_large(value):
         return encode_small(value)
     return await run(encode_in_steps(value, secrets.token_hex(_MARK_BYTES), encode_small))
@@ -51,7 +51,7 @@ async def call(function: Callable[[Any], T], value: Any) -> T:
 
 
 async def run(steps: Steps[T]) -> T:
-    """Return the result of the steps."""
+    """Run the steps and return their result. The event loop runs other tasks between two steps."""
     turn = _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
     while True:
         async with turn:

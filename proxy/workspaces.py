@@ -74,14 +74,16 @@ class RunWorkspace:
         self.isolation = isolation
         self.origin: Origin = "new"
         self.on_decision: OnDecision | None = None
-        """Callback of the current run for network connections of the sandbox."""
+        """Callback that receives each decision about a network connection of the sandbox; None
+        while no run uses the workspace."""
         self.check_target: CheckTarget | None = None
         """Callback that allows or denies a connection. After the end of a run, the callback of that
         run stays in use."""
         self.restore: Callable[[Sandbox], Awaitable[None]] | None = None
         """Copies the files of the state that the run resumes from into a new sandbox."""
         self.save_as: SessionState | None = None
-        """The state to save the workspace as at the end of the run; None: do not save it."""
+        """The state under which the workspace is saved at the end of the run; None if it is not
+        saved."""
         self.current_sandbox: Sandbox | None = None
         """The sandbox that was leased last, or None."""
         self.is_used = False

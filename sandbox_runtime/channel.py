@@ -57,11 +57,11 @@ MAX_WIDE_STREAMS = 32
 FIRST_WINDOW_BYTES. The unread data of all connections and wide streams is thus at most 16 MiB; each
 further operation of the host adds up to 16 KiB."""
 READ_FRAMES = 4
-"""The cost of one read from the byte stream, in frames of the frame rate."""
+"""Number of frames that one read from the byte stream counts as in FrameRate."""
 TURN_FRAMES = 1024
 """Number of frames that are processed before other tasks run: about 1.5 ms."""
 OPEN_FRAMES = 32
-"""The cost of a new connection, in frames of the frame rate: serving it starts a task."""
+"""Number of frames that a new connection counts as in FrameRate: serving it starts a task."""
 KILL_TIMEOUT_S = 5.0
 """Maximum time that the operations of a lost guest wait for its end before they raise
 SandboxLostError."""
@@ -94,11 +94,11 @@ class Channel:
         self._reset_streams = ResetStreams()
         self._frame_rate = FrameRate()
         self._frame_cost = 0
-        """The cost of the last call of `_on_data`, in frames."""
+        """Number of frames that the last call of `_on_data` counts as in FrameRate."""
         self._next_number = 1
         self._last_connection = 0
         self._wide_streams: set[int] = set()
-        """The streams that have a full window."""
+        """The numbers of the streams that may have WINDOW_BYTES unread."""
         self._connection_queue = ConnectionQueue(clock or SystemClock(), self._wide_streams.discard)
         self._open_connections: set[int] = set()
         """The numbers of the connections that are still open in the agent. They count towards
@@ -129,8 +129,8 @@ class Channel:
             raise SandboxStartError(self.lost)
 
     def set_connection_handler(self, on_connection: OnConnection | None) -> None:
-        """Call `on_connection` for each connection that a program inside opens. If it is None,
-        close all such connections."""
+        """Call `on_connection` for each connection that a program in the sandbox opens. If it is
+        None, close all such connections."""
         self._connection_queue.set_handler(on_connection)
 
     async def open(self, request: Mapping[str, object], *, more: bool = False) -> Stream:
@@ -189,8 +189,8 @@ class Channel:
             self.write_control(frame(0, PING))
 
     async def ping(self, timeout_s: float) -> None:
-        """Send a PING and wait for the answer. If no answer comes within `timeout_s` and
-        `max_outage_s` together, kill the guest and raise SandboxLostError."""
+        """Send a PING and wait for the answer. If no answer comes within `timeout_s` plus
+        `max_outage_s`, kill the guest and raise SandboxLostError."""
         self._pong.clear()
         self._reset_streams.ping_sent()
         self.write_control(frame(0, PING))
@@ -341,7 +341,7 @@ class Channel:
             raise ProtocolError(f"frame type {kind} on stream {number}, which is not open")
 
     def _open_connection(self, number: int, request: bytes) -> None:
-        """Open the connection that a program inside requests."""
+        """Open the connection that a program in the sandbox requests."""
         if number != self._last_connection + 2:
             raise ProtocolError(f"stream {number} opened after {self._last_connection}")
         if len(self._reset_streams) > MAX_RESET_STREAMS:

@@ -39,7 +39,7 @@ through many sandboxes, and each needs room for new files."""
 
 
 class CommandOutput:
-    """The output of a command in one reading; `sandbox_runtime.protocol` explains readings."""
+    """The output of a command during one reading, as defined in `sandbox_runtime.protocol`."""
 
     def __init__(self, cap: OutputCap, on_output: OnOutput | None) -> None:
         # The agent truncates each stream at a character or line boundary within the cap.
@@ -161,7 +161,7 @@ class RetainedFiles:
         return f"{self.name}-{reading}.{stream}" if self.name is not None and size > 0 else ""
 
     def with_added(self, size: int) -> "RetainedFiles":
-        """Return the files after `size` more bytes were written to them."""
+        """Return these values after `size` more bytes were written to the files."""
         if self.name is None:
             return self
         return replace(self, bytes_left=max(0, self.bytes_left - size))
@@ -174,7 +174,8 @@ def exec_result(
     files: RetainedFiles,
     limit_events: LimitEvents,
 ) -> ExecResult:
-    """Return the result of one reading of a command, with the `limit_events` of that reading."""
+    """Return the result of one reading of a command's output (see `protocol`), with the
+    `limit_events` of that reading."""
     stdout, stderr = report.outputs["stdout"], report.outputs["stderr"]
     stdout_file = files.path("stdout", report.reading, stdout.kept_bytes)
     stderr_file = files.path("stderr", report.reading, stderr.kept_bytes)

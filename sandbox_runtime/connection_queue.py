@@ -17,8 +17,9 @@ MAX_HANDLERS = 2 * MAX_CONNECTIONS
 the factor 2."""
 CONNECTIONS_PER_S = 64
 BURST_CONNECTIONS = MAX_CONNECTIONS
-"""The rate and the burst of connections of one sandbox. A refused connection costs the host about
-0.2 ms, one that reaches a server about 1 ms. Connections beyond the rate wait for up to 4 s."""
+"""One sandbox gets BURST_CONNECTIONS connections at once, and CONNECTIONS_PER_S over time. Further
+connections wait for up to 4 s. A refused connection costs the host about 0.2 ms, one that reaches a
+server about 1 ms."""
 
 
 class ConnectionRate:
@@ -58,8 +59,8 @@ class ConnectionQueue:
         """Serves the waiting connections; ends when none is left."""
 
     def set_handler(self, on_connection: OnConnection | None) -> None:
-        """Call `on_connection` for each new connection; None closes new connections. Also close the
-        waiting connections, and count the rate anew."""
+        """Call `on_connection` for each new connection, or close new connections if it is None.
+        Close the waiting connections and reset the rate."""
         self.close_waiting()
         self._on_connection = on_connection
         self._rate = ConnectionRate()

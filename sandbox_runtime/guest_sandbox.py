@@ -116,10 +116,11 @@ class GuestSandbox:
         self.traffic = TrafficQuota()
         self._retention = OutputRetention()
         self._generation = 0
-        """Number of processes that have adopted the sandbox, a part of the ids of commands."""
+        """Number of processes that have adopted the sandbox; the ids of commands contain it."""
         self._keeps_results = False
         self._kept_ids: list[str] = []
-        """The commands whose final results were returned, and are kept for another process."""
+        """The ids of the commands whose final results were returned, but are kept for a process
+        that adopts the sandbox."""
         if adopted:
             self._generation = adopted["generation"] + 1
             self._jobs = {id: _Job.from_json(job) for id, job in adopted["jobs"].items()}
@@ -144,8 +145,8 @@ class GuestSandbox:
         await self._channel.guest.resize(isolation)
 
     def set_connection_handler(self, on_connection: OnConnection | None) -> None:
-        """Call `on_connection` for each connection that a program inside opens. If it is None,
-        close all such connections."""
+        """Call `on_connection` for each connection that a program in the sandbox opens. If it is
+        None, close all such connections."""
         self._channel.set_connection_handler(on_connection)
 
     async def exec(
@@ -296,7 +297,8 @@ class GuestSandbox:
     def _finish_reading(
         self, id: str, job: "_Job", report: CommandReport, output: CommandOutput
     ) -> ExecResult:
-        """Return the result of a reading; keep the job if it still runs, else forget it."""
+        """Return the result of a reading (see `protocol`). Keep the job if its command still runs,
+        else forget it."""
         result = exec_result(id, report, output, job.files, self._new_limit_events(report))
         kept_bytes = sum(output.kept_bytes for output in report.outputs.values())
         files = job.files.with_added(kept_bytes)

@@ -26,8 +26,8 @@ PACKET_DATA, PACKET_END, PACKET_ADOPT = 1, 2, 3
 """The kinds of packets. Both sides send DATA. Only the host sends END, which ends the agent, and
 ADOPT, with which a new host takes over the agent and both directions begin again at offset 0."""
 GENERATION_SHIFT = 20
-"""Position of the generation in a connection's number; the lower bits count the connections of one
-host."""
+"""Position of the link's generation in a connection's number; see `Packet.connection`. The lower
+bits count the connections of one host."""
 MAX_GENERATION = (1 << 32 - GENERATION_SHIFT) - 1
 HEADER = struct.Struct(f">{TOKEN_BYTES}sBIQQQI")
 TRAILER = struct.Struct(">IQ")
@@ -43,7 +43,7 @@ class Packet(NamedTuple):
     connection: int
     """The number of the newest connection that the sender knows, counted from 1. Its upper bits are
     the generation of the link: how many hosts have adopted it. A packet of another generation than
-    the agent's has no effect, unless it is ADOPT of a later one."""
+    the agent's has no effect, unless it is an ADOPT packet of a later generation."""
     offset: int
     """The number of bytes that the sender has sent before the payload."""
     received: int
@@ -67,12 +67,12 @@ def _trailer(token: bytes, connection: int, offset: int) -> bytes:
 
 
 def first_connection(generation: int) -> int:
-    """Return the number of a generation's first connection."""
+    """Return the number of the first connection in a generation of the link."""
     return (generation << GENERATION_SHIFT) + 1
 
 
 def generation_of(connection: int) -> int:
-    """Return the generation of a connection."""
+    """Return the generation that is part of a connection's number."""
     return connection >> GENERATION_SHIFT
 
 

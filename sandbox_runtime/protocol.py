@@ -2,7 +2,7 @@
 
 A frame is `u32 stream, u8 type, u32 length`, big-endian, followed by `length` bytes. Stream 0 is
 the link itself. The host opens odd streams, one for each operation. The agent opens even streams,
-one for each connection that a program inside makes to the egress port.
+one for each connection that a program in the sandbox makes to the egress port.
 
 Flow control: on each stream the host may send WINDOW_BYTES of data and the agent FIRST_WINDOW_BYTES
 before the receiver gives credit for more, so one stream never blocks another. The credit of a
@@ -57,8 +57,8 @@ MAX_CONNECTIONS = 256
 more."""
 FRAMES_PER_S = 50_000
 BURST_FRAMES = 8192
-"""The rate and the burst of frames of one guest; above the rate the guest is read more slowly. Even
-a small frame costs the host about 1.5 µs (measured in 2024)."""
+"""One guest may send BURST_FRAMES frames at once, and FRAMES_PER_S over time. Above this rate the
+guest is read more slowly. Even a small frame costs the host about 1.5 µs (measured in 2024)."""
 FREE_BYTES = 1024
 """For each FREE_BYTES bytes of received data, one frame does not count towards the rate."""
 

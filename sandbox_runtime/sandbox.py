@@ -239,10 +239,10 @@ class Sandbox(Protocol):
         """Unpack a snapshot into the working directory. Raises SandboxFileError."""
 
     def reference(self) -> SandboxReference | None:
-        """Return a reference with which another process can adopt the sandbox once this process is
-        dead, with its commands and jobs; None if its backend cannot do that. From now on the final
-        results of commands with a `command_id` are kept, so that the other process can get them
-        again."""
+        """Return a reference with which another process, once this process is dead, can adopt the
+        sandbox with its commands and jobs; None if the backend cannot do that. From now on the
+        final results of commands with a `command_id` are kept, so that the other process can get
+        them again."""
 
     def abandon(self) -> None:
         """Leave the sandbox to the process that adopts it, because others have found this process
@@ -298,6 +298,6 @@ class Sandboxes(Protocol):
         from another process. It counts towards the limits, but the lease does not wait. If it
         cannot be adopted, `Lease.sandbox` raises SandboxStartError.
 
-        `on_decision` is called after every connection that a program inside tried to make.
+        `on_decision` is called after every connection that a program in the sandbox tried to make.
         `check_target` is called before a connection is made and may deny it.
         """

@@ -1,7 +1,7 @@
 """The streams of a channel, flow-controlled in both directions.
 
 A `Stream` carries one operation that the host has started. A `ProgramConnection` carries a
-connection that a program inside has opened.
+connection that a program in the sandbox has opened.
 `ResetStreams` holds the streams that the host has reset.
 """
 
@@ -215,7 +215,7 @@ class Stream(_FlowControl):
 
 
 class ProgramConnection(_FlowControl):
-    """A byte stream that a program inside has opened."""
+    """A byte stream that a program in the sandbox has opened."""
 
     def __init__(self, channel: "Channel", number: int) -> None:
         super().__init__(channel, number)

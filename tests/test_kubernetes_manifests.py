@@ -111,7 +111,7 @@ def test_no_manifest_grants_rights_in_the_whole_cluster(manifests: Manifests) ->
     assert not {kind for kind in kinds if kind.startswith("Cluster")}
 
 
-def test_network_policy_denies_everything_to_all_pods_but_those_of_the_check(
+def test_network_policy_denies_all_traffic_except_egress_of_the_network_check_pods(
     manifests: Manifests,
 ) -> None:
     denied = manifests.the("NetworkPolicy", "deny-all")["spec"]
@@ -175,7 +175,7 @@ def test_termination_grace_period_of_the_proxy_pod_is_longer_than_its_drain_time
     assert manifests.pod()["terminationGracePeriodSeconds"] >= drain_s + 30
 
 
-def test_probes_restart_a_dead_server_and_send_no_client_to_one_without_its_database(
+def test_startup_and_liveness_probes_use_health_live_and_readiness_probe_health_ready(
     manifests: Manifests,
 ) -> None:
     (container,) = manifests.pod()["containers"]
@@ -187,7 +187,7 @@ def test_probes_restart_a_dead_server_and_send_no_client_to_one_without_its_data
     }
 
 
-def test_only_a_single_replica_has_a_persistent_volume_and_several_have_a_database(
+def test_single_replica_has_a_persistent_volume_and_several_replicas_have_a_database(
     manifests: Manifests,
 ) -> None:
     deployment = manifests.the("Deployment")["spec"]

@@ -1,5 +1,5 @@
-"""The results of trainings on a CPU: the measured values, the checks that these must pass, and a
-summary on disk and on the terminal.
+"""The results of trainings on a CPU: the measured values, the checks of these values, and a summary
+on disk and on the terminal.
 """
 
 import json
@@ -65,7 +65,7 @@ def gain(rewards: Sequence[float]) -> float:
 
 def training_faults(results: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each fault of a training: losses that are not finite, rollouts without a
-    reward, and log probabilities that were not compared or are not the trainer's own."""
+    reward, and log probabilities that were not compared or differ from the trainer's own."""
     for each in results["trainings"]:
         if not each["loss"] or not all(map(math.isfinite, each["loss"])):
             yield f"{each['name']}: the losses of the steps are not finite: {each['loss']}"

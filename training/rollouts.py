@@ -74,7 +74,7 @@ class Rollout:
     reward: float | None
     """The reward from 0 to 1; None if the run cannot be scored."""
     trajectory_id: str | None = None
-    """The id of the trajectory in the proxy; None if no run was answered."""
+    """The id of the trajectory in the proxy; None if a request of the last attempt failed."""
     answer: str = ""
     segments: tuple[Segment, ...] = ()
     tokens_missing: str | None = None
@@ -144,7 +144,8 @@ class RolloutClient:
     async def _pause_request(
         self, method: str, path: str, params: Mapping[str, float | str]
     ) -> dict[str, Any]:
-        """Return the state of the pause."""
+        """Send a request to start, read or end the pause, and return the state of the pause. Raises
+        HTTPError, RolloutError."""
         async with httpx.AsyncClient(
             base_url=self._base_url, headers=self._headers, timeout=REQUEST_TIMEOUT_S
         ) as http:

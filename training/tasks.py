@@ -240,7 +240,7 @@ def _is_held_out(key: str, fraction: float) -> bool:
 
 
 def _choose_tasks(groups: Sequence[_ContextTasks], options: BuildOptions) -> dict[str, list[int]]:
-    """Return the indexes of the chosen tasks in `group.tasks`, by the key of the context.
+    """Return the indexes of the chosen tasks of each context, by the key of the context.
     `options.limit` is the maximum number of tasks of all contexts. The contexts with the smallest
     hashes of seed and key get their tasks first, and those beyond the limit get none."""
     chosen = {

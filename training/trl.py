@@ -190,8 +190,9 @@ class SandboxEnvironments:
         return self._server.begin(self._rows[task_id], f"{self._batch_id}-{task_id}")
 
     def end(self, rollouts: Sequence[TrainerRollout], answers: Sequence[str]) -> list[Rollout]:
-        """End rollouts, with the answers of those that have not submitted one. Raises
-        RolloutError, also if the infrastructure has spoilt all of them."""
+        """End the rollouts. Each answer is for the rollout at the same index, and is ignored if
+        that rollout has ended. Raises RolloutError, also if the infrastructure has spoilt all
+        rollouts."""
         ended = self._server.end_all(rollouts, answers)
         _require_a_rollout(ended)
         return ended
@@ -205,7 +206,7 @@ class SandboxEnvironment:
     def __init__(self, environments: SandboxEnvironments) -> None:
         self.environments = environments
         self.rollout: TrainerRollout | None = None
-        """The rollout since the last `reset`."""
+        """The rollout that the last `reset` began; None before the first `reset`."""
 
     def reset(self, task_id: str, **_: Any) -> str:
         """Begin a rollout of a task, and return the text of its user messages. A rollout that has

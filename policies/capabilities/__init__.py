@@ -1,8 +1,8 @@
-"""Classifies tool calls by the paper's three meta-capabilities.
+"""Classifies tool calls by the three meta-capabilities of the paper LLM-in-Sandbox.
 
-As in the paper, a call is classified by its arguments, not by its result. Code counts in the call
-that contains it: the call may run the code, pipe it to an interpreter, or write it to a file with
-the extension of a script. Running an existing script counts as computation. A program or library
+As in the paper, a call is classified by its arguments, not by its result. Code that a call contains
+counts whether the call runs the code, pipes it to an interpreter, or writes it to a file with the
+extension of a script. Running an existing script counts as computation. A program or library
 does not count if only a comment, a printed text or a path mentions it.
 """
 

@@ -12,7 +12,7 @@ Language = Literal["shell", "python"]
 
 
 class Capability(StrEnum):
-    """A meta-capability that a sandbox gives a model (the paper's section 4)."""
+    """A meta-capability that a sandbox gives a model (section 4 of the paper LLM-in-Sandbox)."""
 
     EXTERNAL_RESOURCES = "external_resources"
     """Downloads of packages, web pages, data and repositories."""
@@ -325,8 +325,8 @@ def _use_by_name(invocation: _Invocation) -> CapabilityUse:
 
 
 def _use_of_subcommand(invocation: _Invocation) -> CapabilityUse | None:
-    """Return the use of a program's subcommand, such as `install`, or None if the subcommand uses
-    no capability."""
+    """Return the CapabilityUse of a program's subcommand, such as `install`, or None if the
+    subcommand uses no capability."""
     fetching = _FETCHING_SUBCOMMANDS.get(invocation.name, frozenset())
     computing = _COMPUTING_SUBCOMMANDS.get(invocation.name, frozenset())
     if not fetching and not computing:
@@ -403,7 +403,7 @@ def _use_of_shell_program(invocation: _Invocation) -> CapabilityUse:
 
 
 def _use_of_stdin(command: Command, language: Language) -> CapabilityUse:
-    """Return the use of the code that an interpreter reads from its standard input."""
+    """Return the CapabilityUse of the code that an interpreter reads from its standard input."""
     if command.stdin:
         return CapabilityUse(nested_code=(CodeFragment(language, command.stdin),))
     return COMPUTATION if command.reads_file else NOTHING
@@ -413,8 +413,8 @@ def _use_of_stdin(command: Command, language: Language) -> CapabilityUse:
 
 
 def _use_of_redirections(command: Command) -> CapabilityUse:
-    """Return what the redirections of a command use: the capability of files if they read or write
-    a file, and the code that they write into files."""
+    """Return the CapabilityUse of a command's redirections: FILE_MANAGEMENT if they read or write
+    a file, and as nested code the code that they write into files."""
     paths = [path for path in command.written_files if not path.startswith("/dev/")]
     if command.words[:1] == ("tee",):
         paths += command.words[1:]

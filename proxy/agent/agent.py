@@ -48,8 +48,8 @@ from sandbox_runtime.sandbox import Sandbox
 from sandbox_runtime.tools.base import Tool
 
 MIN_DEADLINE_S = 0.001
-"""Minimum deadline of a run, in seconds, for requests whose downloads took all of the client's
-time."""
+"""Minimum deadline of a run, in seconds. Applies if the download of the input files took until the
+client's deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Agent:
     async def _run(
         self, agent_input: AgentInput, deadline_s: float | None, task: AgentTask, emit: Emit
     ) -> Result:
-        """Return the result of one choice, from a run with tools."""
+        """Run one choice with tools, and return its result."""
         began = time.monotonic()
         session, watch = task.session, EgressWatch(task, emit)
         async with self.workspaces.use(
@@ -143,7 +143,7 @@ class Agent:
             return result
 
     def model_of(self, task: AgentTask) -> Model:
-        """Return the model with the task's credentials and upstream, as far as the task has
+        """Return the model. If the task has credentials or an upstream of its own, the model uses
         them."""
         model = self._model_for(task.credentials)
         return model.with_upstream(task.upstream) if task.upstream else model
@@ -162,9 +162,9 @@ async def _take_over(task: AgentTask, workspace: RunWorkspace) -> tuple[AgentTas
 
 
 def _clock_of(task: AgentTask, began: float, deadline_s: float | None) -> RunClock:
-    """Return the clock of a run that began or went on at `began`. The time that the run has spent
-    at another server counts, except towards the client's deadline, which is that of its new
-    request."""
+    """Return the clock of a run that began on this server at `began`. The time that the run spent
+    on earlier servers counts as run time, but not towards the client's deadline: the client's
+    retry has a new deadline."""
     earlier_s = task.checkpoint.wall_time_s if task.checkpoint else 0.0
     if deadline_s is not None:
         deadline_s += earlier_s
@@ -239,8 +239,8 @@ class _SingleCallHandler:
 
     async def on_delta(self, delta: ModelDelta) -> None:
         """Emit a delta. Raises StopRetryingError if an attempt has failed and must not be repeated,
-        because the client has seen a part of its reply, or because a retry would come too late to
-        decide the status line."""
+        because the client has seen a part of its reply, or because the response's HTTP status must
+        be sent before a retry could end."""
         match delta:
             case ReasoningDelta():
                 self._has_emitted = True

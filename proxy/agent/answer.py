@@ -24,7 +24,8 @@ SEPARATOR = "\n\n"
 ANSWER_FILE_S = 10.0
 """Timeout of reading one answer file, in seconds."""
 _GUESSED_DIRS = ("/mnt/data", OUTPUT_DIR)
-"""Directories that models name for their files: `/mnt/data` is known from other services."""
+"""Directories in which models claim to have saved a file. Models know `/mnt/data` from other
+services."""
 _RELATIVE_OUTPUT_DIR = OUTPUT_DIR.removeprefix(f"{WORKING_DIR}/")
 _PATH_END = r"(?![\w/-]|\.\w)"
 _PATH_START = r"(?<![\w./\\\"'-])"
@@ -223,7 +224,7 @@ class LinkRewriter:
         self._lookbehind = ""
 
     def feed(self, piece: str) -> str:
-        """Add a piece of text. Return the text that can be sent by now."""
+        """Add a piece of text. Return the text that is ready to send."""
         self._pending += piece
         if not self._paths_by_spelling:
             return self._release(len(self._pending))
@@ -243,8 +244,9 @@ class LinkRewriter:
         return len(text)
 
     def _may_become_path(self, ending: str) -> bool:
-        """Return True if `ending` is a prefix of a spelling, or a spelling and one more character.
-        If that character is a dot, only the next character shows whether the path has ended."""
+        """Return True if `ending` is the beginning of a spelling of a path, or a whole spelling and
+        one more character: if that is a dot, only the next character shows whether the path has
+        ended."""
         at = bisect_left(self._sorted_spellings, ending)
         begins = at < len(self._sorted_spellings) and self._sorted_spellings[at].startswith(ending)
         return begins or ending[:-1] in self._paths_by_spelling

@@ -88,8 +88,8 @@ class ArtifactCollector:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Use the files that an earlier server has recorded. `state` is the value that the method
-        `state` returned there."""
+        """Restore the record of the files that existed before the run. `state` is the value that
+        the method `state` returned on the run's previous server."""
         files = state["files"]
         self._existing_files = files and {path: FileVersion(**each) for path, each in files.items()}
         self._knows_existing_files = state["is_complete"]

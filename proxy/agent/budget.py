@@ -48,7 +48,8 @@ class RunBudget:
     actual expense afterwards."""
 
     def __init__(self, task: AgentTask, limits: Limits, started_at: float) -> None:
-        """`limits` are those of the profile, with the wall time cut to the client's deadline.
+        """`limits` are those of the profile. A run with tools has lowered `max_run_seconds` in them
+        to keep the client's deadline.
         `started_at` is the start of the run, by time.monotonic."""
         self.turns = 0
         self.commands = 0
@@ -67,7 +68,7 @@ class RunBudget:
         self._output_chars = 0
         self._traffic_quotas: list[tuple[TrafficQuota, int]] = []
         self._earlier_egress_bytes = 0
-        """Bytes that the run has transferred at an earlier server."""
+        """Bytes that the run transferred on earlier servers, before this one took it over."""
         self._reminded_levels: dict[str, int] = {}
         """By kind of budget, the highest level (see `LowBudgetHint`) at which the model was
         reminded."""
@@ -95,8 +96,8 @@ class RunBudget:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Add later expenses to those of the run at an earlier server. `state` is the value that
-        the method `state` returned there."""
+        """Restore the expenses of the run on its previous server. `state` is the value that the
+        method `state` returned there."""
         for name in (*_STATE, "_earlier_egress_bytes"):
             setattr(self, name, state[name])
         if self._daily_budget:
@@ -152,7 +153,7 @@ class RunBudget:
             )
 
     async def refund_call(self, reservation: Reservation | None) -> None:
-        """Refund the reservation of a call that the backend did not make."""
+        """Refund the reservation of a call that failed before any of the reply arrived."""
         if self._daily_budget and reservation:
             await self._daily_budget.settle(reservation, Expense())
 
@@ -196,8 +197,8 @@ class RunBudget:
             traffic.limit_further_traffic(max_bytes)
 
     def reminder(self) -> str:
-        """Return a line that names the budgets that are nearly used up, or "". Each budget is named
-        once at each of a few levels."""
+        """Return a line that tells the model which budgets are nearly used up, or "" if no budget
+        has reached a new level (see `LowBudgetHint`) since the last line."""
         spent = self._spent_so_far()
         is_over = exceeded_limit(self._limits, spent) or (
             self._daily_budget and self._daily_budget.is_over
@@ -299,7 +300,8 @@ class DailyBudgetUse:
             await self.settle(reservation, actual + Expense(egress_bytes=new))
 
     def skip_egress(self, egress_bytes: int) -> None:
-        """Do not count the first bytes of the run's traffic: an earlier server has."""
+        """Do not count the first `egress_bytes` bytes of the run's traffic, because the previous
+        server has counted them."""
         self._counted_egress_bytes = egress_bytes
 
     async def count_egress(self, egress_bytes: int) -> None:

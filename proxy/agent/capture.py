@@ -26,7 +26,7 @@ from proxy.errors import BackendError
 log = logging.getLogger(__name__)
 
 MAX_REFUSAL_CHARS = 300
-"""Maximum length of a backend's refusal in each call of a trajectory."""
+"""Maximum number of characters of the backend's error message in `CallTokens.missing`."""
 
 
 def model_of_run(

@@ -31,7 +31,7 @@ UNKNOWN_OUTCOME = (
     "The server that ran this call has ended. It is not known whether the call had its effect:"
     " check that, and repeat the call if it had none."
 )
-"""The observation for a call that may not be requested again."""
+"""The observation for a call that the dead server may have run, and that must not be repeated."""
 _VERSION = 1
 """The version of the stored form. Increase it when the fields of Checkpoint, Turn, ToolCall,
 Completion, SandboxReference or of a value in `Checkpoint.state` change."""
@@ -88,9 +88,9 @@ class Checkpoint:
 
 
 def may_be_repeated(tool_name: str, arguments: object) -> bool:
-    """Return True if a second request for a call does not repeat its effect: a command is found by
-    its id, and a call that only reads has no effect. An edit, or text that is typed into a job,
-    would be made twice."""
+    """Return True if a tool call can be requested again without a second effect. The guest agent
+    recognizes a command by its id, and a call that only reads changes nothing. An edit, or input
+    to a running job, would take effect twice."""
     fields = arguments if isinstance(arguments, Mapping) else {}
     match tool_name:
         case "execute_bash":

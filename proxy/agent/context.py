@@ -38,7 +38,7 @@ MIN_ANSWER_TOKENS = 256
 """A call's token limit is never lowered below this number."""
 SPARE_TOKENS = 32
 SPARE_DIVISOR = 32
-"""A prompt may be longer than its estimate by SPARE_TOKENS and 1/32 of the estimate."""
+"""The margin for errors of the estimate of a prompt: SPARE_TOKENS plus 1/32 of the estimate."""
 REFUSED_SHARE = 0.9
 """Maximum size of the next prompt, as a share of the refused prompt, if no smaller limit is
 known."""
@@ -345,9 +345,9 @@ class _Compactor:
 
 
 def _transcript(entries: Sequence[Entry], max_chars: int) -> list[Message]:
-    """Return the client's messages and one more message with the later messages, truncated to about
-    `max_chars` characters: each message is truncated to the same length, and the oldest messages
-    are dropped."""
+    """Return the client's messages, and one message with the text of the run's other messages. The
+    text is shortened to `max_chars` characters: each message is truncated to the same length, and
+    then the beginning of the text is dropped."""
     client_messages = [entry.message for entry in entries if entry.kind == "theirs"]
     run_messages = [entry.message for entry in entries if entry.kind != "theirs"]
     chars_each = max(MIN_SHOWN_CHARS, max_chars // max(1, len(run_messages)))
@@ -368,7 +368,7 @@ def _truncate_middle(text: str, chars: int) -> str:
 
 
 def strip_reasoning(text: str) -> str:
-    """Return a text without the reasoning between `<think>` and `</think>`, also if the opening tag
+    """Return a text without the reasoning between `<think>` and `</think>`, even if the opening tag
     is in the chat template or the closing tag was cut off."""
     *blocks, rest = text.split(_END_THINK)  # a regular expression would take quadratic time
     outside = [block.partition(_THINK)[0] if _THINK in block else "" for block in blocks]

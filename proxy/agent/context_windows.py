@@ -33,7 +33,7 @@ class ContextWindows:
         self._listed_windows: dict[str, int] = {}
         """Windows that the server lists, by model."""
         self._windows_from_refusals: dict[tuple[str, str], int] = {}
-        """Windows that refusals of the owner's requests named, by owner and model."""
+        """Windows that the backend named when it refused requests, by owner and model."""
         self._max_used_tokens: dict[tuple[str, str], int] = {}
         """Most tokens of prompt and answer in one call since the last refusal, by owner and model:
         the window cannot be smaller."""
@@ -100,7 +100,8 @@ class ContextWindows:
                 del self._max_used_tokens[owner, model_name]
 
     def record_usage(self, owner: str, model_name: str, tokens: int) -> None:
-        """Record the tokens of prompt and answer of a call. Smaller windows are then ignored."""
+        """Record the tokens of prompt and answer of a call. From then on, a window from a refusal
+        or a listing is ignored if it is smaller than these tokens."""
         if tokens > self._max_used_tokens.get((owner, model_name), 0):
             _put_bounded(self._max_used_tokens, (owner, model_name), tokens)
 

@@ -25,7 +25,7 @@ from proxy.agent.task import AgentTask, Params
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 
 MIN_LIMIT_DIVISOR = 4
-"""The minimum token limit of a call is at most 1/4 of the context window."""
+"""The profile's `limits.min_turn_tokens` counts only up to 1/4 of the context window."""
 LOGPROBS_PARAMS = ("logprobs", "top_logprobs")
 """Parameters of the visible answer that are also sent with each turn, because the prose of a turn
 may be the answer."""
@@ -69,7 +69,8 @@ class Conversation:
         self._tools = [*tools, *task.request.client_tools]
         self.history = _initial_history(task, messages, system_prompt)
         self._index_offset = len(self.history.entries) - len(messages)
-        """Number of the proxy's messages before the client's, unless the run was resumed."""
+        """Number of the proxy's messages before the client's. It has no meaning in a resumed
+        run."""
         self.usage: dict[str, Any] = {}
         self.usages: list[Mapping[str, Any]] = []
         """The usage of each model call, in order."""
@@ -118,7 +119,7 @@ class Conversation:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Add later usage and token counts to those of the run at an earlier server. `state` is the
+        """Restore the usage and the token counts of the run on its previous server. `state` is the
         value that the method `state` returned there."""
         self.usage, self.usages = dict(state["usage"]), list(state["usages"])
         self.trajectory = TrajectoryTokens(**state["trajectory"])

@@ -65,8 +65,8 @@ from sandbox_runtime.tools.base import Tool
 FINAL_ANSWER_S = 600.0
 """Maximum duration of the final-answer call, in seconds; shorter if a client's deadline is near."""
 NUDGE_TOKENS = 48
-"""Estimated tokens of HOLD_CHARS characters: the most prose that the model may write before the
-tool call that the proxy has asked for."""
+"""Minimum number of tokens left for prose if the proxy is to ask for the tool call that the model
+announced: about the tokens of HOLD_CHARS characters, with which the reply may begin."""
 MAX_KEPT_ANSWER_CHARS = 64 << 10
 """Maximum length of an answer file that is stored with a suspended run."""
 TAKEN_OVER = RunWarning(
@@ -75,14 +75,15 @@ TAKEN_OVER = RunWarning(
     " gone on in the same sandbox.",
 )
 MAX_FAILED_TURNS = 2
-"""The plain turn follows once this many turns had tool calls of which none could be run."""
+"""Number of turns in which none of the tool calls could be run, after which the plain turn
+follows."""
 
 
 class AgentLoop:
     """One run, from the first model call to the Result.
 
     A *plain turn* sends the client's own request, without the proxy's prompt and tools. It is the
-    last resort for a model that cannot use the tools, and always the last turn of a run.
+    last resort for a model that cannot use the tools. No other turn follows it.
     """
 
     def __init__(
@@ -170,8 +171,8 @@ class AgentLoop:
         return await self._run_from(None)
 
     async def run_from_checkpoint(self, sandbox: Sandbox) -> Result:
-        """Go on from the task's checkpoint, in the `sandbox` that was adopted from its server, and
-        return the Result. Raises the same errors as `run`."""
+        """Continue from the task's checkpoint in `sandbox`, which was adopted from the dead server,
+        and return the Result. Raises the same errors as `run`."""
         checkpoint = self._task.checkpoint
         assert checkpoint
         state = checkpoint.state
@@ -321,8 +322,9 @@ class AgentLoop:
         return stop
 
     async def _save_checkpoint(self, turn: Turn, reply: Completion) -> None:
-        """Store a checkpoint before the calls of a turn. If the turn can have none, remove that of
-        an earlier turn: the commands since then would run again."""
+        """Store a checkpoint before the calls of a turn. If the turn cannot have a checkpoint,
+        remove the one of an earlier turn, because a run that continues from it would repeat
+        later commands."""
         save, earlier = self._task.save_checkpoint, self._task.checkpoint
         assert save
         is_repeated = earlier is not None and turn is earlier.turn
@@ -429,8 +431,9 @@ class AgentLoop:
         return None
 
     def _discard_echo(self) -> StopReason | None:
-        """Discard a reply that repeats the proxy's own texts. Return the stop reason, or None if
-        the plain turn follows: no tool has run, and the model has announced no tool call."""
+        """Discard a reply that repeats the proxy's own texts. Return None if the plain turn
+        follows, because no tool has run and the model has announced no tool call. Else return the
+        stop reason."""
         self._outcome.record_trouble("echo")
         if self._has_used_tools or self._outcome.announcement:
             return StopReason.ANSWERED

@@ -1,5 +1,5 @@
-"""The metered model: each of its calls is counted by the budget of a run, also if the reply is cut
-off."""
+"""The metered model: each of its calls is counted by the budget of a run, even if the reply is
+cut off."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

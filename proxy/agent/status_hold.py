@@ -21,7 +21,8 @@ class StatusHold:
         """False once the status line was sent. Attempts have no deadline from then on."""
 
     def has_time_for_attempt(self, delay_s: float) -> bool:
-        """Return True if an attempt in `delay_s` seconds may still decide the status."""
+        """Return True if an attempt may begin in `delay_s` seconds: the status was sent already, or
+        the attempt has time to decide it."""
         return not self.is_held or time.monotonic() + delay_s + _LAST_ATTEMPT_S <= self.held_until
 
 

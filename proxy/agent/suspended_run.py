@@ -65,7 +65,7 @@ class SuspendedRun:
         return key
 
     def to_json(self) -> dict[str, Any]:
-        """Return the run as JSON values. The keys are stored; most of them are the names that the
+        """Return the run as JSON values to store. Most of the JSON keys are the names that the
         fields had in an earlier release."""
         at = self.resume_from
         workspace = at and [at.session.owner, at.session.name, list(at.parents)]

@@ -127,7 +127,7 @@ class ChatRequest:
     rewrite_links: bool = True
     """True if paths of produced files in the answer may be rewritten to links."""
     stream: bool = False
-    """True if the client streams."""
+    """True if the client wants a streamed response."""
     legacy_state: str | None = None
     """The session state from which call ids are derived, because calls of the legacy `functions`
     have no ids (see `function_call_id`). None if the client does not use `functions`."""
@@ -237,7 +237,7 @@ class TaskLimits:
     deadline_s: float | None = None
     """Deadline of the answer, in seconds from the start of the run."""
     tariff: Tariff | None = None
-    """Prices of the model, if known and needed."""
+    """Prices of the model; None if no limit needs them and the operator has not configured them."""
     reservation: BudgetReservation | None = None
     """The run's reservation in the key's daily budget; None if the key has no daily budget."""
 

@@ -322,8 +322,9 @@ class TextArgument:
 
     @property
     def is_complete(self) -> bool:
-        """True if the text has begun and no unescaped quote within it has ended the reading early.
-        A text that is cut off without a quote counts as complete."""
+        """True if `text` reaches the quote that ends the string, or the point where the arguments
+        are cut off. False if the string has not begun, or if an unescaped quote inside the string
+        has ended the reading."""
         return self._state == "inside" or bool(_STRING_END.match(self._pending))
 
     def _look_for_start(self) -> None:

@@ -51,8 +51,8 @@ _STATE = ("steps", "shown_steps", "sandbox_losses", "peak_memory_bytes")
 class ToolExecutor:
     """Runs the model's calls of the proxy's tools. A mistake of the model becomes an observation.
 
-    Implements the `Lease` that the tools get, on top of the lease of the workspace: a new sandbox
-    of the workspace is prepared for the run and gets the input files.
+    Is the `Lease` of the tools. It gets sandboxes from the workspace's lease, prepares each new
+    sandbox for the run, and uploads the input files into it.
 
     The loss of the sandbox, which is mostly caused by the model's command, becomes an observation
     too, and the next call gets a new sandbox with the input files. The run fails once MAX_LOSSES
@@ -124,8 +124,8 @@ class ToolExecutor:
         return {name: getattr(self, name) for name in _STATE}
 
     def restore(self, state: Mapping[str, Any], sandbox: Sandbox) -> None:
-        """Continue the counts of an earlier server and use `sandbox`, which was adopted from it.
-        `state` is the value that the method `state` returned there."""
+        """Restore the counts of the run on its previous server, and use `sandbox`, which was
+        adopted from that server. `state` is the value that the method `state` returned there."""
         for name in _STATE:
             setattr(self, name, state[name])
         self.current_sandbox, self.is_sandbox_requested = sandbox, True
@@ -222,7 +222,7 @@ class ToolExecutor:
             self._upload_failures.clear()
 
     def _has_unknown_effect(self, tool: Tool, call: ToolCall) -> bool:
-        """Return True for a call that a dead server may have run and that may not be repeated, and
+        """Return True for a call that a dead server may have run and that must not be repeated, and
         for the calls after it, which may need its effect."""
         if self._is_repeating and not may_be_repeated(tool.name, call.arguments):
             self._has_unknown_outcome = True

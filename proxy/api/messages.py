@@ -49,8 +49,8 @@ to read the response."""
 _PROMPT_PART_TYPES = ("text", "image_url")
 """Types of content parts that are in the model's prompt."""
 PING = ServerSentEvent('{"type": "ping"}', event="ping", sep="\n")
-"""The keep-alive of a streamed message, sent in place of the comment of other streams and as often.
-Anthropic's SDKs ignore a ping."""
+"""The keep-alive of a streamed message. It is sent as often as the comment that other streams send
+as a keep-alive. Anthropic's SDKs ignore a ping."""
 
 
 @router.route("/v1/messages", methods=["POST"])  # see proxy.api.chat

@@ -320,8 +320,8 @@ async def _body_and_session(request: RunRequest, run_id: str) -> tuple[dict[str,
 
 
 def _default_instruction(services: Services, decision: RoutingDecision) -> str:
-    """Return the default instruction of the model's chat template, or "" if the run does not need
-    it: in the reference style, in a single call, and with an upstream of the client's, whose
+    """Return the default instruction of the model's chat template. Return "" in the reference style
+    and in a single call, which do not use it, and with an upstream that the client names, whose
     template is unknown."""
     is_reference = decision.profile.agent.style == "reference"
     if decision.is_plain or is_reference or decision.upstream is not None:
@@ -403,7 +403,7 @@ def resolve_session(
 
 
 def _new_session(owner: str, run_id: str) -> SessionPlan:
-    """Return a new session for one run that belongs to no conversation."""
+    """Return a new session that belongs to this run alone."""
     session = Session(owner, container_id(owner, run_id))
     return SessionPlan(session, suspend_as=SessionState(session, run_id))
 
@@ -415,8 +415,8 @@ def _conversation_states(
     body: Mapping[str, Any],
     resume_point: ResumePoint | None,
 ) -> tuple[ResumePoint | None, SessionState | None]:
-    """Return the state that the run resumes from and the state that it saves, as the request's
-    conversation or `resume_point` determines them. Both are None if the request names neither."""
+    """Return the state that the run resumes from and the state that it saves. They depend on the
+    session that the request names, or on `resume_point`. Both are None if there is neither."""
     chat = named_session(headers, body)
     if resume_point and (chat is None or chat.resumes_by_messages):
         return resume_point, SessionState(resume_point.session, run_id)

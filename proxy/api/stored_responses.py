@@ -427,8 +427,9 @@ async def _process_of(request: Request, response_id: str) -> str | None:
 
 
 async def _process_until_stored(request: Request, response_id: str) -> str | None:
-    """Return the id of the process in which the response's run is in progress, or has ended but its
-    outcome is not stored yet, or None. `RunManager.forget` deletes only a stored outcome."""
+    """Return the id of the process in which the response's run has not ended, or has ended without
+    its outcome being stored yet. Return None if there is no such process. `RunManager.forget`
+    can delete the outcome of another process's run only once the outcome is stored."""
     owner, runs = get_owner(request), get_services(request).runs
     process_id = await _process_of(request, response_id)
     return process_id or await runs.process_of(owner, run_id(response_id))

@@ -210,8 +210,8 @@ async def capabilities(request: Request, services: ServicesDep, key: KeyOrOperat
 
 
 async def _models_or_error(model: Model) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the backend's models and None, or an empty list and the reason. Raises BackendError
-    for a wrong key."""
+    """Return the backend's models and None, or an empty list and the reason why the backend does
+    not list its models. Raises BackendError for a wrong key."""
     try:
         async with asyncio.timeout(BACKEND_TIMEOUT_S):
             return await model.models(), None

@@ -62,7 +62,7 @@ class CheckedLog:
 
     @property
     def is_complete(self) -> bool:
-        """True if the log has its last line."""
+        """True if the log ends with the line that marks its end."""
         return bool(self.entries) and LAST_LINE_FIELD in self.entries[-1]
 
 
@@ -255,7 +255,8 @@ class AuditLogWriter:
         _write_all(self._file, line)
 
     def finish(self) -> None:
-        """Sync the log to the disk, and append its end and last hash to the index."""
+        """Sync the log to the disk, and append an entry for its end, with its last hash, to the
+        day's index."""
         assert self._file is not None
         os.fsync(self._file)
         directory = os.open(self._directory, os.O_RDONLY)

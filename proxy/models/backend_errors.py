@@ -48,8 +48,8 @@ _NOT_COMBINED = (
     r"(?![\w\[]|\.\w)"
     r"(?!\W+(?:with|when|while|if|in|together|alongside)\b(?! (?:this|the|your) model))"
 )
-"""Excludes refusals of a combination of tools with another parameter, and refusals of a single
-tool."""
+"""Negative lookaheads of `_TOOLS_REFUSED`. They exclude a message that refuses a single tool, or
+tools in combination with another parameter."""
 _TOOLS_REFUSED = re.compile(
     # vLLM; llama.cpp
     r"requires? --(?:enable-auto-tool-choice|tool-call-parser)"
@@ -362,8 +362,8 @@ def _seconds_until(http_date: str, now: datetime) -> float | None:
 
 
 def parse_context_sizes(message: str, fields: Mapping[str, Any]) -> ContextSizes:
-    """Return the sizes that an error states, in llama.cpp's `fields` or else in its message. Return
-    no sizes if the size of the context is missing, or if prompt and answer would have fit."""
+    """Return the sizes that an error states in llama.cpp's `fields`, else in `message`. Return no
+    sizes if the size of the context is missing, or if prompt and answer would have fit."""
     n_ctx, (in_message, in_words) = (
         _positive_int(fields.get("n_ctx")),
         _first_number(_WINDOW_PATTERNS, message),

@@ -378,8 +378,8 @@ def _restore_moved_fields(fields: Mapping[str, Any], is_openai_like: bool) -> di
 
 
 def _backend_error(error: Exception, *, overflows: bool, secret: str | None) -> BackendError:
-    """Return the BackendError for an exception of litellm, from the provider's response if a cause
-    of the exception contains one.
+    """Return the BackendError for an exception of litellm. If a cause of the exception contains the
+    provider's response, the error is built from this response.
 
     `overflows` is True if litellm itself finds that the conversation is too long.
     """

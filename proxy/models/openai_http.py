@@ -352,7 +352,7 @@ async def _emit_deltas(completion: Completion, on_delta: OnDelta) -> None:
 
 
 class Connections:
-    """The open connections to one backend, shared by all API keys."""
+    """The open connections to one backend. Calls with different API keys share them."""
 
     def __init__(self, proxy: str | None, keep_alive_s: float) -> None:
         self._proxy = proxy

@@ -1,6 +1,6 @@
 """Selects the headers that relayed requests and responses keep, and builds responses in memory.
 
-Open it when a header is missing on either side, or must not be relayed.
+Open it when a relayed request or response lacks a header, or has a header that must not be relayed.
 """
 
 import json
@@ -31,7 +31,7 @@ _COMPLETION_HEADERS = frozenset(
 )
 _COMPLETION_HEADER_PREFIXES = ("openai-", "x-ratelimit-")
 _HOST_HEADERS = frozenset({"alt-svc", "date", "server", "set-cookie", "strict-transport-security"})
-"""Headers about the host that sends a response."""
+"""Headers about the host that sends a response. The backend's are not relayed."""
 _CORS_PREFIX = "access-control-"
 """The prefix of CORS headers. They are not relayed, because this proxy sends its own CORS
 headers."""
@@ -41,7 +41,8 @@ _NOT_IN_RESPONSES = _CONNECTION_HEADERS | _HOST_HEADERS
 
 
 def completion_request_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the client's headers to send to the backend with a body that the proxy encodes."""
+    """Return the client's headers to relay to the backend, for a request whose body the proxy has
+    encoded. Headers about bodies are left out."""
     return _relayed_headers(headers, _NOT_WITH_ENCODED_BODY)
 
 

@@ -93,7 +93,7 @@ def read_scripts(data: Any, source: str) -> list[Script]:
 
 
 class ScriptedModel:
-    """Plays a script of replies, or one script for each model of a file.
+    """Plays one script of replies, or the scripts of a file, one for each model.
 
     A request for a model that has no script gets the replies of the first script.
 

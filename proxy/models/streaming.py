@@ -40,7 +40,8 @@ REFUSAL_HOLDS_S = 600.0
 _MAX_REFUSED_MODELS = 1000
 _PARAMETER_WORDS = re.compile(r"log_?probs|tool|\bn\b", re.IGNORECASE)
 _RUNNING_USAGE_SERVERS = frozenset({"vllm", "sglang"})
-"""Servers that can send the usage with each chunk, by the `owned_by` of the models they list."""
+"""The `owned_by` of the models that vLLM and SGLang list. These servers can send the usage with
+each chunk."""
 _TIMINGS_SERVER = "llamacpp"
 """The `owned_by` of the models that llama.cpp lists, which can send `timings` with each token."""
 MAX_EVENT_BYTES = 32 << 20
@@ -290,7 +291,8 @@ def _parse_json_or_none(text: bytes | bytearray | str) -> Any:
 
 def _parse_end(tail: bytes | bytearray) -> Any:
     """Parse the end of a JSON object from its `usage` field on, or return None. A nested `usage`,
-    which may be the client's text, fails to parse: too many brackets follow it."""
+    which may be the client's text, does not parse: more closing brackets follow it than the parsed
+    text opens."""
     text = tail.decode(errors="replace")
     starts = [match.start() for match in _USAGE.finditer(text)]
     parsed = (

@@ -55,7 +55,8 @@ verdict."""
 MAX_PROBES = 4
 """Maximum number of concurrent probes. A probe beyond the limit starts with a later request."""
 MAX_MODELS = 1024
-"""Maximum number of models in each table, because clients can invent names of models."""
+"""Maximum number of models in each table of `ToolVerdicts`, because clients can invent names of
+models."""
 _TOKENIZE = "/tokenize"
 _APPLY_TEMPLATE = "/apply-template"
 _DETOKENIZE = "/detokenize"
@@ -170,8 +171,9 @@ class ToolProbe:
 
     async def default_instruction(self, model_name: str, version: str | None) -> str | None:
         """Return the default instruction of the model's chat template. Return "" if there is none
-        or if the server does not render prompts, and None if the server is not asked because it is
-        public and does not report its engine. Raises BackendError if the server fails for now.
+        or if the server does not render prompts. Return None if no server is asked: the model has
+        no server, or a public server does not report its engine. Raises BackendError for a failure
+        that may be temporary.
 
         An instruction that differs between two renderings, such as the time in seconds, is
         ignored.
@@ -219,8 +221,9 @@ def _abbreviate(value: Any) -> str:
 async def _template_contains_tools(
     upstream: Upstream, model_name: str, messages: Sequence[Mapping[str, Any]]
 ) -> bool:
-    """Return True if a tool makes the prompt longer, according to the server's tokenizer or
-    template. False proves nothing: these endpoints of older vLLMs ignore tools."""
+    """Return True if a tool makes the prompt longer, according to the server's endpoint that
+    tokenizes or renders prompts. False proves nothing: in older vLLMs, this endpoint ignores
+    tools."""
     for path in (_TOKENIZE, _APPLY_TEMPLATE):
         body: dict[str, Any] = {"model": model_name, "messages": messages}
         without = _prompt_size(await _fetch_json(upstream, "POST", path, body))
@@ -243,7 +246,7 @@ def _prompt_size(response: Any) -> int:
 
 async def _rendered_default(render: Callable[[list[Message]], Awaitable[str]]) -> str | None:
     """Return the default instruction in the prompts that `render` returns, "" if there is none, or
-    None if `render` returns no prompt. Raises BackendError if the server fails for now."""
+    None if `render` returns no prompt. Raises BackendError for a failure that may be temporary."""
     user, system = _random_prompt()[0], f"Be {secrets.token_hex(8)}"
     without = await render([user])
     if not without:
@@ -267,7 +270,7 @@ async def _rendered_prompt(
     upstream: Upstream, model_name: str, messages: Sequence[Mapping[str, Any]]
 ) -> str:
     """Return the prompt that llama.cpp makes of the messages, or "" if the server refuses to render
-    it. Raises BackendError if the server fails for now."""
+    it. Raises BackendError for a failure that may be temporary."""
     body = {"model": model_name, "messages": messages}
     return _prompt_text(await _fetch_rendering(upstream, _APPLY_TEMPLATE, body))
 
@@ -276,7 +279,7 @@ async def _detokenized_prompt(
     upstream: Upstream, model_name: str, messages: Sequence[Mapping[str, Any]]
 ) -> str:
     """Return the prompt that vLLM makes of the messages, which is the text of its tokens, or "" if
-    the server refuses to render it. Raises BackendError if the server fails for now."""
+    the server refuses to render it. Raises BackendError for a failure that may be temporary."""
     body = {"model": model_name, "messages": messages}
     tokenized = await _fetch_rendering(upstream, _TOKENIZE, body)
     tokens = tokenized.get("tokens") if isinstance(tokenized, dict) else None
@@ -295,7 +298,7 @@ def _prompt_text(response: Any) -> str:
 
 async def _fetch_rendering(upstream: Upstream, path: str, body: Mapping[str, Any]) -> Any:
     """Return the JSON response to a POST request, or None if the server refuses the request. Raises
-    BackendError if the server fails for now."""
+    BackendError for a failure that may be temporary."""
     status, response = await _fetch(upstream, "POST", path, body)
     if status != 200 and status not in _REFUSED_STATUSES:
         raise BackendError(f"{path} failed with status {status}", status=status)
@@ -418,8 +421,9 @@ class ToolVerdicts:
         return tools_refused_verdict(model, message)
 
     def note_run(self, owner: str, result: Result) -> None:
-        """Note the trouble that a run had with tools. Enough trouble leads to a verdict against the
-        model that holds only for the owner of the run, for `EVIDENCE_HOLDS_S`."""
+        """Set a verdict against the model if its setting is `probe` and the run is evidence that
+        the model cannot use tools; see `is_evidence`. The verdict holds only for the owner of the
+        run, for `EVIDENCE_HOLDS_S`."""
         if self._settings.for_model(model := result.model) != "probe":
             return
         runs = (result, *result.others)
@@ -456,8 +460,8 @@ class ToolVerdicts:
             _put_bounded(self._next_probe_at, model, self._now() + CHECK_EVERY_S)
 
     def _start_task(self, task_name: str, work: Callable[[], Awaitable[None]]) -> bool:
-        """Start a task unless a task with that name or `MAX_PROBES` tasks run. Return True if the
-        task was started."""
+        """Start a task, unless a task with that name or `MAX_PROBES` other tasks are running.
+        Return True if the task was started."""
         if task_name in self._tasks or len(self._tasks) >= MAX_PROBES:
             return False
 
@@ -587,8 +591,8 @@ def _put_bounded(table: dict[K, V], key: K, value: V) -> None:
 
 
 class MonitoredModel(ModelWrapper):
-    """Measures the model calls of runs, and notes the backend's refusals of tools. The error of a
-    refusal has the text of the verdict if the model's setting is `probe`."""
+    """Measures the durations of model calls, and notes the backend's refusals of tools. The error
+    of a refusal has the text of the verdict if the model's setting is `probe`."""
 
     def __init__(self, model: Model, verdicts: ToolVerdicts, metrics: Metrics) -> None:
         super().__init__(model)

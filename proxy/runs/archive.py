@@ -35,7 +35,8 @@ class LostRun(NamedTuple):
 
     id: str
     checkpoint: Checkpoint | None
-    """The checkpoint from which the new run goes on, if its process can adopt the sandbox."""
+    """The checkpoint from which the new run goes on, if the process of the new run can adopt the
+    sandbox. None if the lost run has no readable checkpoint."""
 
 
 class RunArchive:
@@ -80,7 +81,7 @@ class RunArchive:
 
     async def save_checkpoint(self, run_id: str, checkpoint: Checkpoint | None) -> bool:
         """Store a checkpoint of a run of this process; see `SaveCheckpoint`. Raises RunLostError if
-        other processes have found this one dead, because one of them may go on with the run."""
+        other processes have found this process dead, because one of them may go on with the run."""
         text = await asyncio.to_thread(checkpoint.to_json) if checkpoint else None
         try:
             is_stored = await self._repository.save_checkpoint(run_id, text)
@@ -134,7 +135,7 @@ class RunArchive:
                     del self._summaries[run_id]
 
     def delete_in_background(self, run_id: str) -> None:
-        """Start to remove a run from the store, and do not wait for the end."""
+        """Start to remove a run from the store, and do not wait until it is removed."""
         self._run_in_background(self.delete(run_id))
 
     async def delete(self, run_id: str) -> None:
@@ -208,8 +209,8 @@ class RunArchive:
             self._run_in_background(self._repository.return_for_retry(run.id))
 
     async def _delete_after(self, insertion: asyncio.Task[RunStart], run_id: str) -> None:
-        """Remove a run from the store once its insertion, which a cancellation does not end, is
-        over."""
+        """Wait until the run is inserted, then remove it from the store. A cancellation does not
+        stop the insertion."""
         await asyncio.wait([insertion])
         await self.delete(run_id)
 

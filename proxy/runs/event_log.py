@@ -37,7 +37,7 @@ MAX_CHARS = 1_000_000
 MAX_LIVE_CHARS = 100_000
 """Approximate maximum number of characters of one command's live output in a log."""
 OVERHEAD_CHARS = 100
-"""Number of characters by which an event counts in addition to its text."""
+"""Number of characters that are counted for each event in addition to its text."""
 
 
 class EventLog:
@@ -199,7 +199,8 @@ class Record:
     """True if events and texts were removed from the record."""
 
     def outcome(self) -> Result:
-        """Return the result. Raises the run's own error, RunCancelledError, RunLostError."""
+        """Return the result. Raises the error of the run, RunCancelledError if it was cancelled, or
+        RunLostError if it was lost."""
         if self.result is not None:
             return self.result
         if self.status == "cancelled":

@@ -12,7 +12,7 @@ MAX_LOG_CHARS = 8_000_000
 
 
 def frames_to_json(first_number: int, frames: Sequence[str]) -> str:
-    """Return frames as JSON. `first_number` is the number of the first one."""
+    """Return frames as JSON. `first_number` is the number of the first frame."""
     return json.dumps({"first": first_number, "frames": frames})
 
 

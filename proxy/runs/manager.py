@@ -201,10 +201,10 @@ class RunManager:
         return joined, lost_run
 
     def _has_checkpoints(self, identity: RequestIdentity, task: AgentTask) -> bool:
-        """Return True if another server can take over the run: its client can retry it by its
-        idempotency key, and the server can adopt its sandbox. Runs with a trajectory are excluded,
-        because a trajectory must be complete, and requests for several choices, because each
-        choice has a sandbox of its own."""
+        """Return True if another server can take over the run: the client can retry by idempotency
+        key, and the other server can adopt the sandbox. Three kinds of runs are excluded: runs with
+        a trajectory, because it must be complete; runs with several choices, because each choice
+        has a sandbox of its own; and single calls, which have no sandbox."""
         return (
             self._archive.is_shared
             and identity.key is not None
@@ -262,8 +262,8 @@ class RunManager:
         return await self._trajectories.delete(owner, run_id)
 
     async def write_trajectories(self, owner: str, run_id: str | None = None) -> None:
-        """Store the trajectories of the owner's runs as far as they are recorded: of all runs, or
-        of the run with `run_id`. For all runs, wait at most MAX_WRITE_S."""
+        """Store the recorded part of the trajectories of all the owner's runs, or of the run with
+        `run_id`. For all runs, wait at most MAX_WRITE_S."""
         found = [
             recorder
             for recorder in self._recorders.values()
@@ -386,9 +386,9 @@ class RunManager:
         return None
 
     async def _find_for_retry(self, identity: RequestIdentity) -> Run | None:
-        """Return the run of a retry without a key. Samplers send many equal requests at once, and
-        each must get a run of its own. A run without subscribers therefore comes first, and a run
-        whose subscriber may already be gone comes last."""
+        """Return the run that a request without a key retries, or None. Samplers send many equal
+        requests at once, and each must get a run of its own. A run without subscribers is therefore
+        preferred to a run whose subscriber may already be gone."""
         if run := self._find_unsubscribed_run(identity):
             return run
         if stored := await self._archive.find_for_retry(identity, excluded_ids=self._runs.keys()):
@@ -472,8 +472,8 @@ class RunManager:
     async def _run_agent(
         self, task: AgentTask, observers: Iterable[RunObserver], emit: Emit
     ) -> Result:
-        """Return the redacted result of the agent. Pass each redacted event to `observers` and to
-        `emit`."""
+        """Return the redacted result of the agent. Pass each redacted event to `observers` and,
+        except for a ModelCallFinished, to `emit`."""
         by_type: dict[type, list[RunObserver]] = {
             kind: [observer for observer in observers if kind in observer.event_types]
             for kind in ALL_EVENTS
@@ -512,8 +512,8 @@ class RunManager:
     # Ending
 
     def _on_unsubscribed(self, run: Run) -> None:
-        """Store a run that has ended. Cancel a run that still runs, unless it is detached: at once,
-        or after a grace period if its client may retry."""
+        """Store a run that has ended. Cancel a run that still runs, unless it is detached. If the
+        client may retry, cancel the run only after a grace period."""
         if run.has_ended:
             self._store_and_drop(run)
         elif not run.identity.detach:

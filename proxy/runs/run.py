@@ -98,7 +98,7 @@ class Run:
         """True once a subscriber has read all events."""
         self.cancel_reason = ""
         self.is_stored = False
-        """True once the outcome is in the store."""
+        """True once the outcome has been stored, or could not be stored. It is not stored again."""
         self.is_deleted = False
         """True once a client has deleted the outcome. The outcome is not stored again."""
         self.has_ended = False
@@ -132,8 +132,8 @@ class Run:
         return self.status in ("running", "completed")
 
     def result(self) -> Result:
-        """Return the result of a run that has ended. Raises the run's own error,
-        RunCancelledError."""
+        """Return the result of a run that has ended. Raises the error of the run, or
+        RunCancelledError if it was cancelled."""
         if self._task.cancelled():
             raise RunCancelledError
         return self._task.result()

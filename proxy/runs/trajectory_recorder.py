@@ -1,4 +1,5 @@
-"""The trajectory recorder: observes a run whose request captures it, and stores its trajectory."""
+"""The trajectory recorder: observes a run and stores its trajectory, if the
+request or the profile asks for one."""
 
 import asyncio
 import logging

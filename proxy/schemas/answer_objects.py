@@ -68,8 +68,8 @@ class SandboxObject(TypedDict, total=False):
     files_left_out: Annotated[list[Json], SkippedFile]
     """The first 100 of the files that are not returned. Present if there are any."""
     items: list[Mapping[str, Any]]
-    """The steps as items of the Responses API, in a complete chat completion. Present if
-    `sandbox.steps` of the request is `items`."""
+    """The steps as items of the Responses API, in a chat completion that is not streamed. Present
+    if `sandbox.steps` of the request is `items`."""
     events: list[Mapping[str, Any]]
     """The steps as step events, in an answer that is not streamed and in the last event of a stream
     of /v1/responses. Present if `sandbox.steps` of the request is `events`."""
@@ -278,6 +278,6 @@ class RunFinishedEvent(TypedDict):
 RunEvent = (
     RunStartedEvent | StepsOmittedEvent | EgressEvent | RuleEvent | FileEvent | RunFinishedEvent
 )
-"""The step events that belong to no step."""
+"""The step events about the run, not about one tool call."""
 StepEvent = ToolStartEvent | ToolOutputEvent | ToolEndEvent | RunEvent
 """The step events. Each event also has `v`, the version 1, and `run_id`, the id of the run."""

@@ -2,8 +2,9 @@
 
 `PARAMETERS` has every field that OpenAI or a backend documents. A field that is not in the table is
 sent with every model call. OpenAI's fields are checked as OpenAI checks them. A backend's own field
-is checked only if it is sent with the last model call alone, so that the backend does not refuse
-its value after all other calls of the run. The backend checks its other fields at the first call.
+is checked here only if no model call except the last has it: the backend would otherwise refuse an
+invalid value only after all other calls of the run. Fields that the first call has are checked by
+the backend.
 """
 
 from collections.abc import Collection, Mapping
@@ -189,8 +190,8 @@ _RESPONSE_FORMAT = discriminated(
 ParameterScope = Literal["every call", "visible answer", "loop", "proxy", "straight"]
 """The model calls that a field is sent with. `visible answer`: the call that writes the answer,
 without tools. `loop`: the agent loop decides for each call. `proxy`: none. `straight`: the
-single call of a request that gets no sandbox because of the field. A chat completion is then
-relayed unchanged, except for `sandbox` and the model's name."""
+single call of a request that gets no sandbox because of the field. A request for a chat completion
+is then relayed unchanged, except for `sandbox` and the model's name."""
 _EMPTY_VALUES: tuple[Any, ...] = (False, 0, "", [], {})
 
 
@@ -394,7 +395,8 @@ GRAMMAR_PARAMS = frozenset(
     {"structured_outputs", "regex", "ebnf", "grammar", "json_schema"}
     | {name for name in VLLM if name.startswith("guided_")}
 )
-"""Fields that constrain the answer to a grammar, which leaves no room for links."""
+"""Fields that constrain the answer to a grammar. The proxy then adds no links to files to the
+answer."""
 
 
 def check_parameters(body: Mapping[str, Any]) -> None:

@@ -326,8 +326,8 @@ class ChatTranslation:
     request."""
 
     keeps_param_suffix: ClassVar[bool] = True
-    """True if the rest of an error's path, after the part that `param_paths` maps, is also valid in
-    the client's request."""
+    """`param_paths` maps the beginning of an error's path. True if the rest of the path is the same
+    in the client's request."""
 
     chat: Mapping[str, Any]
     param_paths: Mapping[str, str]

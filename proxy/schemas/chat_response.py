@@ -80,9 +80,9 @@ class ChatEncoder:
         self._cards = StepCardRenderer(run_id, self._state) if steps == "items" else None
         self._steps = StepEventRenderer(run_id) if steps == "events" else None
         self._call_fields: dict[int, tuple[str, str]] = {}
-        """The fields of a streamed call, by the call's index: the field with the call's object, and
-        the field of this object that gets the pieces. They are `function` and `arguments`, or
-        `custom` and `input` for a custom tool."""
+        """The names of two nested fields of each streamed call, by the call's index. The pieces of
+        the call are in the inner field. The names are `function` and `arguments`, or `custom` and
+        `input` for a custom tool."""
         self._opening_fields: dict[str, Any] = {"role": "assistant"} if index else {}
         """Fields to add to the next delta. The first choice's role is in a chunk of its own."""
 
@@ -323,7 +323,8 @@ class ChatCompletionBuilder:
         }
 
     def _sandbox(self, index: int, result: Result) -> SandboxObject:
-        """Return the `sandbox` object. The steps are in its field `items` or `events`."""
+        """Return the `sandbox` object. In the steps modes `items` and `events`, the steps are in
+        the field of that name."""
         sandbox = sandbox_object(result)
         if self._steps_mode == "items" or self._steps_mode == "events":
             sandbox[self._steps_mode] = self._steps[index]

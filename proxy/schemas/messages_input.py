@@ -26,7 +26,7 @@ each chat, so no chat could use the cached prompt prefix of another chat."""
 
 
 def to_chat_messages(system: Any, messages: Sequence[Block]) -> ChatMessages:
-    """Return checked messages and the system prompt as messages of a chat completion.
+    """Return the messages, which are already checked, and the system prompt as chat messages.
 
     Thinking and calls of server tools, such as the steps of earlier runs, are dropped: a model
     whose messages contain such text imitates it.

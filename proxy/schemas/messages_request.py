@@ -117,7 +117,7 @@ class Field(NamedTuple):
 
     check: Check
     description: str = "The same in a chat completion."
-    """The field of a chat completion that the field becomes, or the use of the field."""
+    """For the documentation: what this field becomes in a chat completion, or how it is used."""
 
 
 FIELDS: Mapping[str, Field] = {
@@ -179,7 +179,7 @@ REFUSED_FIELDS = {"mcp_servers": "MCP servers", "compaction": "Compactions"}
 """Fields that change an answer and are not supported, with the name of the feature. The proxy
 refuses a request in which such a field is not empty."""
 _CONTINUE_FIELDS = {"continue_final_message": True, "add_generation_prompt": False}
-"""The fields with which vLLM and SGLang continue a last message of the assistant."""
+"""The fields that make vLLM and SGLang continue the last message, if it is the assistant's."""
 _SERVICE_TIERS = {"auto": "auto", "standard_only": "default"}
 
 
@@ -278,7 +278,8 @@ def _tool_params(fields: Mapping[str, Any], tools: MessagesToolSet) -> dict[str,
 
 
 def _sandbox_field(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `sandbox` field, with the id of `container` as its `container_id`."""
+    """Return the `sandbox` field. If it has no `container_id`, it gets the id of `container`.
+    Raises BadRequestError if `container` has skills."""
     sandbox = fields.get("sandbox", {})
     container = fields.get("container", {})
     container_id = container if isinstance(container, str) else container.get("id")

@@ -132,7 +132,7 @@ class MessagesEncoder:
         self._open_type = ""
         """The type of the open block, or an empty string."""
         self._narration = ""
-        """Narration of the turn that has not been sent yet."""
+        """The narration of the current turn, until it is sent."""
 
     def begin(self) -> list[_Json]:
         """Return the first events of the stream."""

@@ -126,7 +126,7 @@ class RequestedPolicy:
     profile: str | None = None
     """The name of the profile, or None if the request names none."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the profile that the request makes stricter."""
+    """The request's values for settings of the profile, which they may only make stricter."""
     capture: Capture | None = None
     """The part of the run that is kept as its trajectory, or None for the profile's default."""
     upstream: str | None = None

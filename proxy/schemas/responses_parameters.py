@@ -48,7 +48,7 @@ request."""
 
 
 def _refusing_check(hint: str) -> Check:
-    """Return a check that accepts no value."""
+    """Return a check that refuses every value, with `hint` in the error message."""
 
     def check(value: Any, param: str) -> None:
         raise unsupported_error(param, hint)

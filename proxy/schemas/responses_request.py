@@ -61,8 +61,8 @@ class ResponsesAsChat(ChatTranslation):
 def as_chat(
     body: Mapping[str, Any], earlier_items: Sequence[Mapping[str, Any]] = ()
 ) -> ResponsesAsChat:
-    """Translate a request of the responses API, which continues `earlier_items`, into a request of
-    the chat completions API.
+    """Translate a request of the Responses API into a chat completion request. The items in
+    `earlier_items` precede the request's input.
 
     Raises BadRequestError, and NotFoundError for a reference to an unknown item.
     """

@@ -92,7 +92,8 @@ class ResponseEncoder:
             self._step_items = ShellItems(self._output, self._state)
         self._steps = StepEventRenderer(context.run_id) if context.steps == "events" else None
         self._sent_steps: list[Json] = []
-        """The steps that were sent as events, for the final `sandbox` object."""
+        """The step events that were sent, without pieces of output, for the final `sandbox`
+        object."""
 
     def begin(self) -> list[Json]:
         """Return the first events of the stream."""
@@ -330,7 +331,8 @@ def failed_response(
 
 
 def file_citations(result: Result) -> list[dict[str, Any]]:
-    """Return a citation of each produced file, at the file's link in the answer or at the end."""
+    """Return a citation of each produced file, at the file's link in the answer, or at the end of
+    the answer if it has no such link."""
     return [
         {
             "type": "container_file_citation",

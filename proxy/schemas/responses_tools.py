@@ -267,7 +267,7 @@ class ResponsesToolSet:
     network_policies: Sequence[tuple[str, str]] = ()
     """The path in the request and the type of each network policy."""
     unavailable_types: Sequence[str] = ()
-    """The types of tools that are not available."""
+    """The types of the request's tools that this server does not have."""
 
 
 def read_tools(tools: Sequence[Tool], added_tools: Sequence[Tool] = ()) -> ResponsesToolSet:
@@ -374,7 +374,7 @@ def _is_hosted(tool: Tool) -> bool:
 
 def _step_item_tool(tool: Mapping[str, Any]) -> HostedTool | None:
     """Return the hosted tool if its calls may represent steps in the output, else None. A shell
-    without an environment does not count: its clients would run the calls themselves."""
+    without an environment does not count: clients that send one would run the calls themselves."""
     if tool["type"] == "code_interpreter":
         return "code_interpreter"
     return "shell" if _is_hosted(tool) and tool.get("environment") else None

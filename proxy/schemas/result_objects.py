@@ -85,7 +85,8 @@ def _file_object(artifact: Artifact) -> FileObject:
 
 
 def url_citations(result: Result, offset: int = 0) -> list[dict[str, Any]]:
-    """Return a `url_citation` of each file, at the file's link in the answer or at the end.
+    """Return a `url_citation` of each produced file, at the file's link in the answer, or at the
+    end of the answer if it has no such link.
 
     `offset` is the number of characters of the message's content before the answer.
     """

@@ -253,7 +253,7 @@ class StepEventRenderer:
 
 
 def _run_fields(event: Event) -> RunEvent | None:
-    """Return the fields of an event that belongs to no step, or None."""
+    """Return the fields of an event about the run. Return None for any other event."""
     match event:
         case RunStarted():
             return {"kind": "run_started"}

@@ -223,7 +223,8 @@ def _user_message(task: AgentTask) -> str:
 
 def _index_of(value: Mapping[str, Any], indexes: dict[bytes, int]) -> tuple[int, bytes | None]:
     """Return the index of `value`, and its JSON text if the value is new, else None. `indexes` maps
-    the SHA-256 of each known value's JSON text to the value's index, and gets each new value."""
+    the SHA-256 of each known value's JSON text to the value's index, and a new value is
+    added."""
     text, count = encode_json(value), len(indexes)
     index = indexes.setdefault(hashlib.sha256(text).digest(), count)
     return index, text if index == count else None

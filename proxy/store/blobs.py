@@ -52,8 +52,8 @@ class BlobStore:
         return self.path(name).open("rb")
 
     async def local_path(self, name: str) -> Path:
-        """Return the path of a file with the content of a blob. The file may be missing. Raises
-        StoreUnavailableError."""
+        """Return the path of a local file with the content of a blob. If the blob is missing, no
+        file is at the path. Raises StoreUnavailableError."""
         return self.path(name)
 
     def is_intact(self, name: str, size: int) -> bool:

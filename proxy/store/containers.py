@@ -230,8 +230,8 @@ class ContainerFileRepository:
     async def all(
         self, container_id: str, owner: str | None, directory: str | None
     ) -> list[ContainerFile] | None:
-        """Return all files of a container, sorted by path, or None if the container does not
-        exist."""
+        """Return the files of a container that are below `directory`, or all files if it is None,
+        sorted by path. Return None if the container does not exist."""
         container = select(CONTAINERS.c.id).where(_is_container(container_id, owner, self._now()))
         query = select(CONTAINER_FILES).where(
             self._is_live_file(container_id, owner), _is_under(directory)
@@ -303,7 +303,8 @@ def _is_container(container_id: str, owner: str | None, now: float) -> ColumnEle
 
 
 def _is_under(directory: str | None) -> ColumnElement[bool]:
-    """Match `directory` and the paths below it, or all paths if `directory` is None."""
+    """Return a condition for `directory` and the paths below it, or for all paths if `directory` is
+    None."""
     if directory is None:
         return true()
     path = CONTAINER_FILES.c.path

@@ -254,8 +254,8 @@ def add_items(
     source: _ItemSource = "input",
     existing_ids: Collection[str] = (),
 ) -> int:
-    """Append items to a parent, each id once and no id in `existing_ids`. Return the number of
-    added bytes."""
+    """Append items to a parent, except items whose ids are in `existing_ids`. Of several items with
+    one id, the last is appended. Return the number of added bytes."""
     new = {item["id"]: json.dumps(item) for item in items if item["id"] not in existing_ids}
     common = {"owner": owner, "holder": parent_id, "source": source}
     rows = [{"id": id, **common, "body": body, "bytes": len(body)} for id, body in new.items()]

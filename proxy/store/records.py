@@ -216,9 +216,10 @@ class RunStart(NamedTuple):
     """The stored runs with the Idempotency-Key of a run that begins."""
 
     joinable: StoredRun | None
-    """The newest run that is completed or running in another process. If there is one, the run that
-    begins is not stored."""
+    """The newest run that is completed, or is running in another process. If there is one, the run
+    that begins is not stored."""
     earlier: StoredRun | None
     """The newest run that has failed, was cancelled, or is lost."""
     checkpoint: str | None = None
-    """The checkpoint of `earlier`, if it is lost, has one, and answers the same request."""
+    """The checkpoint of `earlier`, if there is one and `earlier` is a lost run of the same
+    request."""

@@ -29,8 +29,8 @@ from proxy.store.tables import RUN_EVENTS, RUN_SUMMARIES, RUNS, SUSPENDED_RUNS
 
 MAX_RUNS = 256
 MAX_BYTES = 64_000_000
-"""Maximum number and total size of one owner's results. Above them, the oldest results are deleted.
-The same limits apply separately to suspended runs."""
+"""`MAX_RUNS` and `MAX_BYTES` are the maximum number and total size of one owner's results. Beyond
+them, the oldest results are deleted. The same limits apply separately to suspended runs."""
 LOST_KEEP_S = 600
 """Seconds that a lost run is stored."""
 SUMMARY_KEEP_S = 24 * 3600
@@ -246,8 +246,8 @@ class RunRepository:
 
     async def summarize(self, runs: Callable[[], Sequence[StoredRun]]) -> None:
         """Store the summaries that `runs` returns, each in place of an earlier summary of the same
-        run. Delete each owner's oldest summaries beyond `MAX_SUMMARIES`. `runs` is called in the
-        store's thread."""
+        run. Delete each owner's oldest summaries beyond `MAX_SUMMARIES`. `runs` is called in one
+        of the store's threads."""
 
         def transaction(connection: Connection) -> None:
             rows = [self._summary_row(run) for run in runs()]
@@ -297,8 +297,8 @@ class RunRepository:
         return RUNS.c.expires_at.is_(None) | (RUNS.c.expires_at > self._now())
 
     def _find_by_key(self, connection: Connection, owner: str, key: str | None) -> RunStart:
-        """Return the stored runs with the key, without those that run in this process, which the
-        caller knows."""
+        """Return the stored runs with the key, except runs that are running in this process: the
+        caller knows them."""
         if key is None:
             return RunStart(None, None)
         running_here = (RUNS.c.status == "running") & (RUNS.c.process == self._process.id)
@@ -312,7 +312,8 @@ class RunRepository:
         return RunStart(next(joinable, None), next(others, None))
 
     def _run(self, row: Mapping[Any, Any]) -> StoredRun:
-        """Return the run of a row. A run whose process is dead is lost."""
+        """Return the run of a row. The status of a running run whose process is dead becomes
+        `lost`."""
         run = _stored_run(row)
         lost = run.status == "running" and self._process.is_dead(row["process"])
         return replace(run, status="lost") if lost else run

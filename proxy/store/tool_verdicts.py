@@ -89,7 +89,7 @@ class ToolVerdictRepository:
         await self._database.write(lambda connection: connection.execute(change))
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete verdicts and default instructions that were found `KEEP_S` seconds ago. See
+        """Delete verdicts and default instructions that are older than `KEEP_S` seconds. See
         Repository."""
         for table in (TOOL_VERDICTS, DEFAULT_INSTRUCTIONS):
             connection.execute(delete(table).where(table.c.found_at < now - KEEP_S))

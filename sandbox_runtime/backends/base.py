@@ -76,8 +76,8 @@ class Guest(Protocol):
         adopt guests."""
 
     def abandon(self) -> None:
-        """Close the link and leave the guest to the process that adopts it: `kill` then does not
-        end it. Does nothing if no reference was returned."""
+        """Close the connection and leave the guest to the process that adopts it. `kill` then does
+        not end the guest. Does nothing if `reference` was not called or returned None."""
 
     def diagnostics(self) -> str:
         """Return the end of the agent's standard error, and the reason why the agent ended if the
@@ -125,26 +125,26 @@ class Backend(Protocol):
         to it again; 0 if a sandbox ends with its connection."""
 
     async def start(self, isolation: Isolation) -> Guest:
-        """Start a guest agent in a new sandbox. Raises SandboxStartError: its subclass
+        """Start a guest agent in a new sandbox. Raises SandboxStartError, or its subclass
         NoCapacityError if a later start may succeed."""
 
     @property
     def can_adopt(self) -> bool:
-        """True if a guest survives its process for a while, so that another process can adopt
-        it."""
+        """True if a guest survives the end of its proxy process for a while, so that another proxy
+        process can adopt the guest."""
 
     async def adopt(self, reference: SandboxReference) -> Guest:
         """Attach to a guest of a process that is dead. The caller makes sure that no other process
-        does so at the same time. The guest then belongs to this process: what its earlier process
-        still sends has no effect, and that process cannot end it. Raises SandboxStartError: its
-        subclass SandboxGoneError if the guest is gone or was adopted already."""
+        does so at the same time. The guest then belongs to this process: bytes from its earlier
+        process have no effect, and that process cannot end the guest. Raises SandboxStartError, or
+        its subclass SandboxGoneError if the guest is gone or was adopted already."""
 
     async def fingerprint(self) -> str:
         """Return an id of the image that new sandboxes start from. Raises SandboxStartError."""
 
     async def sweep(self) -> int:
-        """Remove the sandboxes that dead owners left behind, on this host or in this cluster;
-        return how many."""
+        """Remove the sandboxes that dead owners left behind, on this host or in this cluster.
+        Return their number."""
 
     async def check(self) -> list[Check]:
         """Check whether the backend works on this host, and report the isolation in force."""
@@ -154,7 +154,7 @@ class Backend(Protocol):
 
 
 def adoption_refusal(backend_name: str) -> SandboxStartError:
-    """Return the error of backends that cannot adopt guests."""
+    """Return the error that `Backend.adopt` raises if the backend cannot adopt guests."""
     return SandboxStartError(f"sandboxes of the backend {backend_name} end with their server")
 
 

@@ -23,8 +23,9 @@ changes nothing."""
 
 
 def isolation_checks(probe_output: bytes) -> list[Check]:
-    """Return a check for each boundary from the output of PROBE. The check of the host's kernel
-    fails if there is an `opens` line. All other checks also fail if their lines are missing."""
+    """Return a check for each part of the isolation, from the output of PROBE. A check fails if
+    its lines are missing, except the check of the host's kernel, which fails only if there is an
+    `opens` line."""
     seen: dict[str, list[str]] = {}
     for line in probe_output.decode(errors="replace").splitlines():
         name, _, value = line.partition(" ")

@@ -1,7 +1,8 @@
 """The command that starts a bubblewrap sandbox: programs that each execute the next one.
 
 sh (enters the cgroup) → setpriv (drops root) → unshare (new mount namespace) → sh (mounts the disk,
-and the overlay on a root file system) → bwrap → the payload. Up to bwrap all run in one process.
+and the overlay on a root file system) → bwrap → the payload. Up to bwrap, they all run in one
+process.
 """
 
 import os

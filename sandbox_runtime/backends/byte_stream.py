@@ -12,7 +12,7 @@ from sandbox_runtime.protocol import ProtocolError
 _MAX_EARLY_BYTES = 1 << 20
 """Maximum number of bytes that are buffered until `receive` is called."""
 _TURN_BYTES = 32 << 10
-"""Maximum number of bytes that the callback gets in one call. Each call may request a pause."""
+"""Maximum number of bytes in one call of the callback, which may request a pause in each call."""
 MAX_UNREAD_BYTES = 256 << 10
 """Maximum number of bytes that `write_control` queues while the peer does not read."""
 TAIL_BYTES = 4096
@@ -48,11 +48,11 @@ class ByteStreamProtocol(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._early_bytes = bytearray()
         self._changed = asyncio.Event()
-        """An event that is set when bytes arrive before `receive`, and at the end of the stream."""
+        """Set when bytes arrive before `receive` is called, and at the end of the stream."""
         self._on_data: DataCallback | None = None
         self._failure: ProtocolError | None = None
         self._undelivered_bytes: bytes | memoryview = b""
-        """Received bytes that are passed to the callback after the pause."""
+        """Received bytes that the callback gets only after the pause that it has requested."""
         self._pause_timer: asyncio.TimerHandle | None = None
         self._unread_bytes = 0
         """Bytes that `write_control` has queued since the transport last had room."""
@@ -62,8 +62,8 @@ class ByteStreamProtocol(asyncio.Protocol):
         self._writable.set()
 
     async def receive(self, on_data: DataCallback) -> None:
-        """Call `on_data` with all bytes that arrive, with the pauses that it requests, until the
-        stream ends. Raises ProtocolError."""
+        """Call `on_data` with all bytes that arrive, until the stream ends. Pause when `on_data`
+        requests it. Raises ProtocolError."""
         self._on_data = on_data
         try:
             self._undelivered_bytes = self._take_early(len(self._early_bytes))
@@ -106,8 +106,8 @@ class ByteStreamProtocol(asyncio.Protocol):
             self._transport.write(data)
 
     def write_control(self, data: bytes) -> None:
-        """Queue data even if the buffer has no room. If the peer leaves too much of it unread,
-        `receive` raises ProtocolError."""
+        """Queue data even if the buffer has no room. If more than MAX_UNREAD_BYTES wait for the
+        peer, `receive` raises ProtocolError."""
         self._unread_bytes = 0 if self._writable.is_set() else self._unread_bytes + len(data)
         if self._unread_bytes > MAX_UNREAD_BYTES:
             self.fail(ProtocolError("the agent does not read its input"))
@@ -168,8 +168,8 @@ class ByteStreamProtocol(asyncio.Protocol):
         self._transport.resume_reading()
 
     def _pass_turn(self, turn: bytes | memoryview) -> bool:
-        """Call the callback with the bytes of one turn. If it requests a pause, pause reading and
-        return True."""
+        """Call the callback with a part of the received bytes. If it requests a pause, pause
+        reading and return True."""
         try:
             pause_s = self._on_data(turn) if self._on_data else None
         except ProtocolError as error:

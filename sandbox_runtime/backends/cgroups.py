@@ -1,4 +1,4 @@
-"""Limits on all processes of a sandbox together: its cgroup, version 1 or 2.
+"""Limits on all processes of a sandbox together, by a cgroup of version 1 or 2.
 
 The path of a cgroup is `llm-sandbox-proxy/<owner's pid>-<owner's start time>-<pid namespace>-<id>`,
 so that a later owner can find the cgroups of dead owners. An owner in another pid namespace, such
@@ -184,9 +184,9 @@ def _mounts(proc: Path) -> Iterator[_Mount]:
 
 
 def _find_version_1(mounts: list[_Mount]) -> Cgroups | None:
-    """Return the hierarchies at the top of the controllers' mounts, or None if they do not suffice.
-    If cgroups were created below this process's own cgroup, the sweep of a later owner would not
-    find them."""
+    """Return the hierarchies at the top of the controllers' mounts, or None if they lack memory or
+    pids. If cgroups were created below this process's own cgroup, the sweep of a later owner would
+    not find them."""
     found: list[Hierarchy] = []
     for controller in _CONTROLLERS:
         for mount in mounts:

@@ -32,8 +32,8 @@ from sandbox_runtime.backends.docker_engine import (
 _VOLUME_PREFIX = "llm-sandbox-proxy-agent"
 _AGENT_FILE, _AGENT_MODE = Path(AGENT_PATH).name, 0o755
 LOCK_TIMEOUT_S, LOCK_RETRY_S = 30.0, 0.1
-"""Time after which a proxy that still holds the lock of a volume counts as dead and loses it, and
-the pause between attempts."""
+"""Time after which a proxy that still holds the lock of a volume counts as dead and loses the
+lock, and the pause between attempts to take the lock."""
 MAX_LOCK_HOLDERS = 10
 """Number of other proxies that may hold the lock in turn, each for LOCK_TIMEOUT_S, before this one
 fails."""
@@ -127,8 +127,8 @@ class AgentVolumes:
 
 
 def _root_uid(info: EngineJson) -> int:
-    """Return the host uid of root in containers, because the archives that engine 20.10 returns
-    contain host uids. With userns-remap this uid is not 0, and the engine's data directory is named
+    """Return the host uid of root in containers. The archives that engine 20.10 returns contain
+    host uids. With userns-remap this uid is not 0, and the engine's data directory is named
     `<uid>.<gid>`."""
     if not any(
         str(option).startswith("name=userns") for option in info.get("SecurityOptions") or ()

@@ -1,5 +1,5 @@
-"""The properties of a Docker engine, and the doctor's checks of the isolation that follows from
-them."""
+"""The properties of a Docker engine, and the checks of `doctor` that report which isolation these
+properties allow."""
 
 import os
 import platform
@@ -43,7 +43,7 @@ class EngineInfo:
     limits_block_io: bool
     cgroup_version: str
     may_have_quota: bool
-    """True if the storage driver may support disk limits; only an attempt shows it."""
+    """True if the storage driver may support disk limits. Only an attempt to set one shows it."""
     directory: Path | None
     """The engine's data directory, if it is on this host."""
     has_host_uids: bool
@@ -51,7 +51,7 @@ class EngineInfo:
 
     @property
     def maps_uids(self) -> bool:
-        """True if root inside is another user on the host."""
+        """True if root in a container is another user on the host."""
         return _maps_uids(self.security)
 
 

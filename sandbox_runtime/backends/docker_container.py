@@ -36,9 +36,9 @@ _TTY_GROUP = 5
 _SHARED_MEMORY_BYTES = 64 << 20
 _RUNSC_PIDS = 256
 _RUNSC_PIDS_PER_PROCESS = 16
-"""The number of runsc's threads that the host's limit allows for each process inside; up to 11 were
-measured. runsc limits the processes inside by itself. Reaching the host's limit ends the sandbox,
-so it is only a second barrier."""
+"""The number of runsc's threads that the host's pids limit allows for each process in the sandbox;
+up to 11 were measured. runsc itself limits the processes in the sandbox. The host's limit, which
+ends the sandbox, is only a second barrier."""
 
 _MASKED_PATHS = (
     *("/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys"),
@@ -87,7 +87,7 @@ class ContainerSpec:
     inputs: Path | None = None
     """A directory on the engine's host that all sandboxes see read-only."""
     host_uid: int | None = None
-    """The uid and gid of the programs inside; None: those of the isolation's level."""
+    """The uid and gid of the sandbox's programs; None: those of `guest_user(isolation)`."""
     has_quota: bool = False
     """True if the storage driver limits the disk."""
     disk_device: str | None = None

@@ -246,7 +246,7 @@ class DockerEngine:
         """Return the container's events of these kinds that the engine still keeps, oldest first.
         The container may have been removed.
 
-        Raises ValueError or KeyError if the response is not Docker's format.
+        Raises ValueError or KeyError if the response is not in Docker's format.
         """
         # With `until` in the past the engine answers at once instead of waiting for more events.
         # The time must be the engine's own.
@@ -400,9 +400,9 @@ STDOUT = 1
 class AttachStream(ByteStreamProtocol):
     """The standard streams of a container's main process, over the engine's attach call.
 
-    The SDK's attach returns a blocking socket, so the upgrade is requested here, which works the
-    same for unix, tcp and TLS. When the connection ends, the container's standard input closes
-    (`StdinOnce`).
+    The SDK's attach returns a blocking socket. So `DockerEngine.attach` sends the upgrade request
+    itself, in the same way over unix, tcp and TLS. When the connection ends, the container's
+    standard input closes (`StdinOnce`).
     """
 
     def __init__(self) -> None:

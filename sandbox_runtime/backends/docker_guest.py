@@ -170,9 +170,9 @@ class RunscProcesses:
 
     If a start fails, runsc leaves its kernel and file server running, and the engine no longer
     knows them. If many processes end at once, the engine's shim may miss the end of the main
-    process and stay, and the engine waits forever. Only the container's id on their command lines
-    shows to which container such processes belong. So, before a container starts, its id is stored
-    in a file that has the container's name and that later owners can read."""
+    process and keep running, and the engine waits forever. Only the container's id on their command
+    lines shows to which container such processes belong. So, before a container starts, its id is
+    stored in a file that has the container's name and that later owners can read."""
 
     def __init__(self, state_dir: Path) -> None:
         self._records = state_dir / "runsc"

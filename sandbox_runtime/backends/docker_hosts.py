@@ -1,6 +1,6 @@
 """Sandboxes on several Docker engines; each engine has a backend of its own.
 
-A new sandbox starts on the engine that has the smallest share of its `max_sandboxes`. An engine
+A new sandbox starts on the engine that uses the smallest share of its `max_sandboxes`. An engine
 that does not answer or fails its checks gets no new sandboxes, and is tried again with backoff. The
 sandboxes of the other engines are not affected.
 
@@ -48,7 +48,8 @@ FULL_RETRY_AFTER_S = 5.0
 NOT_TRIED = "not tried yet"
 
 Admit = Callable[[Backend], Awaitable[None]]
-"""Checks the backend of one engine. Raises SandboxError if it may get no sandboxes."""
+"""A function that checks the backend of one engine. Raises SandboxError if the engine must not get
+sandboxes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class DockerHost:
         self.backend: DockerBackend | None = None
         """None until the engine has answered once."""
         self.failure: str | None = NOT_TRIED
-        """The reason why the engine gets no new sandboxes; None if it gets some."""
+        """The reason why the engine gets no new sandboxes; None if it gets them."""
         self.lost = asyncio.Event()
         """Set after an engine that was usable has failed, until it is usable again."""
         self.tried = asyncio.Event()

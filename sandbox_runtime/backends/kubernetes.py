@@ -56,12 +56,12 @@ from sandbox_runtime.sandbox import SandboxReference
 logger = logging.getLogger(__name__)
 
 AGENT_LEASE_S = 30.0
-"""Length of an agent's lease. An agent ends this long after it sent the last packet that it knows
-the proxy to have received."""
+"""Length of an agent's lease. An agent ends this long after it sent the last packet whose receipt
+the proxy has confirmed."""
 TAKEOVER_LEASE_S = 60.0
-"""Length of an agent's lease if another process may adopt its sandbox. It leaves time to find that
-the process is dead, and for the retry of its client. It is not longer than `LEASE_S` of
-`kubernetes_owner`, after which the Pods of a dead process are swept."""
+"""Length of an agent's lease if another process may adopt its sandbox. It leaves time for
+others to find that the process is dead, and for its client to retry. It is not longer than
+`LEASE_S` of `kubernetes_owner`, after which the Pods of a dead process are swept."""
 LEASE_MARGIN_S = 5.0
 """Time from the end of a lease until the agent has certainly ended. Its Pod is given up only after
 this time, so that no sandbox is replaced while it still runs."""

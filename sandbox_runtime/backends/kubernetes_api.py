@@ -38,8 +38,8 @@ from sandbox_runtime.backends.kubernetes_stream import (
 
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10.0, 30.0
 OWNER_CHANGE_TIMEOUT_S = 5.0
-"""Maximum wait for the response to a change of a Pod's owner. The process that adopts the sandbox
-then reads whether the change had an effect, in the time of the adoption."""
+"""Maximum wait for the response to a change of a Pod's owner. It is short, so that the process that
+adopts the sandbox has time left to read whether the change had an effect."""
 WATCH_S = 60
 """Duration of one watch request in seconds. The API server then ends the request and the next one
 continues the watch, so that a dead connection is noticed soon."""

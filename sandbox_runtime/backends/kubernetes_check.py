@@ -27,7 +27,8 @@ from sandbox_runtime.errors import SandboxStartError
 CONTROL_COMPONENT = "network-check"
 """The component whose Pods may use the network, in the policies of deploy/kubernetes."""
 CONNECT_S = 5
-"""Maximum time for a connection: a network plugin may permit a new Pod later than it starts."""
+"""Maximum time for a connection: a network plugin may let a Pod connect only some time after its
+start."""
 KUBELET_PORT = "10250"
 _MAX_REACHED = 10
 _CONNECT = f"""

@@ -69,15 +69,16 @@ class KubernetesGuest:
         return self._name
 
     def attached(self, stream: AttachedStream, link_token: bytes, generation: int = 0) -> None:
-        """Use `stream`, the first connection. If `generation` is 0, the agent has got its
-        configuration over it; otherwise adopt the link of an earlier process."""
+        """Use `stream`, the first connection of this process. If `generation` is 0, the agent has
+        got its configuration over `stream`. Otherwise adopt the agent's link from an earlier
+        process."""
         self._link_token, self._generation = link_token, generation
         self._stream = ResumableStream(
             link_token, stream, self._attach_again, generation=generation
         )
 
     async def adopt(self, link_token: bytes, generation: int) -> None:
-        """Attach to the agent of an earlier process. Raises SandboxGoneError."""
+        """Attach to the agent of a Pod that an earlier process owned. Raises SandboxGoneError."""
         deadline_s = asyncio.get_running_loop().time() + self._max_outage_s
         stream = await self._attach(deadline_s)
         if stream is None:

@@ -32,7 +32,7 @@ HIGH_WATER_BYTES, LOW_WATER_BYTES = 64 << 10, 16 << 10
 CLOSE_TIMEOUT_S = 0.5
 """Maximum time for the closing handshake; then the connection is dropped."""
 MESSAGE_FRAMES = 16
-"""The cost of one message, in frames of the frame rate. Each write of the agent may become a
+"""Number of frames that one message counts as in FrameRate. Each write of the agent may become a
 message."""
 
 

@@ -22,7 +22,7 @@ PENDING_SIGNALS = 2048
 whose root is the same user, as with Docker's runc, share this number; the host's own processes have
 a higher limit (about 4000 on a host with 1 GiB of memory)."""
 PENDING_SIGNAL_ATTEMPTS = ("timer_bomb", "signal_bomb")
-"""The escape attempts that use up PENDING_SIGNALS of a neighbour with the same user."""
+"""The escape attempts that use up the signals and timers of another sandbox with the same user."""
 MESSAGE_QUEUE_BYTES = 0
 """No POSIX message queues: a host allows each user about nine of the default size, in all its user
 namespaces together, so one sandbox could use up those of all others."""
@@ -63,8 +63,8 @@ SANDBOX_USER = GuestUser(1000, "sandbox", "/home/sandbox")
 
 
 def guest_user(isolation: Isolation) -> GuestUser:
-    """Return the user of programs inside: root, which may install packages, or an ordinary user at
-    the strict level."""
+    """Return the user of the sandbox's programs: root, which may install packages, or an ordinary
+    user at the strict level."""
     return SANDBOX_USER if isolation.level == "strict" else ROOT_USER
 
 

@@ -30,13 +30,13 @@ MAX_UNACKNOWLEDGED_BYTES = 1 << 20
 """Unacknowledged bytes above which writers must wait."""
 ACKNOWLEDGE_BYTES = 64 << 10
 ACKNOWLEDGE_DELAY_S = 1.0
-"""Received bytes after which an acknowledgement is sent at once, and the time after which it is
-sent in any case."""
+"""An acknowledgement is sent once ACKNOWLEDGE_BYTES were received, and at the latest after
+ACKNOWLEDGE_DELAY_S."""
 STALL_TIMEOUT_S, MAX_STALL_TIMEOUT_S = 5.0, 20.0
 """Time without an acknowledgement of sent bytes after which the connection is replaced. It doubles
-each time, because the agent may only be slow."""
+with each replacement, up to the maximum, because the agent may just be slow."""
 PACKET_FRAMES = 4
-"""The cost of one packet, in frames of the frame rate."""
+"""Number of frames that one packet counts as in FrameRate."""
 
 Reconnect = Callable[[int], Awaitable[AttachedStream | None]]
 """Opens another connection and returns it, or None if the agent has ended or cannot be reached any
@@ -54,7 +54,7 @@ class ResumableStream:
         *,
         generation: int = 0,
     ) -> None:
-        """If `generation` is not 0, adopt the agent's link from another host; see
+        """If `generation` is not 0, adopt the agent's link from an earlier process; see
         `Packet.connection`."""
         self._token = token
         self._connection = connection
@@ -145,7 +145,8 @@ class ResumableStream:
         self._watch_stall()
 
     def write_control(self, data: bytes) -> None:
-        """Queue data even without room. If too much of it waits, `receive` raises ProtocolError."""
+        """Queue data even without room. If more than MAX_UNREAD_BYTES wait for the agent, `receive`
+        raises ProtocolError."""
         self._unread_bytes = 0 if self._has_room() else self._unread_bytes + len(data)
         if self._unread_bytes > MAX_UNREAD_BYTES:
             self._has_overflowed = True  # `fail` has no effect while there is no connection
@@ -189,8 +190,8 @@ class ResumableStream:
         self._ask()
 
     def _ask(self) -> None:
-        """Ask the agent, on a new connection, which bytes it has received. If an adoption has
-        arrived already, its repetition has no effect."""
+        """Ask the agent, on a new connection, which bytes it has received. After an adoption the
+        question is an ADOPT packet, which has no effect if an earlier one has arrived."""
         self._progress_at_s = asyncio.get_running_loop().time()
         kind = PACKET_ADOPT if self._generation else PACKET_DATA
         self._send_packet(kind, self._sent_bytes, b"")
@@ -278,7 +279,8 @@ class ResumableStream:
         self._connection.write(packet_bytes(self._token, packet))
 
     def _send_again(self) -> None:
-        """Send what the agent has not received, and the acknowledgement of its answer."""
+        """Send all unacknowledged payloads again, or if there are none, an empty packet that
+        acknowledges the answer."""
         for offset, payload in self._unacknowledged or [(self._sent_bytes, b"")]:
             self._send(offset, payload)
         self._changed.set()

@@ -1,5 +1,5 @@
-"""The outcome of a connection that a program inside tried to make: the Decision, the callbacks
-CheckTarget and OnDecision, and the errors that end a connection.
+"""The outcome of a connection that a program in a sandbox tried to make: the Decision, the
+callbacks CheckTarget and OnDecision, and the errors that end a connection.
 
 EgressError         its text is sent to the program
 ├ DeniedError       denied by the rules or a limit, or malformed

@@ -130,7 +130,7 @@ class Dialer:
 
 
 def _is_own_address(ip: IPAddress) -> bool:
-    """Return True if the address belongs to this host, because a socket can be bound to it."""
+    """Return True if the address belongs to this host: a socket can be bound to it."""
     family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -151,7 +151,7 @@ class Gateway:
         await self._all_ended.wait()
 
     async def _refusal_of(self, target: Target) -> str | None:
-        """Return why the target is denied, or None."""
+        """Return why the target is denied, or None if it is allowed."""
         if reason := self._rules.refusal(target):
             return reason
         return await self._check_target(target) if self._check_target else None

@@ -1,5 +1,6 @@
 """Attacks that try to use more than a sandbox's limits. Each must be stopped without an effect on
-the neighbour sandbox. An attack that nothing stops ends by itself at a few times the limit."""
+the neighbour, a second sandbox. An attack that nothing stops ends by itself at a few times the
+limit."""
 
 from dataclasses import replace
 
@@ -19,7 +20,7 @@ _MANY_PIDS, _MUCH_MEMORY_MIB, _MUCH_DISK_MIB, _MANY_OPEN_FILES = 512, 640, 256, 
 _MANY_FILES = 20_000
 _MANY_INOTIFY = 1024
 _MANY_MIB_PER_S = 48
-"""Amounts of each resource that the programs use up if nothing stops them."""
+"""The amounts of the resources, from _MANY_PIDS on, that the programs use if nothing stops them."""
 
 _FORKS = f"""
 import os, signal

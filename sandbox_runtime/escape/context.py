@@ -54,14 +54,15 @@ class DisturbedError(Exception):
 
 
 class EscapeSandbox(Sandbox, Protocol):
-    """A sandbox under attack. The attack can handle the connections that programs inside open."""
+    """A sandbox under attack. The attack can handle the connections that its programs open."""
 
     async def ping(self, timeout_s: float) -> None:
         """Return when the guest agent answers. Raises SandboxLostError if it does not answer in
         time."""
 
     def set_connection_handler(self, on_connection: OnConnection | None) -> None:
-        """Set the handler of the connections that programs inside open; None refuses them."""
+        """Call `on_connection` for each connection that a program in the sandbox opens. If it is
+        None, refuse all such connections."""
 
 
 class EgressGateway(Protocol):

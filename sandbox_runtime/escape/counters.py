@@ -142,8 +142,8 @@ class _Bomb:
     use_one: Callable[[EscapeSandbox], Awaitable[str]]
     """Uses the resource once, in the neighbour sandbox, and returns the output."""
     output_of_one: str | None = "True"
-    """The output of `use_one` if the neighbour gets one of the resource; None if a sandbox may
-    have none."""
+    """The output of `use_one` if it succeeds; None if it may fail even without an attack, because
+    a sandbox may have none of the resource."""
 
     def attack(self) -> Attack:
         async def make(context: EscapeContext) -> str | None:

@@ -1,8 +1,8 @@
-"""Attacks on the egress gateway: requests from inside that try to reach what the rules deny,
-or to exceed the limits.
+"""Attacks on the egress gateway: requests from a sandbox that try to reach what the rules
+deny, or to exceed the limits.
 
-The requests come over a real connection from inside. The internet is a fake, so an attack that
-succeeds reaches no address outside.
+The requests come over a real connection from the sandbox. The internet is a fake, so an attack that
+succeeds reaches no real server.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -244,7 +244,7 @@ def _finding(probe: Probe, line: dict[str, str], own_kernel: bool) -> EscapeFind
 
 
 def _printable(text: str) -> str:
-    """Make text from inside safe for a terminal and a log."""
+    """Return text from a sandbox in a form that is safe for a terminal and a log."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)[
         :_MAX_DETAIL_CHARS
     ]

@@ -52,8 +52,8 @@ class GuestConfig:
     """Directories that the agent creates at start."""
     watchdog_s: float = 30.0
     """The agent ends if it receives nothing from the host for this long; 0: no limit. With a link
-    token, the time begins when the agent sent the last packet that the host is known to have
-    received."""
+    token, the time begins when the agent sent the last packet whose receipt the host has
+    confirmed."""
     lifetime_s: float = LIFETIME_S
     """The agent ends this long after its start; 0: no limit."""
     egress_port: int = EGRESS_PORT

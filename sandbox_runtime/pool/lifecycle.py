@@ -69,7 +69,7 @@ class SandboxLifecycle:
         self.start_s = INITIAL_START_S
         """Moving average of the duration of a start."""
         self.failed_starts = deque[tuple[PoolEntry, BaseException]]()
-        """Failed starts that have not been reported to a waiter yet."""
+        """Failed starts that the pool has not reported yet: to a waiter, or in the log."""
 
     # Starting
 

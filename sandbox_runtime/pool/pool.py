@@ -51,13 +51,12 @@ from sandbox_runtime.sandbox import SandboxReference
 logger = logging.getLogger(__name__)
 
 OnFull = Callable[[Callable[[], bool]], None]
-"""Called when the pool is full and more leases wait than sandboxes are starting for them or ending.
-The argument is a function that returns True as long as more leases wait than that."""
+"""Called when the pool is full and the waiting leases outnumber the sandboxes that are starting for
+them or ending. The argument is a function that returns True as long as they do."""
 
 OnAcquired = Callable[[float, float], None]
-"""Called when a lease has its sandbox. The arguments are two times in seconds since the lease's
-request: until a sandbox was assigned, and until that sandbox had answered a ping and had its
-limits."""
+"""Called when a lease has its sandbox. The arguments are the seconds from the lease's request until
+a sandbox was assigned, and until that sandbox had answered a ping and had its limits."""
 
 IDLE_PING_TIMEOUT_S = 5.0
 """Maximum time for an idle sandbox to answer a ping."""
@@ -193,7 +192,7 @@ class Pool:
             lease.end()
 
     def stats(self) -> PoolStats:
-        """Return the current numbers."""
+        """Return the current numbers of sandboxes and waiters, and the totals."""
         counts, number = self._registry.counts, self._registry.count_in
         return PoolStats(
             starting=number(EntryState.STARTING) + number(EntryState.ADOPTING),
@@ -234,7 +233,7 @@ class Pool:
         return Allocation(waiter, asyncio.create_task(self._acquire(waiter, self._clock.time())))
 
     def adopt(self, isolation: Isolation, owner: str, reference: SandboxReference) -> Allocation:
-        """Begin to take over the running sandbox of a dead process that `reference` names."""
+        """Begin to adopt the running sandbox that `reference` names. Its process is dead."""
         waiter = Waiter(isolation, self._pool_key(isolation), owner)
         return Allocation(waiter, asyncio.create_task(self._adopt(waiter, reference)))
 
@@ -306,8 +305,8 @@ class Pool:
         return entry.sandbox
 
     async def _prepare(self, waiter: Waiter, entry: PoolEntry) -> bool:
-        """Ping the sandbox and set the waiter's limits. If that fails, replace the sandbox, put the
-        waiter first in the queue and return False."""
+        """Ping the sandbox and give it the limits that the waiter requests. If that fails, replace
+        the sandbox, put the waiter first in the queue and return False."""
         try:
             await entry.sandbox.ping(self._idle_ping_timeout_s)
             entry.leased_since = self._clock.time()

@@ -24,7 +24,7 @@ class Edit:
 
     data: bytes
     first_line: int
-    """The number of the first new line, counted from 1."""
+    """The number of the first inserted line, counted from 1."""
     last_line: int
 
 

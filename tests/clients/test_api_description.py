@@ -197,7 +197,7 @@ class ValidatingClient:
         return answer.json()
 
 
-async def test_files_and_containers_match_the_description(tmp_path: Path) -> None:
+async def test_answers_of_file_and_container_routes_match_the_description(tmp_path: Path) -> None:
     files, file = "/v1/files", "/v1/files/{file_id}"
     containers, one = "/v1/containers", "/v1/containers/{container_id}"
     inside, each = f"{one}/files", f"{one}/files/{{file_id}}"
@@ -223,7 +223,9 @@ async def test_files_and_containers_match_the_description(tmp_path: Path) -> Non
             await validating.ask("GET", path, *ids, status=404)
 
 
-async def test_conversations_and_responses_match_the_description(tmp_path: Path) -> None:
+async def test_answers_of_conversation_and_response_routes_match_the_description(
+    tmp_path: Path,
+) -> None:
     conversations, one = "/v1/conversations", "/v1/conversations/{conversation_id}"
     items, item = f"{one}/items", f"{one}/items/{{item_id}}"
     response = "/v1/responses/{response_id}"
@@ -247,7 +249,9 @@ async def test_conversations_and_responses_match_the_description(tmp_path: Path)
         await validating.ask("GET", one, made, status=404)
 
 
-async def test_completions_runs_and_system_routes_match_the_description(tmp_path: Path) -> None:
+async def test_answers_of_completion_run_and_system_routes_match_the_description(
+    tmp_path: Path,
+) -> None:
     async with description_client(tmp_path) as client:
         validating = ValidatingClient(client, await api_description(client))
         chat = await validating.ask("POST", "/v1/chat/completions", json=CHAT)
@@ -266,7 +270,7 @@ async def test_completions_runs_and_system_routes_match_the_description(tmp_path
         assert b"llm_sandbox_runs_total" in await validating.ask("GET", "/metrics")
 
 
-async def test_trajectories_match_the_description(tmp_path: Path) -> None:
+async def test_answers_of_trajectory_routes_match_the_description(tmp_path: Path) -> None:
     trajectories, one = "/v1/trajectories", "/v1/trajectories/{run_id}"
     script = [tool_reply(call("execute_bash", command="echo 42 > output/a")), text_reply("Hello.")]
     async with description_client(tmp_path, script) as client:

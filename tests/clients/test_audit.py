@@ -149,7 +149,7 @@ async def test_failed_run_ends_its_log_with_the_error(tmp_path: Path) -> None:
     assert (finding.state, finding.detail) == ("ok", "5 lines, failed: BackendError")
 
 
-async def test_disconnected_run_ends_its_log_as_cancelled(tmp_path: Path) -> None:
+async def test_run_of_a_disconnected_client_ends_its_log_as_cancelled(tmp_path: Path) -> None:
     script = [Held(text_reply("Never said."), asyncio.Event())]
     async with (
         scripted_backend(script) as backend,
@@ -174,7 +174,7 @@ async def test_answer_without_a_sandbox_is_logged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_run_on_a_full_disk_fails_before_the_unlogged_command_starts(
+async def test_command_that_cannot_be_logged_on_a_full_disk_is_not_started(
     tmp_path: Path, stream: bool
 ) -> None:
     async with scripted_backend([bash(TOO_LONG), DONE]) as backend:
@@ -199,7 +199,7 @@ async def test_run_fails_before_the_model_call_when_its_log_cannot_be_created(
     assert response.json()["error"]["code"] == "audit_unavailable"
 
 
-async def test_run_continues_without_an_optional_log_and_the_failure_is_counted(
+async def test_failed_write_of_an_optional_log_is_counted_and_does_not_end_the_run(
     tmp_path: Path,
 ) -> None:
     async with (

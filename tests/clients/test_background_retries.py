@@ -179,7 +179,7 @@ class HeldRunManager(RunManager):
 
 
 @sqlite_only
-async def test_retry_after_a_disconnect_before_the_id_arrived_gets_the_same_response(
+async def test_retry_gets_the_response_of_a_first_request_that_disconnected_before_its_answer(
     tmp_path: Path,
 ) -> None:
     body = {"model": MODEL, "input": "How many?", "background": True}

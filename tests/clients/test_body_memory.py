@@ -26,7 +26,7 @@ def large_body(mib: int, model: str = "m:plain") -> bytes:
     return json.dumps({"model": model, "messages": [{"role": "user", "content": content}]}).encode()
 
 
-async def test_concurrent_large_bodies_share_one_limit_and_small_ones_pass(
+async def test_second_large_body_gets_503_while_the_first_holds_the_memory_and_a_small_body_passes(
     tmp_path: Path,
 ) -> None:
     answers: list[int] = []
@@ -113,7 +113,9 @@ async def test_malformed_or_too_large_body_releases_its_memory(tmp_path: Path) -
     assert memory.held_bytes == 0
 
 
-async def test_background_run_counts_its_body_as_memory_until_the_run_ends(tmp_path: Path) -> None:
+async def test_body_of_a_background_or_detached_run_counts_as_memory_until_the_run_ends(
+    tmp_path: Path,
+) -> None:
     memory = BodyMemory(15 * MIB)
     first, second = asyncio.Event(), asyncio.Event()
     script = [Held(text_reply("One."), first), Held(text_reply("Two."), second), text_reply("3.")]

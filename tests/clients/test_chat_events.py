@@ -202,7 +202,7 @@ async def test_usage_is_the_last_chunk_only_if_requested(
         {"sandbox": {"steps": "off"}, "headers": {"X-Sandbox-Steps": "reasoning"}},
     ],
 )
-async def test_stream_with_steps_off_has_only_the_models_reasoning(
+async def test_stream_with_steps_off_has_the_models_reasoning_but_no_steps(
     request_options: dict[str, Any], backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:

@@ -38,7 +38,7 @@ def submit(answer: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_each_choice_has_its_own_answer_files_and_container(
+async def test_each_choice_has_an_answer_and_files_and_a_container_of_its_own(
     kind: Kind, tmp_path: Path
 ) -> None:
     answers = iter(["one", "two", "three"])

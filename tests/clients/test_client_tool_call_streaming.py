@@ -163,7 +163,7 @@ async def test_streamed_call_has_the_id_name_and_arguments_of_an_unstreamed_call
     assert finish_reasons(found) == ("tool_calls", "client_tool_calls")
 
 
-async def test_sdk_stream_helper_assembles_a_chat_call(tmp_path: Path) -> None:
+async def test_sdk_stream_helper_assembles_a_tool_call_of_the_chat_api(tmp_path: Path) -> None:
     async with (
         serve_script([tool_reply(WRITE), text_reply("Written.")], tmp_path) as (http, backend),
         openai_client(str(http.base_url).rstrip("/")) as client,
@@ -185,7 +185,7 @@ async def test_sdk_stream_helper_assembles_a_chat_call(tmp_path: Path) -> None:
     assert messages[-2]["tool_calls"][0]["id"] == messages[-1]["tool_call_id"] == "call_0_0"
 
 
-async def test_sdk_stream_helper_assembles_a_responses_call(tmp_path: Path) -> None:
+async def test_sdk_stream_helper_assembles_a_tool_call_of_the_responses_api(tmp_path: Path) -> None:
     async with (
         serve_script([tool_reply(WRITE), text_reply("Written.")], tmp_path) as (http, _),
         openai_client(str(http.base_url).rstrip("/")) as client,
@@ -270,7 +270,7 @@ def call_chunks(*calls: dict[str, Any]) -> list[bytes]:
 END = frames(chunk({}, "tool_calls"), "[DONE]")
 
 
-async def test_client_calls_after_an_unknown_tool_in_a_plain_turn_are_sent_once(
+async def test_client_calls_beside_an_unknown_call_are_sent_once_if_sandbox_tools_are_withdrawn(
     tmp_path: Path,
 ) -> None:
     unknown, lookup = call("no_such_tool", x=1), call("lookup", word="a")
@@ -406,7 +406,7 @@ async def test_deadline_during_a_streamed_call_ends_the_call_as_truncated(tmp_pa
     assert len(backend.requests) == 3
 
 
-async def test_sdk_raises_the_error_that_ended_a_call(tmp_path: Path) -> None:
+async def test_sdk_raises_the_backend_error_that_ended_a_streamed_tool_call(tmp_path: Path) -> None:
     broken = {"error": {"message": "engine died", "type": "InternalServerError", "code": 500}}
     begun = call_chunks(opening(0, "write_file"), continuation(0, '{"path": "no'))
     async with (

@@ -159,7 +159,7 @@ async def test_run_output_is_listed_in_its_container(tmp_path: Path) -> None:
     assert everybodys == []
 
 
-async def test_files_are_listed_by_directory(tmp_path: Path) -> None:
+async def test_container_file_list_can_be_limited_to_a_directory(tmp_path: Path) -> None:
     async with (
         scripted_backend(WORK) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -181,7 +181,9 @@ async def test_files_are_listed_by_directory(tmp_path: Path) -> None:
     }
 
 
-async def test_all_files_are_downloaded_as_zip_by_link_or_key(tmp_path: Path) -> None:
+async def test_container_files_are_downloaded_as_zip_with_the_link_or_the_key(
+    tmp_path: Path,
+) -> None:
     async with (
         scripted_backend(WORK) as backend,
         running_proxy(backend, "memory", tmp_path, keyring=single_key(KEY)) as url,

@@ -115,7 +115,7 @@ async def test_request_without_an_origin_gets_no_cors_headers(tmp_path: Path) ->
         ("app://obsidian.md", "localhost:8000"),
     ],
 )
-async def test_server_origin_and_browser_extension_and_app_origins_are_allowed_without_a_key(
+async def test_origins_of_the_server_and_of_browser_extensions_and_apps_are_allowed_without_a_key(
     origin: str, host: str, tmp_path: Path
 ) -> None:
     async with served(tmp_path, None) as client:

@@ -34,7 +34,9 @@ async def sdk_client(
             yield client, backend
 
 
-async def test_custom_tool_is_called_and_answered(tmp_path: Path) -> None:
+async def test_custom_tool_call_reaches_the_client_and_its_result_reaches_the_model(
+    tmp_path: Path,
+) -> None:
     async with sdk_client([SQL_CALL, text_reply("One.")], tmp_path) as (client, backend):
         first = await client.chat.completions.create(
             model="fake-model", messages=MESSAGES, tools=[SQL, LOOKUP]
@@ -101,7 +103,7 @@ async def test_custom_tool_call_arrives_while_the_model_writes_it(tmp_path: Path
     assert "".join(pieces) == patch
 
 
-async def test_call_arguments_that_are_no_json_are_the_input_of_a_custom_tool(
+async def test_non_json_arguments_of_a_custom_tool_call_become_its_input(
     tmp_path: Path,
 ) -> None:
     bare = tool_reply(call("sql") | {"arguments": "select 1"})
@@ -113,7 +115,9 @@ async def test_call_arguments_that_are_no_json_are_the_input_of_a_custom_tool(
     assert first.choices[0].message.tool_calls[0].model_dump()["custom"]["input"] == "select 1"
 
 
-async def test_custom_calls_from_another_server_are_sent_as_functions(tmp_path: Path) -> None:
+async def test_custom_tool_calls_in_the_history_are_sent_to_the_backend_as_function_calls(
+    tmp_path: Path,
+) -> None:
     called = {"id": "call_1", "type": "custom", "custom": {"name": "sql", "input": "select 1"}}
     messages: Any = [
         *MESSAGES,
@@ -141,7 +145,9 @@ SQL_CHOICE: Any = {"type": "custom", "custom": {"name": "sql"}}
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
-async def test_custom_tool_can_be_chosen(mode: Any, tmp_path: Path) -> None:
+async def test_tool_choice_and_allowed_tools_can_name_a_custom_tool(
+    mode: Any, tmp_path: Path
+) -> None:
     some: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [SQL_CHOICE]}}
     async with sdk_client([SQL_CALL, SQL_CALL], tmp_path) as (client, backend):
         for choice in (SQL_CHOICE, some):

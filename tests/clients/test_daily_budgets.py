@@ -64,7 +64,9 @@ async def test_key_over_its_daily_budget_is_refused_until_midnight(
         assert (await server.post(path, stream=stream)).status_code == 200
 
 
-async def test_sdk_raises_rate_limit_error_without_a_retry(tmp_path: Path) -> None:
+async def test_sdk_raises_rate_limit_error_without_a_retry_if_the_daily_budget_is_spent(
+    tmp_path: Path,
+) -> None:
     async with budget_server(tmp_path, DailyBudget(runs=0)) as server:
         async with openai_client(server.url, "mine").with_options(max_retries=3) as client:
             error = await sdk_refused(client)

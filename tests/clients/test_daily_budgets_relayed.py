@@ -34,7 +34,9 @@ async def test_plain_request_spends_the_reported_usage(stream: bool, tmp_path: P
         assert len(server.backend.requests) == 1
 
 
-async def test_usage_of_a_stream_without_usage_is_estimated(tmp_path: Path) -> None:
+async def test_tokens_of_a_relayed_stream_are_estimated_if_it_reports_no_usage(
+    tmp_path: Path,
+) -> None:
     async with budget_server(
         tmp_path, DailyBudget(tokens=10_000), [text_reply("abc " * 80)]
     ) as server:

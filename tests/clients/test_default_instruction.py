@@ -219,7 +219,7 @@ async def test_default_instruction_is_stored_by_the_next_probe_after_a_failed_wr
 @pytest.mark.parametrize(
     ("renders", "path"), [("as text", "/apply-template"), ("as tokens", "/detokenize")]
 )
-async def test_rendering_that_is_never_answered_does_not_delay_the_tool_verdict(
+async def test_unanswered_template_request_does_not_delay_the_tool_verdict(
     renders: Renders, path: str, tmp_path: Path
 ) -> None:
     engine = engine_with_default(renders)
@@ -232,7 +232,7 @@ async def test_rendering_that_is_never_answered_does_not_delay_the_tool_verdict(
 
 
 @pytest.mark.parametrize("status", [200, 403, 502])
-async def test_default_instruction_is_found_by_tokens_whatever_status_unknown_paths_have(
+async def test_default_instruction_is_found_from_tokens_whatever_status_unknown_paths_return(
     status: int, tmp_path: Path
 ) -> None:
     engine = engine_with_default("as tokens")
@@ -277,14 +277,14 @@ async def test_prompt_has_no_default_instruction_if_none_can_be_found(
     assert found == [{"role": "system", "content": system_prompt()}]
 
 
-async def test_template_adds_its_own_default_if_the_profile_has_no_prompt(tmp_path: Path) -> None:
+async def test_no_default_instruction_is_sent_if_the_profile_has_no_prompt(tmp_path: Path) -> None:
     engine, profiles = engine_with_default(), Profiles.only(Profile(prompt="none"))
     async with served(engine, tmp_path, profiles=profiles) as server:
         await server.ask_with_verdict()
         assert await instructions_of(server, engine) == []
 
 
-async def test_no_template_is_rendered_for_an_unlisted_model_or_if_tool_support_is_never(
+async def test_template_is_not_rendered_if_tool_support_is_never_or_the_model_is_unlisted(
     tmp_path: Path,
 ) -> None:
     engine = engine_with_default()

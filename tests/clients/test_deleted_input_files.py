@@ -18,7 +18,9 @@ from tests.stores import open_store
 
 
 @pytest.mark.parametrize("by", ["previous_response_id", "conversation", "item_reference"])
-async def test_response_continues_without_a_deleted_file(by: str, tmp_path: Path) -> None:
+async def test_next_response_gets_a_note_in_place_of_a_deleted_input_file(
+    by: str, tmp_path: Path
+) -> None:
     files = FileStore(open_store(tmp_path), limits=ArtifactLimits())
     inputs = Inputs(uploads=files.store.uploads)
     with anyio.fail_after(30):

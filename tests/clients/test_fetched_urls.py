@@ -157,7 +157,7 @@ async def test_url_beyond_the_byte_budget_of_a_request_is_replaced_by_a_note(
     ]
 
 
-async def test_concurrent_file_beyond_the_byte_budget_leaves_the_other_file(
+async def test_byte_budget_keeps_only_one_of_two_concurrently_fetched_files_that_exceed_it(
     tmp_path: Path,
 ) -> None:
     large = PNG + b"x" * (700 << 10)

@@ -80,7 +80,7 @@ def messages(first_answer: Any) -> list[dict[str, Any]]:
     ],
     ids=["chat", "responses", "messages"],
 )
-async def test_run_resumes_under_the_second_agent_instructions(
+async def test_run_resumes_with_the_second_agents_instructions_after_a_handoff(
     path: str, begin: dict[str, Any], follow_ups: Any, tmp_path: Path
 ) -> None:
     handoff = tool_reply(call("execute_bash", command="echo kept > file"), call(NAME))

@@ -76,7 +76,7 @@ def texts_of(content: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_each_content_part_becomes_the_file_that_its_note_names(
+async def test_each_content_part_becomes_a_sandbox_file_whose_path_its_note_gives(
     kind: Kind, tmp_path: Path
 ) -> None:
     image = image_part(data_url("image/png", PNG))
@@ -188,7 +188,9 @@ async def test_continued_conversation_with_files_keeps_its_prompt_prefix(tmp_pat
 
 
 @pytest.mark.parametrize("kind", REAL_KINDS)
-async def test_long_text_is_in_the_file_that_the_prompt_names(kind: Kind, tmp_path: Path) -> None:
+async def test_long_text_of_a_prompt_is_moved_to_a_file_that_the_prompt_names(
+    kind: Kind, tmp_path: Path
+) -> None:
     command = f"wc -c < {INPUT_DIR}/message-1.txt; sed -n 1501p {INPUT_DIR}/message-1.txt"
     script = by_history([tool_reply(call("execute_bash", command=command)), SUBMIT])
     async with scripted_backend(script) as backend, running_proxy(backend, kind, tmp_path) as url:

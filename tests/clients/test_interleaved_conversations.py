@@ -73,7 +73,7 @@ async def test_last_finished_request_of_a_session_sets_the_files_of_the_next_req
 
 
 @pytest.mark.parametrize("restart", [False, True])
-async def test_choices_start_from_the_newest_files_and_the_first_choice_saves_its_own(
+async def test_choices_start_with_the_newest_session_files_and_the_first_choice_saves_its_files(
     restart: bool, tmp_path: Path
 ) -> None:
     def script(body: dict[str, Any]) -> Item:

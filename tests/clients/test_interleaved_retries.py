@@ -180,7 +180,7 @@ async def test_sdk_retry_joins_the_abandoned_run_at_every_point(
 
 @pytest.mark.parametrize("point", ["first call", "last call"])
 @pytest.mark.parametrize(("first", "again"), [(KEY, KEY), (FIRST, SECOND)])
-async def test_retry_that_joins_a_failing_run_gets_the_error_and_can_start_another_run(
+async def test_retry_that_joins_a_failing_run_gets_its_error_and_the_next_retry_starts_a_new_run(
     first: dict[str, str],
     again: dict[str, str],
     point: str,
@@ -204,9 +204,7 @@ async def test_retry_that_joins_a_failing_run_gets_the_error_and_can_start_anoth
 
 
 @pytest.mark.parametrize("point", ENDED)
-async def test_failed_run_with_an_idempotency_key_is_started_again(
-    point: str, tmp_path: Path
-) -> None:
+async def test_idempotency_key_of_a_failed_run_starts_a_new_run(point: str, tmp_path: Path) -> None:
     async with (
         anyio.create_task_group() as group,
         held_run(point, FAILURE, text_reply("New."), state_dir=tmp_path, group=group) as run,
@@ -219,7 +217,7 @@ async def test_failed_run_with_an_idempotency_key_is_started_again(
 
 
 @pytest.mark.parametrize("point", IN_PROGRESS)
-async def test_cancelled_run_with_an_idempotency_key_is_started_again(
+async def test_idempotency_key_of_a_cancelled_run_starts_a_new_run(
     point: str, tmp_path: Path
 ) -> None:
     async with (

@@ -72,7 +72,7 @@ async def test_relative_path_in_an_answer_becomes_a_link(
 
 @pytest.mark.parametrize("model", ["m", "m:plain"])
 @pytest.mark.parametrize("role", ["assistant", "user"])
-async def test_signed_link_is_removed_from_the_prompt(
+async def test_signature_of_a_file_link_is_not_in_the_prompt(
     model: str, role: str, tmp_path: Path
 ) -> None:
     async with file_maker(tmp_path) as (backend, client):
@@ -96,7 +96,7 @@ async def test_signed_link_is_removed_from_the_prompt(
 
 
 @pytest.mark.parametrize("turn", ["messages", "responses", "previous response"])
-async def test_signed_link_is_removed_from_the_prompt_of_the_other_apis(
+async def test_signed_file_link_is_replaced_by_its_path_in_responses_and_messages_prompts(
     turn: str, tmp_path: Path
 ) -> None:
     async with file_maker(tmp_path) as (backend, client):
@@ -200,7 +200,7 @@ async def test_files_missing_from_the_answer_are_listed_if_configured(
     assert ("\\n\\n- [b.csv](http" in text) is is_listed
 
 
-async def test_file_named_in_the_answer_is_not_listed(tmp_path: Path) -> None:
+async def test_file_linked_in_the_answer_is_not_listed_again_below_it(tmp_path: Path) -> None:
     script = by_history([MAKE, text_reply("See output/sub/b.csv.")])
     profiles = Profiles.only(Profile(artifacts=ArtifactLimits(list_files="always")))
     async with (

@@ -153,7 +153,7 @@ async def test_narration_is_streamed_but_not_part_of_an_unstreamed_answer(
 
 
 @every_api
-async def test_narration_set_to_reasoning_streams_only_the_answer_as_content(
+async def test_only_the_answer_is_streamed_as_content_if_narration_is_set_to_reasoning(
     tmp_path: Path, api: Api
 ) -> None:
     script = by_history([NARRATED_BASH, {**BASH, "content": NARRATION}, SUBMIT])

@@ -75,7 +75,7 @@ def user_text(backend: ScriptedBackend, number: int = -1) -> str:
 
 
 @pytest.mark.parametrize("kind", REAL_KINDS)
-async def test_reading_a_fact_from_documents_in_files_costs_at_most_an_eighth_of_the_tokens(
+async def test_run_with_documents_in_files_uses_at_most_an_eighth_of_the_tokens_of_a_plain_request(
     kind: Kind, tmp_path: Path
 ) -> None:
     def script(body: dict[str, Any]) -> dict[str, Any]:
@@ -115,7 +115,9 @@ async def test_reading_a_fact_from_documents_in_files_costs_at_most_an_eighth_of
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_usage_reports_the_tokens_saved_by_moved_documents(path: str, tmp_path: Path) -> None:
+async def test_usage_reports_the_tokens_saved_by_moving_documents_to_files(
+    path: str, tmp_path: Path
+) -> None:
     script = [tool_reply(call("execute_bash", command=f"cat {INPUT_DIR}/a.txt")), SUBMIT]
     async with (
         scripted_backend(script) as backend,

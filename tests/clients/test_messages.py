@@ -330,7 +330,9 @@ async def test_error_during_a_stream_closes_the_open_block(
     ]
 
 
-async def test_late_failure_of_an_unstreamed_answer_is_an_error_body(tmp_path: Path) -> None:
+async def test_failure_after_the_status_of_an_unstreamed_answer_is_an_anthropic_error_body(
+    tmp_path: Path,
+) -> None:
     speak = asyncio.Event()
     async with (
         scripted_backend([Held(Frames([]), speak), Refusal(400, "no such thing")]) as backend,

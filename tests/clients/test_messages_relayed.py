@@ -85,7 +85,9 @@ async def test_plain_stream_is_relayed_unchanged(tmp_path: Path) -> None:
     assert response.content == frames
 
 
-async def test_tokens_are_counted_by_the_backend_endpoint(tmp_path: Path) -> None:
+async def test_tokens_are_counted_by_the_count_tokens_endpoint_of_the_backend(
+    tmp_path: Path,
+) -> None:
     server = BackendPaths({COUNT_PATH: {"input_tokens": 7}})
     body = {**COUNT_BODY, "tools": [CODE_EXECUTION, TEMPERATURE_TOOL], "sandbox": {"steps": "off"}}
     async with relay_client(server, tmp_path) as client:
@@ -94,7 +96,9 @@ async def test_tokens_are_counted_by_the_backend_endpoint(tmp_path: Path) -> Non
     assert server.seen == [(COUNT_PATH, {**COUNT_BODY, "tools": [TEMPERATURE_TOOL]})]
 
 
-async def test_tokens_are_counted_with_the_backend_tokenizer(tmp_path: Path) -> None:
+async def test_tokens_are_counted_with_the_tokenize_endpoint_if_the_backend_has_no_count_tokens(
+    tmp_path: Path,
+) -> None:
     server = BackendPaths({"/tokenize": {"count": 9, "tokens": [1] * 9, "max_model_len": 4096}})
     async with relay_client(server, tmp_path) as client:
         response = await client.post(COUNT_PATH, json={**COUNT_BODY, "system": "Be brief."})
@@ -140,7 +144,7 @@ async def test_plain_token_count_is_relayed(tmp_path: Path) -> None:
     assert server.seen == [(COUNT_PATH, COUNT_BODY)]
 
 
-async def test_token_counting_without_an_http_backend_is_404(tmp_path: Path) -> None:
+async def test_token_count_is_a_404_if_the_backend_is_no_http_server(tmp_path: Path) -> None:
     with anyio.fail_after(10):
         async with open_sandboxes("memory", tmp_path) as sandboxes:
             services = make_services(ScriptedModel([]), sandboxes, tmp_path)

@@ -160,7 +160,9 @@ async def test_text_beside_a_client_tool_call_is_sent_before_the_call(
     assert "Now Bonn." not in words
 
 
-async def test_text_before_a_sandbox_step_is_thinking(tmp_path: Path) -> None:
+async def test_text_before_a_sandbox_step_is_thinking_if_the_request_enables_thinking(
+    tmp_path: Path,
+) -> None:
     both = [call("execute_bash", command="true"), call("warmth", city="Bonn")]
     script: list[Any] = [tool_reply(*both, content="Now both.")]
     async with messages_client(script, tmp_path) as client:
@@ -179,7 +181,9 @@ async def test_invalid_tool_arguments_are_wrapped_in_an_object(tmp_path: Path) -
     assert message["content"][0]["input"] == {"invalid_arguments": '{"city": '}
 
 
-async def test_client_editor_keeps_a_name_that_the_sandbox_also_uses(tmp_path: Path) -> None:
+async def test_client_editor_tool_keeps_its_name_if_a_sandbox_tool_has_the_same_name(
+    tmp_path: Path,
+) -> None:
     editor = {"type": "text_editor_20250124", "name": "str_replace_editor"}
     script: list[Any] = [tool_reply(call("str_replace_editor", command="view", path="/a"))]
     async with messages_client(script, tmp_path) as client:
@@ -242,7 +246,7 @@ async def test_output_format_is_enforced(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_message_request_that_excludes_tools_is_one_model_call(
+async def test_messages_request_that_needs_no_tools_is_one_model_call(
     stream: bool, body: Any, tmp_path: Path
 ) -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
@@ -307,7 +311,7 @@ async def test_backend_error_keeps_its_status_and_gets_an_anthropic_type(
     assert error_body == (status, {"type": type, "message": "so it is"})
 
 
-async def test_context_overflow_has_the_message_that_clients_match(
+async def test_context_overflow_error_has_the_text_that_clients_search_for(
     tmp_path: Path,
 ) -> None:
     words = "This model's maximum context length is 4096 tokens, but there are 5000."

@@ -123,7 +123,7 @@ STEP = ["shell_call", "shell_call_output"]
         ),
     ],
 )
-async def test_responses_narration_is_a_separate_item_before_the_steps(
+async def test_narration_of_a_response_is_a_separate_item_before_the_steps(
     tmp_path: Path, steps: str, kinds: list[str]
 ) -> None:
     shell = {"type": "shell", "environment": {"type": "container_auto"}}
@@ -152,7 +152,7 @@ async def test_responses_narration_is_a_separate_item_before_the_steps(
     assert said[-1]["content"][0]["text"] == "There are 42."
 
 
-async def test_messages_step_blocks_follow_the_narration(tmp_path: Path) -> None:
+async def test_step_blocks_of_a_messages_stream_follow_the_narration(tmp_path: Path) -> None:
     asked = {**messages_http.BODY, "tools": [messages_http.CODE_EXECUTION]}
     events = await stream_events(
         tmp_path, THREE_TURNS, messages_http.PATH, **asked, sandbox={"steps": "items"}
@@ -182,7 +182,7 @@ async def test_chat_citation_points_into_the_content_that_was_streamed(tmp_path:
     assert content[cited["start_index"] : cited["end_index"]] == "the table"
 
 
-async def test_responses_citation_points_into_the_answer_item(tmp_path: Path) -> None:
+async def test_citation_of_a_response_points_into_the_answer_item(tmp_path: Path) -> None:
     events = await stream_events(
         tmp_path, FILE_RUN, "/v1/responses", model="fake-model", input="A table."
     )
@@ -214,7 +214,7 @@ async def test_citation_offsets_account_for_redacted_narration(tmp_path: Path) -
 # What is gone on from
 
 
-async def test_responses_narration_and_answer_become_one_message_in_history(
+async def test_narration_and_answer_of_a_response_become_one_message_in_history(
     tmp_path: Path,
 ) -> None:
     with anyio.fail_after(40):
@@ -240,7 +240,7 @@ async def test_responses_narration_and_answer_become_one_message_in_history(
     ]
 
 
-async def test_messages_narration_and_answer_become_one_message_in_history(
+async def test_narration_and_answer_of_a_messages_stream_become_one_message_in_history(
     tmp_path: Path,
 ) -> None:
     asked = {
@@ -274,7 +274,9 @@ ANNOUNCEMENT = (
 ANNOUNCED_RUN = by_history([text_reply(ANNOUNCEMENT), {**BASH, **REASONING}, SUBMIT])
 
 
-async def test_chat_steps_follow_an_announcement_without_a_call(tmp_path: Path) -> None:
+async def test_steps_of_a_chat_stream_follow_an_announcement_that_had_no_tool_call(
+    tmp_path: Path,
+) -> None:
     asked = {**chat_http.BODY, "sandbox": {"steps": "reasoning"}}
     events = await stream_events(tmp_path, ANNOUNCED_RUN, chat_http.PATH, **asked)
     content, thoughts = content_and_reasoning(events)
@@ -282,7 +284,7 @@ async def test_chat_steps_follow_an_announcement_without_a_call(tmp_path: Path) 
     assert "$ echo one\none\n[exit 0" in thoughts
 
 
-async def test_responses_announcement_ends_before_the_steps(tmp_path: Path) -> None:
+async def test_announcement_of_a_response_ends_before_the_steps(tmp_path: Path) -> None:
     shell = {"type": "shell", "environment": {"type": "container_auto"}}
     asked = {"model": "fake-model", "input": "How many?", "tools": [shell]}
     events = await stream_events(
@@ -301,7 +303,7 @@ async def test_responses_announcement_ends_before_the_steps(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("narration", [NARRATION, NARRATION * 9], ids=["short", "long"])
-async def test_narration_set_to_reasoning_streams_narration_only_as_reasoning(
+async def test_narration_is_streamed_only_as_reasoning_if_narration_is_set_to_reasoning(
     tmp_path: Path, narration: str
 ) -> None:
     script = by_history([{**BASH, "content": narration}, {**BASH, "content": "More."}, SUBMIT])
@@ -312,7 +314,7 @@ async def test_narration_set_to_reasoning_streams_narration_only_as_reasoning(
     assert "More." in thoughts
 
 
-async def test_narration_set_to_reasoning_streams_an_announcement_as_reasoning(
+async def test_announcement_without_a_call_is_streamed_as_reasoning_if_so_configured(
     tmp_path: Path,
 ) -> None:
     events = await stream_events(
@@ -323,7 +325,7 @@ async def test_narration_set_to_reasoning_streams_an_announcement_as_reasoning(
     assert ANNOUNCEMENT in thoughts
 
 
-async def test_narration_set_to_reasoning_streams_an_answer_of_prose_as_content(
+async def test_answer_written_as_text_is_streamed_as_content_if_narration_is_set_to_reasoning(
     tmp_path: Path,
 ) -> None:
     events = await stream_events(

@@ -133,7 +133,7 @@ async def test_client_tool_call_reaches_the_client_and_its_result_reaches_the_mo
     assert names == ["str_replace_editor", "execute_bash", "submit", made["name"]]
 
 
-async def test_calls_without_a_suspended_run_are_sent_to_the_model_unchanged(
+async def test_shell_calls_without_a_suspended_run_are_sent_to_the_model_with_their_ids(
     tmp_path: Path,
 ) -> None:
     items = [

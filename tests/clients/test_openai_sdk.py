@@ -184,7 +184,7 @@ def check_usage(usage: Any) -> None:
 # Each way to ask
 
 
-async def test_async_client_gets_answer_files_and_usage(
+async def test_async_client_gets_the_answer_and_its_files_and_usage(
     backend: ScriptedBackend, kind: Kind, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, kind, tmp_path) as url, openai_client(url) as client:
@@ -194,7 +194,7 @@ async def test_async_client_gets_answer_files_and_usage(
         assert (completion.object, completion.model) == ("chat.completion", "fake-model")
 
 
-async def test_sync_client_gets_answer_files_and_usage(
+async def test_sync_client_gets_the_answer_and_its_files_and_usage(
     backend: ScriptedBackend, kind: Kind, tmp_path: Path
 ) -> None:
     def ask(url: str) -> ChatCompletion:

@@ -167,7 +167,7 @@ def server_error() -> Refusal:
     return Refusal(500, "CUDA out of memory", type="InternalServerError")
 
 
-async def test_backend_error_before_the_last_attempt_is_hidden(tmp_path: Path) -> None:
+async def test_backend_errors_are_hidden_if_the_last_attempt_succeeds(tmp_path: Path) -> None:
     script = [*[server_error()] * (ATTEMPTS - 1), text_reply("Here I am.")]
     async with (
         scripted_backend(script) as backend,
@@ -197,7 +197,9 @@ async def test_persistent_backend_error_keeps_its_status(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_rate_limited_backend_keeps_retry_after(stream: bool, tmp_path: Path) -> None:
+async def test_retry_after_header_of_a_rate_limited_backend_reaches_the_client(
+    stream: bool, tmp_path: Path
+) -> None:
     too_many = Refusal(429, "too many requests", headers={"Retry-After": "120"})
     async with (
         scripted_backend([too_many]) as backend,
@@ -371,7 +373,7 @@ STEP_BACK = [
         ([USER_HI], "3 messages are wrong", "3 messages are wrong"),
     ],
 )
-async def test_message_index_in_backend_errors_is_translated(
+async def test_message_index_of_a_backend_error_is_mapped_to_the_clients_messages_or_removed(
     messages: list[Any], backend_message: str, expected: str, tmp_path: Path
 ) -> None:
     refusal = Refusal(400, backend_message, beside={"param": backend_message})
@@ -386,7 +388,9 @@ async def test_message_index_in_backend_errors_is_translated(
     assert (body["message"], error.param) == (expected, expected)
 
 
-async def test_message_index_is_removed_from_responses_errors(tmp_path: Path) -> None:
+async def test_message_index_is_removed_from_backend_errors_of_the_responses_api(
+    tmp_path: Path,
+) -> None:
     async with (
         scripted_backend([Refusal(400, "messages[1].content is wrong")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

@@ -213,7 +213,7 @@ async def test_streamed_paper_run_has_the_history_and_answer_of_an_unstreamed_ru
     assert "".join(delta.get("content") or "" for delta in deltas) == "42"
 
 
-async def test_client_tool_result_ends_with_the_remaining_steps(
+async def test_remaining_step_count_is_appended_to_a_client_tool_result(
     tmp_path: Path,
 ) -> None:
     mixed = tool_reply(call("lookup"), call("submit"))
@@ -243,7 +243,9 @@ def prose_turns(count: int, tokens: int = 0) -> list[Item]:
     return [{**text_reply("It is 41."), "usage": usage if tokens else None} for usage in usages]
 
 
-async def test_last_turn_asks_no_final_question_and_prose_is_no_answer(tmp_path: Path) -> None:
+async def test_run_at_its_turn_limit_sends_no_final_question_and_does_not_take_text_as_its_answer(
+    tmp_path: Path,
+) -> None:
     async with served(tmp_path, prose_turns(3), paper_with_limits(max_turns=3)) as (
         backend,
         client,
@@ -252,7 +254,7 @@ async def test_last_turn_asks_no_final_question_and_prose_is_no_answer(tmp_path:
     assert len(backend.requests) == 3
 
 
-async def test_answer_file_is_the_answer_at_the_last_turn(tmp_path: Path) -> None:
+async def test_answer_file_is_the_answer_if_the_turn_limit_ends_the_run(tmp_path: Path) -> None:
     write = tool_reply(call("execute_bash", command="printf 42 > output/answer.txt"))
     async with served(tmp_path, [write], paper_with_limits(max_turns=1)) as (backend, client):
         assert await complete(client) == ("42", "stop", "max_turns")
@@ -366,7 +368,7 @@ async def test_input_file_note_follows_the_problem(tmp_path: Path, content: Any,
     assert body["messages"][-1] == {"role": "user", "content": sent}
 
 
-async def test_file_id_note_follows_the_problem(
+async def test_note_of_a_file_given_by_id_follows_the_problem(
     tmp_path: Path,
 ) -> None:
     async with served(tmp_path, [DONE, DONE], paper(WORDS)) as (backend, client):

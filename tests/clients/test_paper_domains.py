@@ -53,7 +53,7 @@ async def run(
         return backend, response.json()
 
 
-def test_every_domain_has_a_profile() -> None:
+def test_every_domain_has_prompts() -> None:
     assert {"general", *DOMAINS} == DOMAIN_PROMPTS.keys()
 
 

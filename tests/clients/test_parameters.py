@@ -200,7 +200,9 @@ async def test_model_refusal_reaches_the_client(stream: bool, tmp_path: Path) ->
 # The deprecated functions
 
 
-async def test_legacy_function_is_called_and_answered(tmp_path: Path) -> None:
+async def test_legacy_function_call_reaches_the_client_and_its_result_reaches_the_model(
+    tmp_path: Path,
+) -> None:
     script = [tool_reply(call("lookup", key="x")), text_reply("It is 7.")]
     fields = {"functions": [FUNCTION], "function_call": {"name": "lookup"}}
     async with (

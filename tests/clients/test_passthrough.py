@@ -108,7 +108,7 @@ async def test_request_and_answer_are_relayed_unchanged(
         ("/v2/rerank", "/tenant/v2/rerank"),
     ],
 )
-async def test_v1_paths_are_relative_to_the_base_url(
+async def test_relayed_paths_keep_the_path_prefix_of_the_backend_url(
     path: str, arrives: str, tmp_path: Path
 ) -> None:
     backend = Recorder()
@@ -255,7 +255,9 @@ async def test_body_without_a_plain_model_is_unchanged(body: bytes, tmp_path: Pa
         *[("POST", "/v1/chat/completions/batch"), ("POST", "/v1/responses/compact")],
     ],
 )
-async def test_sandbox_routes_cannot_be_bypassed(method: str, path: str, tmp_path: Path) -> None:
+async def test_backend_path_that_would_generate_without_a_sandbox_is_refused(
+    method: str, path: str, tmp_path: Path
+) -> None:
     backend = Recorder()
     async with before(backend.record, tmp_path) as client:
         answer = await client.request(method, path, json={"model": "fake-model"})

@@ -183,7 +183,7 @@ async def test_client_disconnect_cancels_the_backend_request(
         await asyncio.wait([asking])
 
 
-async def test_unreachable_backend_of_a_relay_is_a_502(tmp_path: Path) -> None:
+async def test_relayed_request_to_an_unreachable_backend_is_a_502(tmp_path: Path) -> None:
     async with (
         aclosing(OpenAIHTTPModel("http://127.0.0.1:1/v1", api_key=None, timeout_s=5)) as model,
         open_sandboxes("memory", tmp_path) as sandboxes,

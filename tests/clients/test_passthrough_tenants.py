@@ -39,7 +39,7 @@ async def test_stateful_backend_paths_are_refused_if_the_server_has_several_keys
     assert {answer.status_code for answer in answers} <= {403, 404, 405}
 
 
-async def test_refused_stateful_path_names_the_setting(tmp_path: Path) -> None:
+async def test_error_for_a_refused_stateful_path_names_the_setting(tmp_path: Path) -> None:
     backend = Recorder()
     async with before(backend.record, tmp_path) as client:
         answer = await client.get("/v1/batches")
@@ -114,7 +114,9 @@ async def test_single_key_of_a_server_may_reference_any_backend_state(tmp_path: 
     assert (answer.status_code, len(backend.seen)) == (200, 1)
 
 
-async def test_compact_request_without_json_type_is_refused(tmp_path: Path) -> None:
+async def test_request_to_responses_compact_without_a_json_content_type_is_refused(
+    tmp_path: Path,
+) -> None:
     backend = Recorder(status=200)
     async with before(backend.record, tmp_path) as client:
         answer = await client.post(
@@ -123,7 +125,9 @@ async def test_compact_request_without_json_type_is_refused(tmp_path: Path) -> N
     assert (answer.status_code, backend.seen) == (400, [])
 
 
-async def test_backend_response_is_compacted_for_its_key(tmp_path: Path) -> None:
+async def test_response_of_the_backend_can_be_compacted_by_the_client_that_made_it(
+    tmp_path: Path,
+) -> None:
     backend = Recorder(b'{"id": "resp_of_a", "object": "response"}', 200)
     first = {
         "model": "fake-model:plain",

@@ -45,7 +45,9 @@ class ResponseBackend:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_plain_response_id_works_for_its_key(stream: bool, tmp_path: Path) -> None:
+async def test_plain_response_can_be_read_and_deleted_only_with_its_key(
+    stream: bool, tmp_path: Path
+) -> None:
     storing_backend = ResponseBackend()
     async with (
         scripted_backend([], elsewhere=storing_backend.answer) as backend,
@@ -88,7 +90,7 @@ async def test_unstored_plain_response_is_not_found(tmp_path: Path) -> None:
     assert storing_backend.seen == ["POST /v1/responses"]
 
 
-async def test_plain_response_id_works_after_a_restart(tmp_path: Path) -> None:
+async def test_plain_response_can_be_retrieved_after_a_restart(tmp_path: Path) -> None:
     async with scripted_backend([], elsewhere=ResponseBackend().answer) as backend:
         for first in (True, False):
             async with (
@@ -101,7 +103,7 @@ async def test_plain_response_id_works_after_a_restart(tmp_path: Path) -> None:
     assert found.json()["id"] == "resp_0"
 
 
-async def test_litellm_response_id_is_recorded(tmp_path: Path) -> None:
+async def test_response_with_a_litellm_id_can_be_retrieved_and_continued(tmp_path: Path) -> None:
     """LiteLLM's proxy encodes provider, model id and response id in base64 after `resp_`."""
     plain_id = (
         f"litellm:custom_llm_provider:openai;model_id:{'a' * 64};response_id:resp_{'b' * 48}?>"

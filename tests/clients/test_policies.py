@@ -191,7 +191,7 @@ async def test_old_field_names_in_a_request_work_like_the_new_names(
         ),
     ],
 )
-async def test_old_and_new_name_in_a_request_are_a_400_that_names_both(
+async def test_old_and_new_name_of_one_setting_in_a_request_are_a_400_that_names_both(
     headers: dict[str, str],
     sandbox: dict[str, Any],
     param: str,
@@ -230,7 +230,7 @@ async def test_relayed_response_names_the_reason_in_its_route_header(
 
 
 @pytest.mark.parametrize("fields", [{}, {"tool_choice": "none"}, {"max_tokens": 1}])
-async def test_required_sandbox_is_used_and_forbidden_client_tools_are_dropped(
+async def test_required_sandbox_is_used_despite_tool_choice_none_which_drops_only_client_tools(
     fields: dict[str, Any], tmp_path: Path
 ) -> None:
     lookup = {"type": "function", "function": {"name": "lookup", "parameters": {}}}
@@ -250,7 +250,7 @@ async def elsewhere(_: web.Request) -> web.Response:
     ("key", "model", "status"),
     [("sk-bound", "m", 403), ("sk-other", "watched", 403), ("sk-other", "m", 200)],
 )
-async def test_relayed_generation_is_refused_if_a_sandbox_is_required(
+async def test_relayed_completion_request_is_refused_if_a_sandbox_is_required(
     key: str, model: str, status: int, tmp_path: Path
 ) -> None:
     headers = {"authorization": f"Bearer {key}"}
@@ -265,7 +265,7 @@ async def test_relayed_generation_is_refused_if_a_sandbox_is_required(
         assert message.startswith("enabled: always holds here")
 
 
-async def test_idempotency_key_is_bound_to_its_profile(tmp_path: Path) -> None:
+async def test_idempotency_key_reused_under_another_profile_is_refused(tmp_path: Path) -> None:
     key = {"idempotency-key": "order-1"}
     async with served(tmp_path, text_reply("42")) as (http, backend):
         first = await post_chat(http, key)

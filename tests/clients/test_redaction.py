@@ -90,7 +90,7 @@ async def test_secret_is_redacted_for_client_backend_and_log(
         ),
     ],
 )
-async def test_secret_is_redacted_in_responses_and_messages(
+async def test_secret_is_redacted_by_the_responses_and_messages_apis(
     tmp_path: Path, path: str, body: dict[str, Any], stream: bool
 ) -> None:
     async with (

@@ -115,7 +115,7 @@ async def test_sdk_retry_joins_a_run_before_the_disconnect_is_noticed(
     assert len(backend.requests) == 1
 
 
-async def test_equal_requests_without_an_idempotency_key_are_two_runs(tmp_path: Path) -> None:
+async def test_equal_requests_without_an_idempotency_key_start_two_runs(tmp_path: Path) -> None:
     release = asyncio.Event()
     script = [Held(text_reply("one"), release), Held(text_reply("two"), release)]
     async with (
@@ -236,7 +236,7 @@ async def test_same_idempotency_key_joins_the_run_of_a_streamed_or_unstreamed_re
     assert len(backend.requests) == 2
 
 
-async def test_concurrent_requests_with_one_idempotency_key_are_one_run(tmp_path: Path) -> None:
+async def test_concurrent_requests_with_one_idempotency_key_start_one_run(tmp_path: Path) -> None:
     async with scripted_backend([text_reply("42")]) as backend:
         sandboxes, model = MemorySandboxes(), model_client(backend)
         async with (
@@ -267,7 +267,7 @@ async def test_repeated_idempotency_key_returns_the_finished_result(tmp_path: Pa
     assert len(backend.requests) == 1
 
 
-async def test_failed_run_of_an_idempotency_key_is_started_again(tmp_path: Path) -> None:
+async def test_idempotency_key_of_a_failed_run_starts_a_new_run(tmp_path: Path) -> None:
     async with (
         scripted_backend([*[Refusal(500)] * ATTEMPTS, text_reply("42")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

@@ -87,7 +87,7 @@ async def test_retry_at_another_server_streams_the_run_while_it_continues(
     assert len(backend.requests) == 2
 
 
-async def test_run_is_cancelled_at_another_server(database: URL, tmp_path: Path) -> None:
+async def test_run_can_be_cancelled_through_another_server(database: URL, tmp_path: Path) -> None:
     held = Held(text_reply("Never said."), asyncio.Event())
     async with (
         scripted_backend([held]) as backend,
@@ -233,7 +233,7 @@ async def test_stream_at_another_server_begins_after_the_event_that_the_client_n
     assert seen[-1]["type"] == "response.completed"
 
 
-async def test_stream_at_another_server_ends_with_a_cancelled_response(
+async def test_stream_at_another_server_ends_when_its_response_is_cancelled(
     database: URL, tmp_path: Path
 ) -> None:
     async with (

@@ -181,7 +181,7 @@ async def test_stream_events_match_the_schema_and_add_up_to_the_response(
 
 
 @pytest.mark.parametrize("script", FAILURES.values(), ids=FAILURES)
-async def test_failed_stream_ends_with_error_and_response_failed(
+async def test_failed_stream_ends_with_the_events_error_and_response_failed(
     script: list[Item], tmp_path: Path
 ) -> None:
     stream = await events(script, {"tools": [SHELL]}, tmp_path)
@@ -195,7 +195,9 @@ async def test_failed_stream_ends_with_error_and_response_failed(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_log_probabilities_are_part_of_the_text(stream: bool, tmp_path: Path) -> None:
+async def test_text_part_and_its_deltas_contain_the_log_probabilities(
+    stream: bool, tmp_path: Path
+) -> None:
     token = {"token": "42", "logprob": -0.1, "bytes": [52, 50], "top_logprobs": []}
     logprobs = {"content": [{**token, "bytes": None}]}
     if stream:

@@ -117,7 +117,7 @@ async def test_stream_contains_the_shell_call(tmp_path: Path) -> None:
     assert kinds[-1] == "response.completed"
 
 
-async def test_function_call_suspends_and_resumes_the_run(tmp_path: Path) -> None:
+async def test_function_call_suspends_the_run_and_its_output_resumes_it(tmp_path: Path) -> None:
     make = tool_reply(call("execute_bash", command="echo mine > kept.txt"))
     look = tool_reply(call("execute_bash", command="cat kept.txt"))
     lookup_call = tool_reply(call("lookup", key="x"))

@@ -62,7 +62,9 @@ async def test_denied_command_is_not_run_and_its_observation_has_the_reason(tmp_
     ]
 
 
-async def test_command_that_matches_a_log_rule_is_run_recorded_and_counted(tmp_path: Path) -> None:
+async def test_command_that_matches_a_log_rule_is_executed_reported_and_counted(
+    tmp_path: Path,
+) -> None:
     rules = (Rule("shouting", "command", "(?i)HELLO", "log"), Rule("all", "command", ".", "deny"))
     async with scripted_backend([bash("echo hello"), bash("ls"), DONE]) as backend:
         async with audit_server(backend, tmp_path, profile_with_rules(*rules)) as http:

@@ -42,7 +42,7 @@ async def run_record(http: httpx.AsyncClient, run_id: str, **headers: str) -> ht
 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize(("path", "body"), REQUESTS.values(), ids=REQUESTS)
-async def test_delivered_run_has_a_summary_without_the_answer(
+async def test_run_whose_answer_was_delivered_has_a_summary_without_the_answer(
     path: str, body: dict[str, Any], restarted: bool, tmp_path: Path
 ) -> None:
     async with scripted_backend([STEP, ANSWER]) as backend:

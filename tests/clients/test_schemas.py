@@ -95,7 +95,7 @@ async def test_stream_chunks_match_the_openai_schema(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_log_probabilities_have_content_and_refusal_lists(
+async def test_log_probabilities_have_the_fields_content_and_refusal(
     stream: bool, tmp_path: Path
 ) -> None:
     logprobs = {"content": [TOKEN]}  # as vLLM sends it, without `refusal`

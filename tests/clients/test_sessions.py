@@ -134,7 +134,9 @@ async def test_request_without_a_session_leaves_its_artifacts_in_its_container(
     assert "one\ntwo" in seen[1]
 
 
-async def test_session_belongs_to_its_key_and_ends_when_deleted(tmp_path: Path) -> None:
+async def test_session_is_found_only_with_its_key_and_until_its_container_is_deleted(
+    tmp_path: Path,
+) -> None:
     script = [bash("echo one > output/file"), text_reply("Done.")]
     script += [bash("ls output"), text_reply("Seen.")] * 3
     named = {"session": "mine"}
@@ -355,7 +357,7 @@ async def test_container_files_of_the_client_are_visible_to_its_runs(tmp_path: P
 
 
 @pytest.mark.parametrize("changed", [False, True])
-async def test_legacy_function_call_resumes_by_its_content_and_history(
+async def test_legacy_function_result_resumes_the_run_only_if_the_call_and_the_history_match(
     changed: bool, tmp_path: Path
 ) -> None:
     both = tool_reply(

@@ -35,7 +35,7 @@ def shown(content: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["fetched", "uploaded"])
-async def test_repeated_image_is_sent_to_the_model_and_counted_as_memory_up_to_the_limit(
+async def test_repeated_image_is_sent_and_counted_as_memory_only_up_to_the_limit_of_shown_images(
     kind: str, tmp_path: Path
 ) -> None:
     internet = Internet()

@@ -98,7 +98,7 @@ async def test_stream_that_the_backend_refuses_gets_the_status_and_error_of_an_u
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_stream_starts_with_the_backend_response_before_any_content(
+async def test_stream_starts_when_the_backend_responds_even_before_any_content(
     path: str, tmp_path: Path
 ) -> None:
     release = asyncio.Event()
@@ -192,7 +192,7 @@ async def test_streamed_request_is_not_retried_beyond_the_status_hold(tmp_path: 
     assert "x-should-retry" not in answer.headers
 
 
-async def test_unstreamed_request_is_retried_for_longer_than_the_status_of_a_stream_is_held(
+async def test_status_hold_does_not_limit_the_retries_of_an_unstreamed_request(
     tmp_path: Path,
 ) -> None:
     async with (

@@ -203,7 +203,7 @@ async def test_unknown_steps_setting_is_refused(
 # Whole answers
 
 
-async def test_unstreamed_answer_contains_step_items(
+async def test_unstreamed_answer_to_open_webui_contains_step_items(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:
@@ -362,7 +362,7 @@ async def test_client_tool_result_beside_step_cards_resumes_its_run(
     assert after[len(before) :] == [calls_it["message"], {**tool_message, "tool_call_id": "call_w"}]
 
 
-async def test_step_reasoning_sent_back_is_not_sent_to_the_model(
+async def test_steps_in_reasoning_that_a_client_sends_back_are_not_sent_to_the_model(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:

@@ -221,7 +221,7 @@ async def test_runs_resumed_by_two_results_of_one_call_have_separate_files(tmp_p
         assert "file" not in tool_results(backend, 4)[-1]
 
 
-async def test_item_reference_replaces_the_item(tmp_path: Path) -> None:
+async def test_item_reference_is_replaced_by_the_stored_item(tmp_path: Path) -> None:
     script = [text_reply("I am.")] * 2
     async with scripted_backend(script) as backend, responses_client(backend, tmp_path) as mine:
         first = await create_response(mine, "Who?")
@@ -316,7 +316,7 @@ async def test_failed_response_is_stored_as_failed(tmp_path: Path) -> None:
     assert second.output_text == "Better."
 
 
-async def test_disconnected_response_is_stored_as_cancelled(tmp_path: Path) -> None:
+async def test_response_of_a_disconnected_client_is_stored_as_cancelled(tmp_path: Path) -> None:
     script = [Held(text_reply("Never said."), asyncio.Event())]
     async with scripted_backend(script) as backend, responses_client(backend, tmp_path) as mine:
         with anyio.fail_after(30):

@@ -151,13 +151,17 @@ async def test_error_of_a_detached_run_is_found_after_a_restart(tmp_path: Path) 
     assert record["error"]["message"] == "a teapot"
 
 
-async def test_failed_run_starts_again_after_a_restart(tmp_path: Path) -> None:
+async def test_idempotency_key_of_a_failed_run_starts_a_new_run_after_a_restart(
+    tmp_path: Path,
+) -> None:
     async with scripted_backend([*[Refusal(500)] * ATTEMPTS, text_reply("42")]) as backend:
         assert (await answer_of_new_server(backend, tmp_path, KEY)).status_code == 500
         assert answer_text(await answer_of_new_server(backend, tmp_path, KEY)) == "42"
 
 
-async def test_run_interrupted_by_shutdown_starts_again(tmp_path: Path) -> None:
+async def test_idempotency_key_of_a_run_interrupted_by_shutdown_starts_a_new_run(
+    tmp_path: Path,
+) -> None:
     script = [Held(text_reply(NEVER), asyncio.Event()), text_reply("42")]
     headers = {**KEY, **DETACH}
     async with scripted_backend(script) as backend:
@@ -171,7 +175,7 @@ async def test_run_interrupted_by_shutdown_starts_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("streams", [(False, True), (True, False)])
-async def test_same_idempotency_key_in_two_processes_is_one_run(
+async def test_request_with_the_same_idempotency_key_joins_the_run_of_another_process(
     streams: tuple[bool, bool], tmp_path: Path
 ) -> None:
     release = asyncio.Event()
@@ -203,7 +207,7 @@ async def test_same_idempotency_key_in_two_processes_is_one_run(
     assert len(backend.requests) == 2
 
 
-async def test_concurrent_requests_with_one_idempotency_key_in_two_processes_are_one_run(
+async def test_concurrent_requests_with_one_idempotency_key_to_two_processes_start_one_run(
     tmp_path: Path,
 ) -> None:
     async with (
@@ -228,7 +232,7 @@ async def test_concurrent_requests_with_one_idempotency_key_in_two_processes_are
     assert len(backend.requests) == 1
 
 
-async def test_concurrent_processes_leave_no_response_in_progress(
+async def test_concurrent_requests_with_one_idempotency_key_leave_no_response_in_progress(
     tmp_path: Path,
 ) -> None:
     async with (

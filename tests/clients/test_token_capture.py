@@ -176,7 +176,7 @@ async def test_client_that_asks_for_logprobs_gets_them(tmp_path: Path) -> None:
     assert "token_ids" not in answered.text
 
 
-async def test_prompt_that_does_not_continue_the_tokens_begins_a_new_token_segment(
+async def test_prompt_that_does_not_extend_the_earlier_tokens_begins_a_new_token_segment(
     tmp_path: Path,
 ) -> None:
     thinking = {**STEP, "reasoning": "I run echo."}

@@ -247,7 +247,7 @@ async def test_tool_refusal_caused_by_a_client_field_gives_no_verdict(
     assert response.json()["sandbox"]["route"] == "auto"
 
 
-async def test_no_completions_are_requested_by_probes_if_tool_support_is_set_to_always(
+async def test_model_is_not_probed_with_completions_if_tool_support_is_set_to_always(
     tmp_path: Path,
 ) -> None:
     engine = FakeEngine(template="ignores tools")
@@ -333,7 +333,7 @@ async def test_key_gets_no_sandbox_for_a_model_that_has_made_malformed_calls(
     assert [response.json()["sandbox"]["route"] for response in (other, later)] == ["auto", "auto"]
 
 
-async def test_responses_and_messages_of_a_model_without_tools_get_no_sandbox(
+async def test_responses_and_messages_requests_to_a_model_without_tools_get_no_sandbox(
     tmp_path: Path,
 ) -> None:
     engine = FakeEngine(template="ignores tools")
@@ -407,7 +407,7 @@ async def test_upload_for_a_model_without_tools_is_refused_by_chat_completions(
     assert errors == [{"message": message, **code}] * 3
 
 
-async def test_upload_for_a_model_without_tools_is_refused_by_responses_and_messages(
+async def test_upload_for_a_model_without_tools_is_refused_by_the_responses_and_messages_apis(
     tmp_path: Path,
 ) -> None:
     async with served(FakeEngine(), tmp_path, NEVER) as server:

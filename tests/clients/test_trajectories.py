@@ -166,7 +166,7 @@ async def test_trajectory_is_returned_in_the_openai_and_reference_formats(tmp_pa
     assert unknown.status_code == 400
 
 
-async def test_paper_run_in_reference_format_has_the_bare_problem_and_its_steps(
+async def test_reference_format_of_a_paper_run_has_its_steps_and_the_problem_without_the_prompt(
     tmp_path: Path,
 ) -> None:
     script = [{**STEP, "content": "I count."}, tool_reply(call("submit"))]

@@ -93,7 +93,9 @@ async def test_run_is_one_line_of_an_export_in_each_format(tmp_path: Path) -> No
         assert turn["response"]["role"] == "assistant"
 
 
-async def test_sft_line_of_a_submitted_run_ends_with_the_reply(tmp_path: Path) -> None:
+async def test_sft_line_of_a_submitted_run_ends_with_the_reply_that_calls_submit(
+    tmp_path: Path,
+) -> None:
     submit = tool_reply(call("submit", answer="It is 42."))
     async with (
         scripted_backend([STEP, submit]) as backend,
@@ -207,7 +209,9 @@ async def test_export_leaves_out_running_and_deleted_trajectories(tmp_path: Path
     assert len(later) == 2
 
 
-async def test_export_without_tokens_has_no_rows(tmp_path: Path) -> None:
+async def test_run_without_captured_tokens_is_exported_only_in_the_sft_and_native_formats(
+    tmp_path: Path,
+) -> None:
     async with (
         scripted_backend([ANSWER]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

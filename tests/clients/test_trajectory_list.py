@@ -68,7 +68,9 @@ async def test_trajectory_list_has_no_trajectory_of_another_key(tmp_path: Path) 
     assert foreign.status_code == 400
 
 
-async def test_rewards_have_a_limit_and_count_against_the_quota(tmp_path: Path) -> None:
+async def test_number_of_rewards_is_limited_and_rewards_add_to_the_size_of_the_trajectory(
+    tmp_path: Path,
+) -> None:
     async with (
         scripted_backend([text_reply("One.")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -121,7 +123,7 @@ async def test_invalid_reward_is_refused(tmp_path: Path, body: str) -> None:
     assert rewards == []
 
 
-async def test_reward_of_another_key_is_not_found(tmp_path: Path) -> None:
+async def test_reward_for_a_trajectory_of_another_key_is_refused_with_404(tmp_path: Path) -> None:
     other = {"Authorization": "Bearer other"}
     async with (
         scripted_backend([text_reply("One.")]) as backend,

@@ -197,7 +197,7 @@ async def test_refusal_of_a_gateway_does_not_change_requests_to_the_backend(
         assert seen.body["tools"]
 
 
-async def test_unreachable_upstream_is_an_error_of_the_backend(tmp_path: Path) -> None:
+async def test_unreachable_upstream_is_a_502(tmp_path: Path) -> None:
     async with (
         scripted_backend(REPLIES) as backend,
         running_proxy(backend, "memory", tmp_path, upstreams=(DOWN,)) as url,

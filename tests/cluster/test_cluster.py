@@ -156,7 +156,7 @@ async def test_pod_on_a_node_without_power_has_ended_when_the_node_is_back(
     await wait_for_pod(core, "ends", lambda observed: observed.status.phase == "Failed")
 
 
-async def test_pods_survive_the_api_server_and_etcd(
+async def test_pods_survive_the_death_of_the_api_server_and_etcd(
     cluster: Cluster, core: client.CoreV1Api
 ) -> None:
     await core.create_namespaced_pod("default", pod("stays", TEST_IMAGE, "sleep", "1000"))

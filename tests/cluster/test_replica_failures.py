@@ -115,7 +115,7 @@ async def test_upload_is_stored_once_if_its_replica_is_killed_during_it(
             await system.client.files.delete(uploaded.id)
 
 
-async def test_replica_that_gets_sigterm_ends_its_runs_and_takes_no_new_ones(
+async def test_replica_that_gets_sigterm_completes_its_runs_and_takes_no_new_ones(
     servers: Servers, tmp_path: Path
 ) -> None:
     script = command_until_it_succeeds("sleep 5")

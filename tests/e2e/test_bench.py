@@ -12,7 +12,7 @@ from tests.postgresql import find_programs
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
-async def test_bench_part_owner_measures_the_sandboxes_of_a_killed_process() -> None:
+async def test_owner_bench_measures_the_sandboxes_that_a_killed_process_leaves() -> None:
     command = [sys.executable, "-m", "bench", "owner", "--no-peers", "--rounds", "1"]
     with anyio.fail_after(60):
         ended = await anyio.run_process(command, check=False)

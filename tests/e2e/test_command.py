@@ -175,7 +175,7 @@ async def test_missing_sandbox_image_is_reported_by_serve(tmp_path: Path) -> Non
     [{"keys": [{"name": "a", "env": "NO_SUCH_KEY"}]}, {"backend": {"api_key_env": "NO_SUCH_KEY"}}],
     ids=["client", "backend"],
 )
-async def test_missing_environment_variable_of_a_key_is_reported(
+async def test_unset_environment_variable_that_a_key_setting_names_is_reported(
     tree: dict[str, Any], tmp_path: Path
 ) -> None:
     config = write_config(tmp_path, tree)
@@ -251,7 +251,7 @@ async def test_public_listen_address_without_a_key_is_refused(host: str, tmp_pat
     assert line == await error_line(tmp_path, "config", "check", "--host", host)
 
 
-async def test_network_address_of_the_machine_as_listen_address_is_refused_without_a_key(
+async def test_serve_refuses_to_listen_on_a_network_address_of_the_machine_without_a_key(
     tmp_path: Path,
 ) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -277,7 +277,7 @@ async def test_network_address_of_the_machine_as_listen_address_is_refused_witho
     ],
     ids=["unknown profile", "network of another profile"],
 )
-async def test_profile_option_that_cannot_be_served_is_reported(
+async def test_unknown_profile_or_conflicting_network_option_is_reported(
     command: tuple[str, ...], options: tuple[str, ...], words: str, tmp_path: Path
 ) -> None:
     line = await error_line(tmp_path, *command, "--sandbox", "bubblewrap", *options)
@@ -326,7 +326,7 @@ async def test_demo_reports_an_unreachable_backend(tmp_path: Path) -> None:
     assert b"Traceback" not in done.stderr
 
 
-async def test_serve_logs_the_networks_that_keys_allow(tmp_path: Path) -> None:
+async def test_serve_logs_the_network_of_each_profile_that_a_key_may_use(tmp_path: Path) -> None:
     keys = [{"name": "lab", "env": "LAB_KEY", "profiles": ["research"]}]
     async with serving(tmp_path, "bubblewrap", NOWHERE, {"keys": keys}, LAB_KEY="sk-1") as server:
         lines = [line.partition(" INFO ")[2] for line in server.log.splitlines()]

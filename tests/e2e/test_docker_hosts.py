@@ -45,7 +45,9 @@ async def ask(client: httpx.AsyncClient, text: str = "Work.") -> str:
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
-async def test_serve_starts_with_one_of_two_engines(engine: Engine, tmp_path: Path) -> None:
+async def test_serve_starts_if_only_one_of_two_engines_answers(
+    engine: Engine, tmp_path: Path
+) -> None:
     command = tool_reply(call("execute_bash", command="echo well"))
     more = {"sandbox": {"docker": BOTH, "pool": {"min_ready": 1}}}
     async with (
@@ -63,7 +65,7 @@ async def test_serve_starts_with_one_of_two_engines(engine: Engine, tmp_path: Pa
 
 
 @pytest.mark.parametrize("setting", ["auto", "docker"])
-async def test_serve_needs_one_of_the_engines(setting: str, tmp_path: Path) -> None:
+async def test_serve_fails_if_no_engine_answers(setting: str, tmp_path: Path) -> None:
     tree = {"sandbox": {"backend": setting, "docker": NEITHER}}
     config = write_config(tmp_path, tree)
     done = await run(tmp_path, "serve", "--port", "0", "--config", config)

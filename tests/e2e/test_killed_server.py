@@ -17,7 +17,9 @@ HEADERS = {"Idempotency-Key": "order-1", "X-Sandbox-On-Disconnect": "detach"}
 BODY = {"model": "fake-model", "messages": [{"role": "user", "content": "How many?"}]}
 
 
-async def test_run_of_a_killed_server_is_lost_and_starts_again(tmp_path: Path) -> None:
+async def test_run_of_a_killed_server_has_failed_and_its_retry_starts_a_new_run(
+    tmp_path: Path,
+) -> None:
     script = [Held(text_reply("Never said."), asyncio.Event()), text_reply("42")]
     async with scripted_backend(script) as backend:
         async with (

@@ -124,7 +124,7 @@ async def test_doctor_reports_the_isolation_of_the_cluster(
 
 
 @pytest.mark.cluster
-async def test_cluster_smoke_checks_the_cluster_without_a_model(
+async def test_cluster_smoke_command_checks_the_cluster_without_a_model(
     admin: ClusterAdmin, tmp_path: Path
 ) -> None:
     ended = await run(
@@ -138,7 +138,7 @@ async def test_cluster_smoke_checks_the_cluster_without_a_model(
     assert lines[-1] == "The cluster works."
 
 
-async def test_cluster_smoke_fails_without_a_cluster(tmp_path: Path) -> None:
+async def test_cluster_smoke_command_fails_without_a_cluster(tmp_path: Path) -> None:
     pytest.importorskip("kubernetes_asyncio")
     config = tmp_path / "kubeconfig"
     config.write_text(UNREACHABLE)
@@ -181,7 +181,9 @@ async def test_gc_reports_the_number_of_removed_pods(admin: ClusterAdmin, tmp_pa
     assert (ended.returncode, ended.stdout) == (0, b"ok    kubernetes: 1 removed\n")
 
 
-async def test_kubernetes_client_is_loaded_only_for_its_backend(tmp_path: Path) -> None:
+async def test_kubernetes_client_package_is_imported_only_for_the_kubernetes_backend(
+    tmp_path: Path,
+) -> None:
     build = "from proxy.bootstrap import build_backend; from proxy.config import parse;"
     tree = "parse({'sandbox': {'backend': '%s'}}, 'test')"
     for kind, is_loaded in (("bubblewrap", False), ("kubernetes", True)):
@@ -189,7 +191,7 @@ async def test_kubernetes_client_is_loaded_only_for_its_backend(tmp_path: Path) 
         assert ("kubernetes_asyncio" in loaded) is is_loaded
 
 
-async def test_error_without_the_kubernetes_extra_names_the_extra(tmp_path: Path) -> None:
+async def test_error_names_the_kubernetes_extra_if_it_is_not_installed(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(WITHOUT_THE_EXTRA, encoding="utf-8")
     ended = await anyio.run_process(

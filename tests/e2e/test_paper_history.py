@@ -161,7 +161,7 @@ def function(name: str, properties: dict[str, Any], required: list[str]) -> dict
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
-async def test_model_that_makes_no_calls_is_reminded_each_turn_and_gets_no_final_question(
+async def test_model_without_tool_calls_is_reminded_each_turn_and_gets_no_final_answer_request(
     tmp_path: Path,
 ) -> None:
     replies = [text_reply("It is 42."), {"message": {"role": "assistant", "content": ""}}]

@@ -154,7 +154,9 @@ async def test_strict_profile_runs_unprivileged_with_small_limits(tmp_path: Path
     assert (many.response.status_code, many.body["error"]["param"]) == (400, "n")
 
 
-async def test_finance_profile_reads_data_denies_orders_and_is_audited(tmp_path: Path) -> None:
+async def test_finance_profile_allows_reading_data_denies_orders_and_writes_an_audit_log(
+    tmp_path: Path,
+) -> None:
     table = base64.b64encode(b"day,close\n1,10\n2,12\n").decode()
     content = [
         {"type": "text", "text": "How does it do?"},

@@ -122,7 +122,7 @@ async def test_disk_limit_is_as_the_prompt_says(kind: Kind, tmp_path: Path) -> N
 
 @in_every_sandbox
 @at_every_level
-async def test_shell_state_and_background_processes_carry_over(
+async def test_shell_state_and_background_processes_carry_over_to_the_next_command(
     kind: Kind, level: Level, tmp_path: Path
 ) -> None:
     profile = Profile(isolation=Isolation(level=level))

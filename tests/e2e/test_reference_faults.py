@@ -113,7 +113,7 @@ async def test_each_call_of_a_turn_is_run_and_answered(kind: Kind, tmp_path: Pat
 @pytest.mark.parametrize(
     "arguments", ['{"command": "ls', '"ls"', "[1]", "42", "null", '{"command": ["ls"]}', "{}"]
 )
-async def test_invalid_arguments_are_explained_and_nothing_is_run(
+async def test_invalid_tool_arguments_are_explained_to_the_model_and_nothing_is_run(
     arguments: str, tmp_path: Path
 ) -> None:
     wrong = raw_call("execute_bash", arguments)

@@ -26,7 +26,7 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", REAL_KINDS)
-async def test_no_rollout_is_lost_if_each_of_64_has_a_sandbox_at_the_same_time(
+async def test_64_concurrent_rollouts_with_a_sandbox_each_all_succeed(
     kind: Kind, tmp_path: Path
 ) -> None:
     rows = [task(f"port-{number}") for number in range(ROLLOUTS)]

@@ -88,7 +88,7 @@ async def test_run_command_offers_the_trajectory_formats_of_the_api(tmp_path: Pa
     assert f"--trajectory-format {{{','.join(get_args(TrajectoryFormat))}}}" in done.stdout.decode()
 
 
-async def test_demo_script_draws_a_chart_of_the_requests_input_file(tmp_path: Path) -> None:
+async def test_chart_script_model_draws_a_chart_of_the_input_file(tmp_path: Path) -> None:
     inputs = Path(write_inputs(tmp_path))
     (inputs / "data.csv").write_text("month,note,revenue\nMay,good,1200\nJune & July,,1350.5\n")
     config = write_config(tmp_path, DEMO)
@@ -105,7 +105,7 @@ async def test_demo_script_draws_a_chart_of_the_requests_input_file(tmp_path: Pa
     assert len(chart.findall("{http://www.w3.org/2000/svg}rect")) == 3
 
 
-async def test_run_command_uses_a_running_proxy_with_its_key(tmp_path: Path) -> None:
+async def test_run_command_sends_the_given_api_key_to_a_running_proxy(tmp_path: Path) -> None:
     keys = {"keys": [{"name": "lab", "env": "LAB_KEY", "profiles": ["paper"]}]}
     async with (
         scripted_backend([tool_reply(call("submit", answer="42"))]) as backend,
@@ -151,7 +151,7 @@ async def test_run_that_fails_keeps_its_trajectory(tmp_path: Path) -> None:
         (["--base-url", "http://127.0.0.1:1/v1", "--sandbox", "docker"], "--sandbox"),
     ],
 )
-async def test_mistake_in_the_arguments_of_run_is_reported_in_one_line(
+async def test_invalid_argument_of_the_run_command_is_reported_in_one_line(
     arguments: list[str], words: str, tmp_path: Path
 ) -> None:
     write_inputs(tmp_path)
@@ -180,7 +180,9 @@ async def test_run_that_fails_before_its_first_output_keeps_its_trajectory(tmp_p
     assert read_trajectory(tmp_path)["status"] == "failed"
 
 
-async def test_request_that_starts_no_run_has_one_line_about_its_error(tmp_path: Path) -> None:
+async def test_run_command_prints_one_line_if_its_request_is_refused_or_cannot_connect(
+    tmp_path: Path,
+) -> None:
     keys = {"keys": [{"name": "lab", "env": "LAB_KEY"}]}
     output = ("--output-dir", "out")
     async with (
@@ -194,7 +196,9 @@ async def test_request_that_starts_no_run_has_one_line_about_its_error(tmp_path:
     assert "Connection error" in unreachable
 
 
-async def test_trajectory_is_written_before_the_downloads(tmp_path: Path) -> None:
+async def test_run_command_writes_the_trajectory_before_it_downloads_the_files(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "files").write_text("not a directory")
     async with scripted_backend(by_history(SCRIPT)) as backend:

@@ -78,7 +78,7 @@ async def until_nothing_is_left(home: Path, marker: str, pids: list[int]) -> Non
         engine.close()
 
 
-async def test_server_prints_its_url_and_answers(kind: Kind, tmp_path: Path) -> None:
+async def test_server_prints_its_url_and_answers_requests(kind: Kind, tmp_path: Path) -> None:
     script = [
         tool_reply(call("execute_bash", command="echo $((6 * 7)) > output/answer.csv")),
         tool_reply(call("submit", answer="See [it](/testbed/output/answer.csv).")),
@@ -190,7 +190,9 @@ async def test_stop_signal_ends_runs_and_the_server(
     assert code == {signal.SIGTERM: -signal.SIGTERM, signal.SIGINT: 130}[signal_number]
 
 
-async def test_stop_signal_ends_a_run_that_does_not_end_by_itself(tmp_path: Path) -> None:
+async def test_stop_signal_ends_a_run_whose_client_waits_for_an_unstreamed_answer(
+    tmp_path: Path,
+) -> None:
     marker = f"7{os.getpid()}"
     async with busy_server(tmp_path, "bubblewrap", marker, stream=False) as server:
         pids = descendants(server.process.pid)
@@ -224,7 +226,7 @@ def stray(engine: Engine) -> Iterator[Any]:
 
 
 @pytest.mark.docker
-async def test_server_start_removes_only_containers_of_dead_owners(
+async def test_server_start_removes_only_containers_of_dead_servers_of_its_installation(
     engine: Engine, stray: Any, tmp_path: Path
 ) -> None:
     marker = f"4{os.getpid()}"
@@ -241,7 +243,9 @@ async def test_server_start_removes_only_containers_of_dead_owners(
             assert engine.client.inspect_container(of_another_host)["State"]["Running"]
 
 
-async def test_killing_one_proxy_leaves_runs_of_another(kind: Kind, tmp_path: Path) -> None:
+async def test_killing_one_proxy_does_not_affect_the_runs_of_another(
+    kind: Kind, tmp_path: Path
+) -> None:
     marker = f"3{os.getpid()}"
     killed = anyio.Event()
     script: list[Item] = [

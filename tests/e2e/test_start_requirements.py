@@ -70,7 +70,7 @@ async def test_passthrough_all_is_refused_with_several_keys(tmp_path: Path) -> N
     [(TWO_KEYS, {"passthrough_shared": True}), (TWO_KEYS[:1], {}), ([], {})],
     ids=["shared", "one key", "no key"],
 )
-async def test_passthrough_all_is_served_with_one_key_or_as_shared(
+async def test_passthrough_all_is_accepted_with_at_most_one_key_or_if_shared(
     keys: list[dict[str, str]], settings: dict[str, bool], tmp_path: Path
 ) -> None:
     config = passthrough_config(tmp_path, keys, **settings)
@@ -81,7 +81,7 @@ async def test_passthrough_all_is_served_with_one_key_or_as_shared(
 # URLs that the backend fetches
 
 
-async def test_backend_that_fetches_urls_gets_private_ones(tmp_path: Path) -> None:
+async def test_private_url_is_forwarded_to_a_backend_that_fetches_urls(tmp_path: Path) -> None:
     url = "http://10.0.0.1/secret.png"
     parts = [{"type": "image_url", "image_url": {"url": url}}]
     body = {"model": "fake-model:plain", "messages": [{"role": "user", "content": parts}]}
@@ -100,7 +100,7 @@ async def test_backend_that_fetches_urls_gets_private_ones(tmp_path: Path) -> No
 # Addresses that other machines can reach
 
 
-async def test_public_listen_address_is_served_with_allow_open(tmp_path: Path) -> None:
+async def test_serve_accepts_a_public_listen_address_with_allow_open(tmp_path: Path) -> None:
     options = ("--host", "0.0.0.0", "--allow-open")
     async with (
         scripted_backend([]) as backend,

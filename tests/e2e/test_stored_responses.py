@@ -17,7 +17,7 @@ def sdk_client(server: Server) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="mine", max_retries=0)
 
 
-async def test_stored_responses_survive_a_kill_and_unfinished_responses_have_failed(
+async def test_stored_responses_survive_a_server_kill_and_unfinished_responses_become_failed(
     tmp_path: Path,
 ) -> None:
     script = [

@@ -147,7 +147,7 @@ async def replicas(
                 yield Replicas([one, two], cluster, backend, shared, earlier)
 
 
-async def test_command_of_a_killed_server_is_finished_at_another_one_and_runs_once(
+async def test_another_server_finishes_the_command_of_a_killed_server_without_repeating_it(
     database: PostgresqlServer, tmp_path: Path
 ) -> None:
     replies = [
@@ -180,7 +180,7 @@ async def test_command_of_a_killed_server_is_finished_at_another_one_and_runs_on
         assert completion.usage.total_tokens == 3 * USAGE["total_tokens"]
 
 
-async def test_run_goes_on_in_its_sandbox_if_its_server_is_killed_during_a_model_call(
+async def test_run_continues_in_its_sandbox_if_its_server_is_killed_during_a_model_call(
     database: PostgresqlServer, tmp_path: Path
 ) -> None:
     script = [
@@ -209,7 +209,7 @@ async def test_run_goes_on_in_its_sandbox_if_its_server_is_killed_during_a_model
 
 
 @pytest.mark.parametrize("retried_at", [0, 1])
-async def test_run_of_a_living_server_that_was_found_dead_goes_on_in_its_sandbox(
+async def test_run_of_a_live_server_that_was_declared_dead_continues_in_its_sandbox(
     database: PostgresqlServer, tmp_path: Path, retried_at: int
 ) -> None:
     script = [
@@ -235,7 +235,7 @@ async def test_run_of_a_living_server_that_was_found_dead_goes_on_in_its_sandbox
         assert "first" in system.observations(2)[1]
 
 
-async def test_run_begins_anew_if_its_sandbox_is_gone_with_its_server(
+async def test_run_restarts_if_its_sandbox_is_lost_together_with_its_server(
     database: PostgresqlServer, tmp_path: Path
 ) -> None:
     script = [

@@ -76,7 +76,7 @@ async def test_eight_concurrent_requests_are_answered_by_four_slots() -> None:
 
 
 @pytest.mark.parametrize("window", [2048, 8192])
-async def test_message_over_the_window_is_refused_or_moved_to_a_file(
+async def test_message_longer_than_the_context_window_is_refused_or_moved_to_a_file(
     window: int,
 ) -> None:
     async with model_server(window=window, slots=1) as server, proxy(server.url) as proxy_server:

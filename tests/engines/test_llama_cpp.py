@@ -99,7 +99,7 @@ async def log_probabilities(
     return found
 
 
-async def test_proxy_waits_for_a_loading_server_or_reports_it() -> None:
+async def test_loading_model_server_is_retried_or_reported_depending_on_max_retries() -> None:
     port = free_port()
     backend, seen = f"http://127.0.0.1:{port}", []
     async with (

@@ -116,7 +116,9 @@ async def test_log_probabilities_match_the_answer(served: Served) -> None:
     assert text.strip() == answer.text.strip()
 
 
-async def test_prompt_log_probabilities_are_returned_only_unstreamed(served: Served) -> None:
+async def test_prompt_log_probabilities_are_returned_unstreamed_and_refused_for_a_stream(
+    served: Served,
+) -> None:
     body = {**SUM, "prompt_logprobs": 1}
     answer = await ask(served.url, served.server, body)
     first, *others = answer.body["prompt_logprobs"]
@@ -142,7 +144,9 @@ async def test_tool_choice_required_leads_to_a_client_call_or_a_sandbox_call(
     assert answer.finish_reason == "tool_calls" or answer.steps, answer.body
 
 
-async def test_window_and_tokenizer_are_those_of_the_server(served: Served) -> None:
+async def test_proxy_reports_the_context_window_and_tokenization_of_the_model_server(
+    served: Served,
+) -> None:
     listed = (await request_path(served.url, "/v1/models")).json()["data"]
     assert [each["max_model_len"] for each in listed if each["id"] == MODEL] == [WINDOW]
     text = {"model": MODEL, "prompt": "Hello there"}
@@ -152,7 +156,7 @@ async def test_window_and_tokenizer_are_those_of_the_server(served: Served) -> N
     assert (proxied.status_code, proxied.content) == (200, direct_answer.content)
 
 
-async def test_model_server_without_tool_parser_gives_its_direct_answer_and_a_header_has_the_reason(
+async def test_request_is_relayed_with_a_reason_header_if_the_model_server_has_no_tool_parser(
     refusing: Served,
 ) -> None:
     refused = await post(refusing.server.url, {**TIME, "tool_choice": "auto"})

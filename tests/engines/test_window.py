@@ -11,7 +11,7 @@ pytestmark = pytest.mark.engine
 WINDOW = 2048
 
 
-async def test_context_error_contains_the_window(served: Served) -> None:
+async def test_context_length_error_states_the_context_window(served: Served) -> None:
     body = request("Hello.")
     body["messages"].insert(0, {"role": "system", "content": book(400)})
     response = await post(served.url, body)
@@ -21,7 +21,7 @@ async def test_context_error_contains_the_window(served: Served) -> None:
 
 
 @pytest.mark.parametrize(("lines", "is_moved"), [(60, False), (160, True)], ids=["less", "more"])
-async def test_text_over_half_the_window_becomes_a_file(
+async def test_text_longer_than_half_the_context_window_becomes_a_file(
     lines: int, is_moved: bool, served: Served
 ) -> None:
     text = f"<document title='a.txt'>\n{book(lines)}</document>\nSay yes."

@@ -150,7 +150,7 @@ async def test_html_report_says_if_the_results_have_no_turns(tmp_path: Path) -> 
     assert sum("The results do not have the turns" in text for text in page.texts) == 1
 
 
-async def test_html_report_shortens_a_long_text_with_a_mark(tmp_path: Path) -> None:
+async def test_html_report_truncates_a_long_text_with_a_marker(tmp_path: Path) -> None:
     answer = "x" * 30_000
     write(tmp_path / "output", sums(tmp_path / "data"), [(plain("sum/0", answer), None)])
     await report(tmp_path / "output")

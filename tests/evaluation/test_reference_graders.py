@@ -136,7 +136,7 @@ def exact_form_sample(grader: str, case: Case | GymCase) -> Mapping[str, Any]:
         ("reasoning-gym", GYM),
     ],
 )
-async def test_exact_form_answers_have_the_listed_scores_by_our_and_the_nearest_reference_grader(
+async def test_our_and_the_nearest_reference_grader_give_exact_form_answers_the_listed_scores(
     grader: str, cases: Sequence[Case | GymCase], packages: Path, tmp_path: Path
 ) -> None:
     if grader == "reasoning-gym":
@@ -212,7 +212,7 @@ async def test_error_of_a_report_names_the_missing_reference_package(tmp_path: P
     )
 
 
-async def test_long_context_answers_are_judged_with_their_own_reference_prompt(
+async def test_long_context_answers_are_judged_with_the_long_context_prompt_of_the_reference(
     packages: Path, tmp_path: Path
 ) -> None:
     entry = {"question": "Who signed?", "rubric": "long-context"}

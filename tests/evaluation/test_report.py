@@ -27,7 +27,7 @@ async def test_report_splits_trajectory_tokens_into_prompt_model_and_environment
     assert total == ["all domains", *row[1:]]
 
 
-async def test_token_ratio_is_over_the_problems_and_repeats_with_an_answer_in_both_modes(
+async def test_token_ratio_covers_only_problems_and_repeats_answered_in_both_modes(
     tmp_path: Path,
 ) -> None:
     large = USE.model_copy(update={"trajectory_tokens": 13_000})
@@ -224,7 +224,7 @@ FAILED = {"status": "infra_error", "failures": [Failure(code="timeout", message=
         "no duration",
     ],
 )
-async def test_measured_speed_is_from_the_first_start_to_the_last_end_of_a_mode(
+async def test_measured_speed_covers_the_time_from_the_first_start_to_the_last_end_in_a_mode(
     requests: Sequence[Any], per_minute: str, tmp_path: Path
 ) -> None:
     records = [(plain(f"sum/{number}", "0", **each), None) for number, each in enumerate(requests)]

@@ -129,7 +129,7 @@ async def test_infra_error_is_counted_apart_and_the_next_run_repeats_its_request
     assert rows(report, HEADING)[0] == ["sums", "plain", "1", "1", "0", "0", "0", "0", "0", "0"]
 
 
-async def test_lone_surrogates_of_a_server_do_not_stop_a_run(tmp_path: Path) -> None:
+async def test_lone_surrogates_in_a_response_do_not_stop_a_run(tmp_path: Path) -> None:
     body = {"choices": [{"message": {"content": "2"}, "finish_reason": "\ud800" + 200 * "x"}]}
     script = [Raw(200, json.dumps(body).encode(), {"content-type": "application/json"})]
     code, _, (result,) = await evaluate(tmp_path, script, *PLAIN)
@@ -196,7 +196,7 @@ async def test_context_overflow_counts_as_wrong(tmp_path: Path) -> None:
     ],
     ids=["llama.cpp", "vLLM", "another refusal", "failure of the server"],
 )
-async def test_context_overflow_is_recognized_in_the_words_of_the_server(
+async def test_context_overflow_is_recognized_by_the_error_message_of_the_server(
     status: int, error: Mapping[str, Any], expected: str, tmp_path: Path
 ) -> None:
     body = json.dumps({"error": error}).encode()
@@ -205,7 +205,7 @@ async def test_context_overflow_is_recognized_in_the_words_of_the_server(
     assert result.status == expected
 
 
-async def test_run_with_a_sandbox_is_recorded_with_its_numbers(tmp_path: Path) -> None:
+async def test_result_of_a_sandbox_run_has_its_route_stop_reason_and_counts(tmp_path: Path) -> None:
     script = [
         tool_reply(call("execute_bash", command="exit 3")),
         tool_reply(call("submit", answer="Answer: 0")),

@@ -121,7 +121,7 @@ async def test_error_names_an_unknown_suite(tmp_path: Path) -> None:
     )
 
 
-def test_synthetic_problems_follow_from_the_seed() -> None:
+def test_synthetic_problems_depend_only_on_the_seed() -> None:
     assert synthetic.generate(1, 12) == synthetic.generate(1, 12)
     assert synthetic.generate(1, 12) != synthetic.generate(2, 12)
 
@@ -137,7 +137,7 @@ def test_documents_of_long_document_problems_exceed_80_000_characters() -> None:
     assert min(sum(map(len, draft.documents.values())) for draft in long) > 80_000
 
 
-async def test_reasoning_gym_problems_follow_from_the_seed(tmp_path: Path) -> None:
+async def test_reasoning_gym_problems_depend_only_on_the_seed(tmp_path: Path) -> None:
     pytest.importorskip("reasoning_gym", reason="the extra `evaluation` is not installed")
     for name in ("a", "b"):
         ended = await sandbox_eval("prepare", "reasoning-gym", "--data", tmp_path / name)

@@ -173,7 +173,7 @@ def test_patterns_of_an_answer_and_its_reasoning_are_counted() -> None:
     assert (found.verification, found.structure) == (3, 5)
 
 
-def test_turns_with_a_pattern_are_counted_once_if_the_turns_are_captured() -> None:
+def test_captured_turn_with_several_calls_of_one_capability_is_counted_once() -> None:
     result = RESULT.model_copy(update={"sandbox": USE.model_copy(update={"turns": 3})})
     turns = [turn(1, 1, 2), turn(2, 3), turn(3)]
     found = patterns_of(result, trajectory(result, "cat a", "cat b", "echo 1", turns=turns))

@@ -132,7 +132,7 @@ def test_output_path_is_in_the_output_directory() -> None:
         (FileVersion(1, "a"), FileVersion(2, ""), True),
     ],
 )
-def test_file_is_changed_if_its_hash_or_its_size_differs(
+def test_file_counts_as_changed_if_its_hash_or_its_size_differs(
     before: FileVersion | None, now: FileVersion, expected: bool | None
 ) -> None:
     assert is_changed(before, now) is expected

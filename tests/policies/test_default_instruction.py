@@ -72,7 +72,7 @@ def gpt_oss(instruction: str) -> str:
         pytest.param(f"{QWEN}\n\nUser: {USER}", f"{SYSTEM}\n\nUser: {USER}", QWEN, id="no markup"),
     ],
 )
-def test_default_instruction_of_a_template_is_found(
+def test_default_instruction_of_a_chat_template_is_found(
     without_system: str, with_system: str, default: str
 ) -> None:
     assert found_in(without_system, with_system) == default
@@ -89,7 +89,9 @@ def test_default_instruction_of_a_template_is_found(
         f"Help. {USER}",
     ],
 )
-def test_text_that_is_more_than_an_instruction_is_refused(between: str) -> None:
+def test_default_instruction_with_markup_user_text_or_excessive_length_is_refused(
+    between: str,
+) -> None:
     assert found_in(chatml(between), chatml(SYSTEM)) == ""
 
 
@@ -110,7 +112,7 @@ def test_unexpected_renderings_give_no_default_instruction(
     assert found_in(without_system, with_system) == ""
 
 
-def test_longest_default_instruction_is_kept() -> None:
+def test_default_instruction_of_the_maximum_length_is_found() -> None:
     longest = "a" * MAX_CHARS
     assert found_in(chatml(longest), chatml(SYSTEM)) == longest
 

@@ -194,7 +194,7 @@ def test_invalid_bound_header_is_refused(header: BoundHeader, complaint: str) ->
         egress_with_headers(header)
 
 
-def test_egress_is_hashable_and_parsed_from_configuration() -> None:
+def test_egress_settings_are_parsed_from_configuration_and_hashable() -> None:
     read = TypeAdapter(Egress).validate_python(
         {
             "mode": "allowlist",

@@ -141,7 +141,7 @@ def test_text_before_removed_steps_becomes_the_content_of_the_client_call_messag
     ]
 
 
-def test_turn_of_only_steps_becomes_an_unanswered_message() -> None:
+def test_turn_with_steps_but_no_answer_becomes_a_message_that_says_so() -> None:
     stopped = [assistant_message(call(ONE)), tool_result(ONE)]
     unanswered = {"role": "assistant", "content": UNANSWERED}
     assert strip_steps([QUESTION, *stopped, FOLLOW_UP]) == [QUESTION, unanswered, FOLLOW_UP]

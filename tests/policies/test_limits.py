@@ -65,7 +65,7 @@ def test_next_prompt_counts_toward_the_token_and_cost_limits() -> None:
     assert exceeded_limit(LIMITS, replace(spent, next_cost_usd=0.21)) is StopReason.COST_BUDGET
 
 
-def test_commands_of_a_turn_are_not_skipped_by_turn_and_token_limits() -> None:
+def test_turn_and_token_limits_do_not_skip_the_remaining_commands_of_a_turn() -> None:
     assert exceeded_command_limit(LIMITS, Spent(99, 99.0, 999, 0, 9.9)) is None
     assert exceeded_command_limit(LIMITS, Spent(commands=5)) is StopReason.COMMAND_BUDGET
 

@@ -143,7 +143,7 @@ def test_observation_names_the_sandbox_limit_that_was_reached() -> None:
     assert "too many processes" in _observation(exit_code=1, pids_refused=12)
 
 
-def test_running_job_names_its_job_id() -> None:
+def test_observation_of_a_running_job_names_the_job_id() -> None:
     outcome = CommandOutcome(0, "so far\n", "", timeout_s=600, duration_s=60.2, job_id="c7")
     lines = bash_observation(outcome).splitlines()
     assert lines[:3] == ["Still running after 60 s, as job c7", "[stdout]", "so far"]

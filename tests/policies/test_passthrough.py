@@ -131,7 +131,7 @@ def test_administrative_path_is_closed_in_every_spelling(spelling: str) -> None:
         *("/\u017fleep", "/%EF%BD%93leep", "/sleep%"),
     ],
 )
-def test_ambiguous_path_is_unreadable(path: str) -> None:
+def test_ambiguous_path_is_classified_as_unreadable(path: str) -> None:
     assert path_kind(path) == "unreadable"
 
 
@@ -145,7 +145,7 @@ def test_ambiguous_path_is_unreadable(path: str) -> None:
         *("/v2/chat/completions", "/vllm/v1/chat/completions"),
     ],
 )
-def test_chat_path_is_for_plain_models_only(path: str) -> None:
+def test_chat_path_is_forwarded_only_for_models_with_the_plain_suffix(path: str) -> None:
     assert path_kind(path) == "plain only"
 
 

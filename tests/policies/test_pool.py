@@ -70,7 +70,7 @@ def test_egress_is_part_of_no_pool_key() -> None:
     assert without_lease_fields(other) == Isolation()
 
 
-def test_every_isolation_field_is_fixed_adjustable_or_the_network() -> None:
+def test_pool_key_tests_cover_every_isolation_field_except_the_network() -> None:
     assert {isolation_field.name for isolation_field in fields(Isolation)} == {
         *OTHER_FIXED,
         *OTHER_LIMITS,

@@ -95,7 +95,7 @@ def test_request_may_lower_but_not_raise_any_numeric_setting(path: str) -> None:
         ("isolation.network", PYPI, replace(PYPI, allowed_cidrs=("10.0.0.0/8",)), False),
     ],
 )
-def test_request_may_set_only_stricter_values_of_settings_that_are_no_numbers(
+def test_request_may_set_only_stricter_values_of_non_numeric_settings(
     path: str, allowed: Any, requested: Any, is_allowed: bool
 ) -> None:
     base = profile_with(path, allowed)

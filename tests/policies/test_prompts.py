@@ -52,7 +52,7 @@ def test_system_prompt_names_every_tool() -> None:
     assert all(tool.name in prompt for tool in make_tools())
 
 
-def test_prompts_state_missing_network_and_persistent_shell() -> None:
+def test_prompts_say_that_there_is_no_network_and_that_shell_state_persists() -> None:
     assert "no network" in system_prompt()
     assert "carry over" in tool_description("execute_bash")
 
@@ -80,7 +80,7 @@ def test_prompt_style_selects_the_instruction_on_using_the_sandbox() -> None:
     assert system_prompt(Profile(prompt="none")) == ""
 
 
-def test_system_prompt_lists_only_known_contents_of_the_sandbox() -> None:
+def test_system_prompt_lists_only_software_that_is_not_in_every_sandbox() -> None:
     assert "Installed: git, numpy." in system_prompt(contents=SandboxContents(("git", "numpy")))
     assert "Installed" not in system_prompt()
     assert "Installed: git." in system_prompt(contents=SandboxContents(("bash", "git", "tar")))
@@ -110,7 +110,7 @@ def test_request_for_the_final_answer_states_the_required_form() -> None:
     assert "It is empty." in form_request("It is empty.", schema)
 
 
-def test_every_stop_reason_that_is_no_act_of_the_model_has_a_sentence_for_the_model() -> None:
+def test_every_stop_reason_not_caused_by_the_model_has_a_sentence_for_the_model() -> None:
     ended_by_the_model = {
         StopReason.SUBMITTED,
         StopReason.ANSWERED,

@@ -60,7 +60,7 @@ def test_only_the_exact_plain_suffix_routes_to_the_backend(model: str) -> None:
     assert choose_route({"model": model}, {}).kind == "sandbox"
 
 
-def test_every_request_goes_to_the_backend_if_enabled_is_never() -> None:
+def test_every_request_goes_to_the_backend_if_sandbox_enabled_is_never() -> None:
     never = Profile(enabled="never")
     assert choose_route({"model": "m", "tools": [{}]}, {}, never) == Route("plain", "m", "never")
 
@@ -68,7 +68,7 @@ def test_every_request_goes_to_the_backend_if_enabled_is_never() -> None:
 @pytest.mark.parametrize(
     "fields", [{}, {"tool_choice": "none"}, {"max_tokens": 1}, {"tools": [{}]}]
 )
-def test_every_request_gets_a_sandbox_if_enabled_is_always(fields: dict[str, Any]) -> None:
+def test_every_request_gets_a_sandbox_if_sandbox_enabled_is_always(fields: dict[str, Any]) -> None:
     always = Profile(enabled="always", skip_models=("m",))
     assert choose_route({"model": "m", **fields}, {}, always) == Route("sandbox", "m", "always")
 
@@ -80,7 +80,7 @@ def test_every_request_gets_a_sandbox_if_enabled_is_always(fields: dict[str, Any
         ("m", {"modalities": ["text", "audio"]}, "not_text"),
     ],
 )
-def test_request_that_cannot_have_a_sandbox_is_refused_if_enabled_is_always(
+def test_request_that_cannot_have_a_sandbox_is_refused_if_sandbox_enabled_is_always(
     model: str, fields: dict[str, Any], reason: RouteReason
 ) -> None:
     always = Profile(enabled="always")
@@ -96,13 +96,13 @@ def test_skipped_model_is_routed_to_the_backend(model: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("reason", ["no_tool_support", "tools_ignored", "tools_refused"])
-def test_model_without_tools_gets_no_sandbox(reason: NoToolsReason) -> None:
+def test_model_without_tool_support_gets_no_sandbox(reason: NoToolsReason) -> None:
     assert choose_route({"model": "m"}, {}, no_tools=reason) == Route("plain", "m", reason)
     always = Profile(enabled="always")
     assert choose_route({"model": "m"}, {}, always, reason) == Route("refused", "m", reason)
 
 
-def test_model_with_failed_tool_calls_keeps_its_sandbox_if_enabled_is_always() -> None:
+def test_model_with_failed_tool_calls_keeps_its_sandbox_if_sandbox_enabled_is_always() -> None:
     body, failed = {"model": "m"}, "tools_failed"
     assert choose_route(body, {}, no_tools="tools_failed") == Route("plain", "m", failed)
     always = Profile(enabled="always")

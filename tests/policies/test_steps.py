@@ -58,7 +58,7 @@ def test_default_steps_mode_of_the_messages_api_depends_on_the_requested_feature
         ("off", False, "off"),
     ],
 )
-def test_mode_items_of_the_responses_api_needs_a_built_in_tool_that_has_items(
+def test_responses_api_uses_steps_mode_items_only_with_a_built_in_tool_that_has_items(
     setting: StepsSetting, shows_items: bool, mode: str
 ) -> None:
     assert default_mode_for_responses(setting, shows_items=shows_items) == mode

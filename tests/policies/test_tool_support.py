@@ -24,7 +24,7 @@ from policies.tool_support import (
         (None, None, HOLDS_WITHOUT_VERSION_S, True),
     ],
 )
-def test_tool_verdict_is_valid_for_one_engine_version_or_a_day_if_there_is_no_version(
+def test_tool_verdict_is_outdated_by_another_version_or_without_a_version_after_a_day(
     found_version: str | None, version: str | None, age: float, outdated: bool
 ) -> None:
     assert (

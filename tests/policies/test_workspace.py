@@ -41,7 +41,7 @@ def test_file_part_is_replaced_by_a_note_with_its_path() -> None:
     assert workspace.files == (FileToWrite(f"{INPUT_DIR}/a.csv", 0),)
 
 
-def test_image_part_stays_with_its_note() -> None:
+def test_image_part_stays_and_is_followed_by_a_note_with_its_path() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     received = ReceivedFile((0, 0), "image", "AA==", "", "image/png", 1, content_part=image)
     (message,) = planned(user(image, LOOK), received=(received,)).messages
@@ -81,7 +81,7 @@ def test_file_that_is_in_no_message_is_noted_in_the_first_user_message() -> None
     assert planned(user(LOOK), received=(received,)).messages == [user(LOOK, NOTE)]
 
 
-def test_longer_conversation_keeps_its_earlier_messages_and_files() -> None:
+def test_later_messages_do_not_change_the_earlier_messages_and_files() -> None:
     start = [user(LOOK, PART), {"role": "user", "content": BOOK}]
     end = user(PART)
     before = planned(*start, received=(CSV,))
@@ -115,7 +115,7 @@ def test_short_parts_of_a_long_message_stay_in_the_prompt() -> None:
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "assistant", "tool"])
-def test_only_long_texts_of_user_messages_become_files(role: str) -> None:
+def test_long_texts_of_roles_other_than_user_stay_in_the_prompt(role: str) -> None:
     message = {"role": role, "content": BOOK}
     assert planned(message) == Workspace([message], ())
 
@@ -137,7 +137,7 @@ def test_token_count_takes_precedence_over_the_estimate() -> None:
     assert plan_workspace(messages, (), threshold_tokens=30_000, token_counts={BOOK: 30_001}).files
 
 
-def test_tokens_are_counted_only_of_user_texts_near_the_limit() -> None:
+def test_tokens_are_counted_only_for_user_texts_whose_estimate_is_near_the_limit() -> None:
     tokens = estimate_tokens(BOOK)
     messages = [{"role": role, "content": BOOK} for role in ("system", "user", "tool", "assistant")]
     for over, counted in ((tokens, [BOOK]), (2 * tokens, []), (tokens // 2, []), (None, [])):

@@ -22,7 +22,7 @@ def directories(mount: str, paths: str) -> list[str]:
     return [str(cgroup.directory) for cgroup in memory_cgroups(mounts, paths)]
 
 
-def test_cgroup_of_the_process_and_its_ancestors_are_found_in_cgroup_version_2() -> None:
+def test_cgroup_of_the_process_and_its_parent_cgroups_are_found_in_cgroup_version_2() -> None:
     found = directories(VERSION_2, "0::/system.slice/proxy.service\n")
     assert found == [
         "/sys/fs/cgroup/system.slice/proxy.service",
@@ -31,7 +31,7 @@ def test_cgroup_of_the_process_and_its_ancestors_are_found_in_cgroup_version_2()
     ]
 
 
-def test_cgroup_of_the_process_and_its_ancestors_are_found_in_cgroup_version_1() -> None:
+def test_cgroup_of_the_process_and_its_parent_cgroups_are_found_in_cgroup_version_1() -> None:
     found = directories(VERSION_1, "5:cpu,cpuacct:/elsewhere\n4:memory:/docker/abc\n")
     assert found == [
         "/sys/fs/cgroup/memory/docker/abc",

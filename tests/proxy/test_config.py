@@ -233,7 +233,7 @@ def test_openai_api_key_is_sent_only_to_openai(
     assert backend_key_variable(BackendConfig(**backend)) == variable
 
 
-def test_litellm_calls_the_provider_unless_a_base_url_is_set() -> None:
+def test_provider_litellm_has_no_default_base_url() -> None:
     assert parse({"backend": {"provider": "litellm"}}, "c.yaml").backend.base_url is None
     named = parse({"backend": {"provider": "litellm", "base_url": OPENAI}}, "c.yaml")
     assert named.backend.base_url == OPENAI

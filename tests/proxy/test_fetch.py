@@ -184,7 +184,7 @@ async def test_byte_budget_limits_all_files_of_a_request() -> None:
             await fetcher.fetch(URL, max_bytes=100, budget=budget)
 
 
-async def test_stalled_download_does_not_withhold_bytes_from_an_earlier_one() -> None:
+async def test_stalled_download_does_not_use_up_the_byte_budget_of_an_earlier_download() -> None:
     """The later download has declared a size, and its first byte has arrived, when the earlier one
     gets its response."""
     internet, memory = Internet(), BodyMemory()
@@ -245,7 +245,7 @@ async def test_unusable_response_is_reported_as_an_error(sent: bytes, message: s
         ("http://allowed.example:81/", "Connection refused"),
     ],
 )
-async def test_unreachable_url_is_reported(url: str, message: str) -> None:
+async def test_invalid_or_unreachable_url_is_reported_as_an_error(url: str, message: str) -> None:
     assert message in await fetch_error(Site(answer()), url)
 
 

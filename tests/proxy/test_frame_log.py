@@ -25,7 +25,7 @@ async def test_reader_gets_the_earlier_frames_and_then_new_ones() -> None:
     assert received == [["b"], ["c"]]
 
 
-async def test_stored_frames_are_replayed_together_with_the_last_frames() -> None:
+async def test_restored_frame_log_has_the_stored_frames_and_the_final_frames() -> None:
     frame_log = FrameLog(max_chars=10)
     frame_log.add(["aaaa", "bbbb", "cccc"])
     restored = FrameLog.from_json(frame_log.to_json(["dd"]))

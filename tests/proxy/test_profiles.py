@@ -129,7 +129,7 @@ def test_profile_is_taken_from_request_or_model_or_key_or_server_in_this_order(
     assert found.select(key, model, requested, {}).name == expected
 
 
-def test_profile_that_allows_more_needs_a_key_that_lists_it() -> None:
+def test_profile_that_allows_more_than_the_default_needs_a_key_that_lists_it() -> None:
     with pytest.raises(ForbiddenError) as raised:
         profiles().select(ANYONE, "m", "research", {})
     assert (raised.value.status, raised.value.param) == (403, "sandbox.profile")

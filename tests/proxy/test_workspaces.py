@@ -44,7 +44,7 @@ async def test_next_request_of_a_session_gets_the_files_and_the_idle_sandbox(
     assert harness.sandboxes.opened == 1
 
 
-async def test_failed_adoption_of_another_servers_sandbox_leaves_the_idle_sandbox_in_use(
+async def test_request_keeps_its_idle_sandbox_if_it_cannot_adopt_that_of_another_server(
     harness: Harness,
 ) -> None:
     await harness.run("echo one > file", "1")

@@ -199,7 +199,7 @@ async def test_concurrent_runs_that_save_the_same_state_leave_one_complete_state
             await stage.end()
 
 
-async def test_run_after_a_discard_starts_empty() -> None:
+async def test_run_that_starts_after_its_session_was_discarded_starts_empty() -> None:
     for order in interleavings(a=4, x=2):
         at = [step_index(order, "x", number) for number in (1, 2)]
         if any(step_index(order, "a", ENTER) < each < step_index(order, "a", LEAVE) for each in at):

@@ -231,7 +231,7 @@ async def test_paper_run_sends_the_same_requests_as_the_reference_implementation
         ([tool_reply(bash("seq -s ' ' 100000"))] * 2, 1, "trajectory_tokens"),
     ],
 )
-async def test_paper_run_ends_at_the_same_request_as_the_reference_without_an_answer(
+async def test_paper_run_without_an_answer_ends_at_the_same_request_as_the_reference(
     reference: Path, tmp_path: Path, script: list[Any], count: int, stop: str
 ) -> None:
     async with engine(tmp_path):

@@ -326,7 +326,7 @@ async def test_silent_guest_that_answers_pings_is_not_killed() -> None:
     assert guest.kinds.count(PING) == 5
 
 
-async def test_small_file_and_held_back_frames_are_sent_in_one_write() -> None:
+async def test_small_upload_and_a_held_back_acknowledgement_are_sent_in_one_write() -> None:
     sandbox, guest = await scripted_sandbox(reporting(bytes=2))
     await sandbox.exec("true", timeout_s=5)
     writes = guest.writes

@@ -151,7 +151,7 @@ async def test_end_of_a_lease_closes_waiting_connections_and_resets_the_rate(
     assert await programs.answered() == BURST_CONNECTIONS + MAX_CONNECTIONS
 
 
-async def test_connections_without_a_lease_are_closed_at_the_same_rate(
+async def test_connections_without_a_lease_are_closed_at_the_allowed_rate(
     programs: ScriptedPrograms,
 ) -> None:
     programs.open(BURST_CONNECTIONS)

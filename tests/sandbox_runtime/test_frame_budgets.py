@@ -193,7 +193,9 @@ async def test_agent_that_answers_no_pings_cannot_accumulate_reset_streams() -> 
     await channel.close()
 
 
-async def test_agent_that_answers_no_pings_for_reset_streams_is_lost_while_idle() -> None:
+async def test_idle_sandbox_is_lost_if_its_agent_does_not_answer_the_ping_for_a_reset_stream() -> (
+    None
+):
     guest = ScriptedGuest(lambda n: b"")
     channel = Channel(guest, silence_timeout_s=0.01)
     await channel.connect(timeout_s=5)

@@ -23,7 +23,7 @@ async def test_command_that_sleeps_beyond_its_timeout_is_timed_out() -> None:
     assert (result.stdout, result.timed_out, result.duration_s) == ("before\n", True, 3000)
 
 
-async def test_background_job_sleeps_until_a_command_advances_the_clock() -> None:
+async def test_background_process_sleeps_until_a_command_advances_the_clock() -> None:
     sandbox = MemorySandbox()
     await output(sandbox, "(sleep 30; echo late > late) &")
     assert await output(sandbox, "sleep 29; ls") == "documents\noutput\n"
@@ -144,7 +144,7 @@ async def test_a_job_is_waiting_until_a_whole_line_is_typed() -> None:
     assert (end.running, end.waiting, end.stdout) == (False, False, "two three, one\n")
 
 
-async def test_job_is_waiting_only_after_all_its_input_was_processed() -> None:
+async def test_job_waits_for_input_only_after_all_earlier_input_was_processed() -> None:
     sandbox = MemorySandbox()
     command = "cat | tr a b | cat"
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=PLENTY_S, stdin=None)

@@ -115,7 +115,7 @@ print(len(answers), *set(answers))
     await gateway.aclose()
 
 
-async def test_unread_connection_does_not_block_others(sandbox: GuestSandbox) -> None:
+async def test_unread_connection_does_not_block_commands(sandbox: GuestSandbox) -> None:
     async def deaf(connection: ProgramConnection) -> None:
         await asyncio.Event().wait()
 

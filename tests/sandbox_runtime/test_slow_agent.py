@@ -78,9 +78,7 @@ async def kinds_by_stream(peer: socket.socket, guest: SocketGuest) -> dict[int, 
     return read
 
 
-async def test_requests_of_operations_that_ended_before_the_agent_reads_leave_the_send_queue() -> (
-    None
-):
+async def test_unread_requests_of_ended_operations_are_removed_from_the_send_queue() -> None:
     async with socket_sandbox() as (sandbox, guest, _):
         uploads = await fill(sandbox, guest)
         before = guest.queued_bytes
@@ -108,7 +106,9 @@ async def test_command_cancelled_before_the_agent_reads_does_not_run() -> None:
             assert RESET in kinds or OPEN not in kinds, number
 
 
-async def test_operation_that_waits_for_a_full_channel_begins_once_the_agent_reads() -> None:
+async def test_operation_that_waits_because_the_channel_is_full_begins_once_the_agent_reads() -> (
+    None
+):
     async with socket_sandbox() as (sandbox, guest, peer):
         uploads = await fill(sandbox, guest)
         reading = asyncio.create_task(sandbox.get(LONG_PATH, drop, max_bytes=1))
@@ -118,7 +118,7 @@ async def test_operation_that_waits_for_a_full_channel_begins_once_the_agent_rea
         await end(reading, *uploads)
 
 
-async def test_uploads_cancelled_while_the_agent_is_busy_keep_its_sandbox() -> None:
+async def test_uploads_cancelled_while_the_agent_is_busy_do_not_lose_the_sandbox() -> None:
     async with socket_sandbox() as (sandbox, guest, _):
         uploads = await fill(sandbox, guest)
         for _ in range(100):

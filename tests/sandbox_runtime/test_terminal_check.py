@@ -11,7 +11,7 @@ PTY = Path("/proc/sys/kernel/pty")
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
-async def test_terminal_check_reports_for_how_many_sandboxes_terminals_are_enough(
+async def test_terminal_check_reports_how_many_sandboxes_the_terminals_suffice_for(
     kind: str, tmp_path: Path
 ) -> None:
     free = int((PTY / "max").read_text()) - int((PTY / "reserve").read_text())

@@ -70,7 +70,7 @@ async def test_verl_leaves_out_a_row_without_messages(packages: Path, converted:
     assert [row["index"] for row in found["verl"]] == [1, 2, 3, 4, 5]
 
 
-def test_reward_functions_of_verl_get_columns_that_converted_tasks_have(
+def test_converted_tasks_have_the_columns_that_verls_reward_manager_requires(
     packages: Path, converted: Path
 ) -> None:
     """verl's module imports ray, so its class is read, not imported."""
@@ -87,7 +87,9 @@ def test_reward_functions_of_verl_get_columns_that_converted_tasks_have(
         assert isinstance(row["reward_model"]["ground_truth"], str)
 
 
-def test_gateway_of_agent_lightning_reads_the_path_of_the_recipe(packages: Path) -> None:
+def test_agent_lightning_gateway_reads_rollout_and_attempt_from_the_documented_path(
+    packages: Path,
+) -> None:
     """The gateway's module imports litellm's proxy, so the test reads the pattern in its source."""
     source = ast.parse((packages / GATEWAY).read_text(encoding="utf-8"))
     (pattern,) = (

@@ -147,7 +147,9 @@ async def test_training_without_a_reachable_proxy_raises_rollout_error(tmp_path:
             await in_thread(made.prompts)
 
 
-async def test_turn_server_that_the_proxy_does_not_allow_is_an_error(tmp_path: Path) -> None:
+async def test_turn_server_that_the_proxy_does_not_allow_as_upstream_raises_rollout_error(
+    tmp_path: Path,
+) -> None:
     async with environments(tmp_path, is_listed=False) as (_, made):
         with pytest.raises(RolloutError, match=r"sandbox\.upstream"):
             await started(made)
@@ -163,7 +165,7 @@ async def test_prompts_begin_with_the_proxys_system_message(tmp_path: Path) -> N
     assert user == {"role": "user", "content": ""}
 
 
-def test_every_public_method_is_a_tool_with_documented_arguments() -> None:
+def test_every_public_method_of_the_environment_is_a_tool_with_documented_arguments() -> None:
     found = dict(inspect.getmembers(SandboxEnvironment, inspect.isfunction))
     tools = {name for name in found if not name.startswith("_")} - {"reset"}
     assert tools == {"execute_bash", "str_replace_editor", "submit"}
@@ -172,7 +174,7 @@ def test_every_public_method_is_a_tool_with_documented_arguments() -> None:
         assert all(f"{each}: " in (found[name].__doc__ or "") for each in names)
 
 
-async def test_call_that_the_trainer_could_not_parse_is_not_repeated(tmp_path: Path) -> None:
+async def test_tool_call_in_the_text_of_the_last_turn_is_run_only_once(tmp_path: Path) -> None:
     text = '<tool_call>{"name": "execute_bash", "arguments": {"command": "date"}}</tool_call>'
     async with environments(tmp_path) as (http, made):
         environment = await started(made)
@@ -218,7 +220,7 @@ async def test_cancelled_rollout_yields_no_observation_and_no_reward(tmp_path: P
             await in_thread(made.end, [rollout], [""])
 
 
-async def test_rollouts_of_a_task_are_a_group_in_each_batch(tmp_path: Path) -> None:
+async def test_rollouts_of_a_task_form_one_group_per_batch(tmp_path: Path) -> None:
     async with environments(tmp_path) as (http, made):
         both = [await started(made), await started(made)]
         await rewards([[], []], *both)
@@ -239,7 +241,7 @@ async def test_rollouts_of_a_task_are_a_group_in_each_batch(tmp_path: Path) -> N
         (b'{"messages": []}', (404, "There is no such rollout.")),
     ],
 )
-async def test_turn_server_refuses_a_request_that_is_no_model_call_of_a_rollout(
+async def test_turn_server_refuses_malformed_requests_and_unknown_rollouts(
     body: bytes, error: tuple[int, str], tmp_path: Path
 ) -> None:
     async with environments(tmp_path) as (http, made):

@@ -88,7 +88,7 @@ def test_report_compares_rewards_turns_and_capabilities(
     assert table["marks of structure, of a run"][:2] == ["2.00", "2.00"]
 
 
-def test_chart_has_a_scale_of_its_own_for_shares_turns_and_tokens(tmp_path: Path) -> None:
+def test_chart_has_separate_scales_for_shares_turns_and_tokens(tmp_path: Path) -> None:
     before = write(tmp_path / "before.jsonl", trajectory("a", 0.5, turns=7))
     after = write(tmp_path / "after.jsonl", trajectory("a", 1.0))
     chart = tmp_path / "chart.svg"
@@ -119,7 +119,7 @@ def test_chart_has_a_scale_of_its_own_for_shares_turns_and_tokens(tmp_path: Path
     ]
 
 
-def test_report_without_runs_has_no_numbers(
+def test_report_of_empty_files_shows_none_instead_of_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     empty = write(tmp_path / "empty.jsonl")

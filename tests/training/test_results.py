@@ -26,7 +26,7 @@ def results(trained: list[float], control: list[float], **changes: Any) -> dict[
     return {"trainings": [asdict(first), asdict(second)]}
 
 
-def test_training_check_passes_if_the_reward_rises_and_that_of_the_control_does_not() -> None:
+def test_training_check_passes_if_the_reward_rises_and_the_reward_of_the_control_does_not() -> None:
     found = results(LEARNS, STAYS)
     assert [*learning_faults(found), *training_faults(found)] == []
 
@@ -57,7 +57,9 @@ def test_training_check_reports_a_control_with_random_rewards_that_learns() -> N
         ({"unscorable": 2}, "2 rollouts have no reward"),
     ],
 )
-def test_wrong_log_probabilities_and_losses_are_faults(changes: dict[str, Any], fault: str) -> None:
+def test_training_check_reports_wrong_log_probabilities_losses_and_missing_rewards(
+    changes: dict[str, Any], fault: str
+) -> None:
     (found,) = training_faults(results(LEARNS, STAYS, **changes))
     assert found.startswith("random reward: ")
     assert fault in found
@@ -68,7 +70,7 @@ def test_training_check_reports_a_training_that_does_not_change_the_model() -> N
     assert fault == "random reward: the weights are the same as before"
 
 
-def test_training_check_needs_no_compared_tokens_of_a_trainer_that_samples_them() -> None:
+def test_training_check_compares_no_tokens_if_the_trainer_samples_them() -> None:
     assert [
         *training_faults(results(LEARNS, STAYS, captures_tokens=False, compared_tokens=0))
     ] == []

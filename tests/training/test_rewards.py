@@ -48,7 +48,7 @@ def test_answer_to_a_multiple_choice_question_is_scored_by_its_letters(
 
 
 @pytest.mark.parametrize(("gold", "answer", "expected", "reason"), OPEN)
-def test_open_answer_is_scored_with_a_reason(
+def test_open_answer_is_scored_by_math_equality_or_rouge(
     gold: str, answer: str, expected: float, reason: str
 ) -> None:
     pytest.importorskip("math_verify", reason="the extra `training` is not installed")
@@ -106,7 +106,7 @@ def test_reward_of_choices_is_the_f1_of_precision_and_recall(
     ],
     ids=lambda each: each.reason if isinstance(each, Reward) else "",
 )
-def test_reward_of_an_unusable_or_hardcoded_attempt_is_overridden_or_flagged(
+def test_unusable_attempt_gets_reward_0_or_none_and_a_hardcoded_one_is_flagged(
     made: Attempt, expected: Reward
 ) -> None:
     assert reward(made_row("B", "mcq1"), made) == expected
@@ -125,26 +125,26 @@ def test_commands_that_print_a_constant_answer_are_flagged_as_hardcoded(
 
 
 @pytest.mark.parametrize("commands", SOURCED)
-def test_commands_that_look_up_compute_or_write_no_answer_are_not_flagged_as_hardcoded(
+def test_commands_that_read_files_or_compute_or_write_no_answer_are_not_flagged_as_hardcoded(
     commands: Sequence[str],
 ) -> None:
     assert not is_hardcoded(commands)
 
 
 @given(st.lists(st.text(max_size=200), max_size=5))
-def test_commands_that_read_a_document_are_not_hardcoded_after_any_other_commands(
+def test_commands_that_end_with_reading_a_document_are_never_hardcoded(
     commands: list[str],
 ) -> None:
     assert is_hardcoded([*commands, "grep x documents/a.txt"]) is False
 
 
-def test_answer_that_the_grader_cannot_finish_is_wrong_and_not_unscorable() -> None:
+def test_answer_that_the_grader_cannot_grade_in_time_is_wrong_and_not_unscorable() -> None:
     pytest.importorskip("math_verify", reason="the extra `training` is not installed")
     found = reward(made_row("588", "number"), attempt("9^(9^9)"), timeout_s=10)
     assert found == Reward(0.0, "grader failure", detail="no result within 10 s")
 
 
-def test_right_answer_that_the_grader_cannot_finish_is_unscorable() -> None:
+def test_attempt_is_unscorable_if_the_grader_cannot_evaluate_the_ground_truth_in_time() -> None:
     pytest.importorskip("math_verify", reason="the extra `training` is not installed")
     nested = "(" * 3000 + "1" + ")" * 3000
     found = reward(made_row(nested, "span"), attempt("588"), timeout_s=5)

@@ -73,7 +73,9 @@ async def test_rollout_has_tokens_reward_and_counts(tmp_path: Path) -> None:
     assert [each["value"] for each in stored["rewards"]] == [1.0]
 
 
-async def test_final_answer_call_of_a_rollout_is_not_a_turn(tmp_path: Path) -> None:
+async def test_model_call_for_the_final_answer_of_a_rollout_does_not_count_as_a_turn(
+    tmp_path: Path,
+) -> None:
     sandbox = {"limits": {"max_turns": 1}}
     async with proxied([READ, RIGHT], tmp_path, sandbox=sandbox) as (backend, _, client):
         (rollout,) = await client.run([task("port-1")])
@@ -94,7 +96,9 @@ async def test_documents_of_a_task_are_only_in_the_prompt_if_placement_is_prompt
     assert "port.txt" not in observation["content"]
 
 
-async def test_rollouts_of_one_task_are_a_group_in_the_order_of_the_rows(tmp_path: Path) -> None:
+async def test_rollouts_keep_the_order_of_the_rows_and_share_a_group_per_task(
+    tmp_path: Path,
+) -> None:
     def reply(body: dict[str, Any]) -> Item:
         return RIGHT if "(a)" in str(body["messages"]) else WRONG
 
@@ -261,7 +265,7 @@ async def test_hardcoded_answer_is_marked_in_the_rollout_the_reward_and_the_trai
     assert trainer._metrics["train"]["rollouts/hardcoded_rate"] == [0.5]
 
 
-async def test_reward_function_of_another_form_raises_rollout_error(tmp_path: Path) -> None:
+async def test_malformed_name_of_a_reward_function_raises_rollout_error(tmp_path: Path) -> None:
     score = partial(reward, function="no colon")
     async with proxied([RIGHT], tmp_path, score=score, retry_delays_s=[]) as (_, _, client):
         with pytest.raises(RolloutError, match=r"^no colon: not of the form package"):

@@ -83,7 +83,7 @@ def test_questions_of_a_race_directory_become_choice_tasks(tmp_path: Path) -> No
     assert rows["Omar is famous for his  _  ."].meta.gold_files == ("doc_01.txt",)
 
 
-def test_race_rows_of_the_hub_are_read(tmp_path: Path) -> None:
+def test_race_rows_in_the_format_of_the_hugging_face_hub_are_read(tmp_path: Path) -> None:
     fields = {
         "example_id": "middle7.txt",
         "article": "Ina paints boats.",
@@ -183,13 +183,13 @@ def test_answer_of_30_tokens_is_kept(tmp_path: Path) -> None:
     assert list(build_all(source, "generic", tmp_path / "out")) == ["Why?"]
 
 
-def test_question_whose_stated_number_is_no_number_is_dropped(tmp_path: Path) -> None:
+def test_question_of_type_number_whose_answer_is_no_number_is_dropped(tmp_path: Path) -> None:
     tasks = [{"q": "Why?", "a": "about 12", "type": "number"}, {"q": "How many?", "a": 12}]
     source = write_lines(tmp_path / "rows.jsonl", {"context": HARBOUR, "tasks": tasks})
     assert list(build_all(source, "generic", tmp_path / "out")) == ["How many?"]
 
 
-def test_equal_choices_and_repeated_questions_are_dropped(tmp_path: Path) -> None:
+def test_question_with_equal_choices_and_repeated_question_are_dropped(tmp_path: Path) -> None:
     twice = {"q": "Who?", "a": "Edda Crane"}
     equal = {"q": "Which?", "a": "A", "choices": ["Boats", "boats."]}
     row = {"context": HARBOUR, "tasks": [twice, {"q": "who", "a": "Edda"}, equal]}

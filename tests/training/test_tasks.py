@@ -203,7 +203,7 @@ def test_examples_are_earlier_questions_of_the_context(tmp_path: Path) -> None:
     )
 
 
-def test_choice_question_whose_answer_has_the_same_letter_may_be_an_example(tmp_path: Path) -> None:
+def test_choice_example_may_share_the_answer_letter_but_not_the_answer_text(tmp_path: Path) -> None:
     tasks = [
         {"q": "First?", "a": "A", "choices": ["bread", "milk"]},
         {"q": "Second?", "a": "A", "choices": ["salt", "milk"]},
@@ -383,7 +383,7 @@ def test_command_stats_prints_the_counts_of_the_rows(
         (None, "train.jsonl: No such file or directory. Build the tasks: sandbox-train tasks"),
     ],
 )
-def test_changed_tasks_are_refused(
+def test_changed_or_missing_tasks_file_is_refused(
     change: Any, fault: str, tasks: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tasks / "train.jsonl"
@@ -402,7 +402,7 @@ def converted(tasks: Path, target: str, *options: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.read_text("utf-8").splitlines()]
 
 
-def test_rows_of_trl_have_the_columns_of_the_task(tasks: Path) -> None:
+def test_tasks_converted_for_trl_have_the_columns_of_the_task(tasks: Path) -> None:
     rows = read_tasks(tasks).rows["train"]
     assert converted(tasks, "trl") == [
         {
@@ -413,7 +413,7 @@ def test_rows_of_trl_have_the_columns_of_the_task(tasks: Path) -> None:
     ]
 
 
-def test_rows_of_verl_have_the_fields_of_its_data_format(tasks: Path) -> None:
+def test_tasks_converted_for_verl_have_the_fields_of_its_data_format(tasks: Path) -> None:
     row, found = read_tasks(tasks).rows["val"][0], converted(tasks, "verl", "--split", "val")[0]
     assert found == {
         "data_source": "synthetic",
@@ -431,7 +431,9 @@ def test_rows_of_verl_have_the_fields_of_its_data_format(tasks: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["trl", "verl"])
-def test_prompt_with_context_contains_the_documents_of_its_row(target: str, tasks: Path) -> None:
+def test_prompt_contains_the_documents_of_its_row_with_option_context_prompt(
+    target: str, tasks: Path
+) -> None:
     row, found = read_tasks(tasks).rows["train"][0], converted(tasks, target, "--context", "prompt")
     (message,) = found[0]["prompt"]
     assert message["content"] == prompt_of(row, "prompt")

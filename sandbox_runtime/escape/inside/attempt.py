@@ -138,7 +138,7 @@ def writable_files_below(top: Path, excluded: tuple[str, ...] = ()) -> Iterator[
 
 
 def summarize(what: str, found: Iterable[object]) -> str | None:
-    """Return `what` with the first findings, or None if there are none."""
+    """Return `what`, followed by the first items of `found`, or None if `found` is empty."""
     names = [str(finding) for finding in found]
     shown = ", ".join(names[:_SHOWN])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

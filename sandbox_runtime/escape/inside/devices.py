@@ -21,17 +21,17 @@ _FIRST_DISK = os.makedev(8, 0)
 
 
 def memory_device() -> str | None:
-    """Makes the device of the machine's memory."""
+    """Makes a device node for the machine's memory."""
     return _make_device(stat.S_IFCHR, _MEMORY, "the machine's memory")
 
 
 def disk_device() -> str | None:
-    """Makes the device of the first disk."""
+    """Makes a device node for the first disk."""
     return _make_device(stat.S_IFBLK, _FIRST_DISK, "a disk")
 
 
 def root_disk() -> str | None:
-    """Makes the device of the disk that holds the sandbox's own files, and opens it."""
+    """Makes a device node for the disk that holds the sandbox's own files, and opens it."""
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         major, _, minor = line.split()[2].partition(":")
         if major != "0":  # a number of the kernel's own, without a device
@@ -55,7 +55,7 @@ def device_nodes() -> str | None:
 
 
 def typing_into_a_terminal() -> str | None:
-    """Writes a character to the input of its own terminal, as a user's keyboard does."""
+    """Writes a character to the input of the process's own terminal, as a user's keyboard does."""
     return "input can be written to terminals" if survives(_type_character) else None
 
 

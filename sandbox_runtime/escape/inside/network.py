@@ -27,12 +27,12 @@ _TIMEOUT_S = 1.0
 
 
 def interfaces() -> str | None:
-    """Looks for network interfaces beside the loopback."""
+    """Looks for network interfaces other than the loopback."""
     return summarize("interfaces", (name for _, name in socket.if_nameindex() if name != "lo"))
 
 
 def interface_settings() -> str | None:
-    """Sets the flags of its loopback interface to their current value."""
+    """Sets the flags of the sandbox's loopback interface to their current value."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as anything:
         loopback = fcntl.ioctl(anything, _GET_FLAGS, struct.pack("16sH14x", b"lo", 0))
         fcntl.ioctl(anything, _SET_FLAGS, loopback)
@@ -78,7 +78,7 @@ def local_name_servers() -> str | None:
 
 
 def loopback_services() -> str | None:
-    """Looks for listeners on its loopback other than the egress port."""
+    """Looks for listeners on the sandbox's loopback other than the egress port."""
     found: list[str] = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:

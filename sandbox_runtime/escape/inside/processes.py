@@ -109,7 +109,7 @@ def inherited_descriptors() -> str | None:
 
 
 def _foreign_processes() -> Iterator[Path]:
-    """Return the processes outside this command's session."""
+    """Yield the /proc directories of the processes outside this command's session."""
     own = os.getsid(0)
     return (process for process in _processes() if _session(process) != own)
 

@@ -108,7 +108,7 @@ def own_limits() -> str | None:
 
 
 def kernel_secrets() -> str | None:
-    """Opens files with the kernel's memory and its internal lists for reading."""
+    """Opens for reading the files that hold the kernel's memory and internal lists."""
     # An engine masks a file with a null device, which is not a regular file.
     there = (path for path in map(Path, _SECRETS) if path.is_file())
     return summarize("open", (path for path in there if opens(path, os.O_RDONLY)))

@@ -91,7 +91,7 @@ def process_vm_writev() -> str | None:
 
 
 def ptrace() -> str | None:
-    """Permits its parent to trace it, as every debugger's child does."""
+    """Permits the parent process to trace this process, as every debugger's child does."""
     call("ptrace", 0, 0, 0, 0)
     return "processes can be traced"
 
@@ -115,7 +115,7 @@ def bpf() -> str | None:
 
 
 def perf_event_open() -> str | None:
-    """Opens a counter of its own processor time, with kernel and hypervisor left out."""
+    """Opens a counter of the process's own time, with kernel and hypervisor left out."""
     attributes = struct.pack("=2I5Q16x", 1, 64, 0, 0, 0, 0, 1 << 5 | 1 << 6)
     os.close(call("perf_event_open", attributes, 0, -1, -1, 0))
     return "a performance counter was opened"
@@ -230,14 +230,15 @@ def i386_calls() -> str | None:
 
 
 def _require_x86_64(kind: str) -> None:
-    """Raise OSError on a machine without this kind of system calls, as `syscall_number` does. After
-    a NotApplicableError, a server would refuse the backend."""
+    """Raise OSError on a machine other than x86_64, which has no system calls of this `kind`. A
+    NotApplicableError would make a server refuse the backend."""
     if platform.machine() != "x86_64":
         raise OSError(errno.ENOSYS, f"{kind} system calls do not exist on {platform.machine()}")
 
 
 def _other_memory(name: str) -> str | None:
-    """Access the parent's memory, which has the same byte at the same address."""
+    """Copy a byte between this process and its parent, at the same address, with the system call
+    `name`."""
     byte = ctypes.create_string_buffer(b"x")
     vector = struct.pack("=2Q", ctypes.addressof(byte), 1)
     call(name, os.getppid(), vector, 1, vector, 1, 0)

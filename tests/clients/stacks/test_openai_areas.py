@@ -31,7 +31,9 @@ LONG_WAITS: dict[str, Any] = {"make_runs": partial(RunManager, grace_s=3600), "s
 
 
 @pytest.mark.parametrize("major", ["openai-2", "openai-3"])
-async def test_sdk_tests_pass_with_each_major_version(major: str, tmp_path: Path) -> None:
+async def test_tests_of_each_api_area_pass_with_each_major_version_of_the_openai_sdk(
+    major: str, tmp_path: Path
+) -> None:
     model = PromptScriptedModel()
     command = [str(python_of(major)), "-m", "pytest", *OPTIONS, str(TESTS_DIR)]
     async with (

@@ -126,7 +126,7 @@ def test_agent_with_a_tool_reaches_its_answer(
 
 
 @each_scenario(lambda stack: ("hosted",) if stack.has_shell else ())
-def test_hosted_shell_items_are_shown_beside_client_calls(
+def test_steps_setting_decides_the_items_shown_before_a_client_tool_call(
     stack: Stack, scenario: str, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     steps = {

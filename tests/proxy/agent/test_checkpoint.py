@@ -76,7 +76,7 @@ class AdoptableSandbox(MemorySandbox):
         return {}
 
 
-async def test_checkpoint_has_the_stored_fields_of_its_version() -> None:
+async def test_stored_checkpoint_has_exactly_the_fields_of_version_1() -> None:
     stored: list[Checkpoint] = []
 
     async def save(checkpoint: Checkpoint | None) -> bool:

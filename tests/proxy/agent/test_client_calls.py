@@ -142,7 +142,7 @@ async def test_client_call_written_as_text_is_in_the_result_and_emits_no_events(
     assert (client_call_events(run), len(result.client_calls)) == ([], 1)
 
 
-async def test_client_call_is_streamed_in_a_plain_turn() -> None:
+async def test_client_call_is_streamed_in_the_turn_without_proxy_prompt_and_tools() -> None:
     unknown_call = tool_reply(call("unknown"))
     run = Run(SequentialModel([unknown_call, unknown_call, tool_reply(LOOKUP_CALL)]))
     with anyio.fail_after(5):

@@ -118,7 +118,7 @@ async def test_window_in_a_refusal_is_dropped_after_a_call_used_more_tokens() ->
     assert await windows.get(ListedModels(), OWNER, "m") is None
 
 
-async def test_window_in_a_refusal_applies_to_the_refused_owner_only() -> None:
+async def test_window_in_a_refusal_applies_only_to_the_owner_of_the_refused_request() -> None:
     model, windows = ListedModels({"id": "m", "max_model_len": 32768}), ContextWindows()
     windows.record_refusal("a", "m", ContextSizes(5000))
     found = [await windows.get(model, owner, "m") for owner in ("a", "b")]

@@ -46,7 +46,7 @@ async def test_egress_rule_still_applies_but_emits_no_event_after_the_end_of_the
     assert events == [RuleMatched("orders", "deny", "egress", str(ORDERS), "no orders")]
 
 
-async def test_refused_and_late_connections_do_not_count_as_open() -> None:
+async def test_connections_that_are_refused_or_made_after_the_run_do_not_count_as_open() -> None:
     events = Events()
     watch = EgressWatch(
         make_task("r", MemoryArtifactStore(), "m", [USER], profile=Profile(watch=RuleSet((RULE,)))),
@@ -119,7 +119,7 @@ async def test_frequent_rule_matches_are_summarized() -> None:
     ]
 
 
-async def test_rule_matches_that_no_event_summarizes_are_logged(
+async def test_rule_matches_beyond_the_event_limit_are_logged_if_no_summary_event_was_emitted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     profile = Profile(watch=RuleSet((RULE,)))

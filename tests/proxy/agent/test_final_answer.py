@@ -111,7 +111,7 @@ async def test_first_answer_is_returned_if_the_retry_of_an_invalid_answer_fails(
     ("prose", "finish_reason", "has_warning"),
     [('{"n": 42}', "stop", False), ("42", "length", True)],
 )
-async def test_prose_answer_is_validated_if_a_final_call_would_fail(
+async def test_prose_answer_is_validated_and_returned_if_the_final_call_fails(
     prose: str, finish_reason: str, has_warning: bool
 ) -> None:
     model = ScriptedModel([text_reply(prose), FAILURE])

@@ -95,7 +95,7 @@ def test_text_that_was_appended_to_the_last_message_is_kept_by_a_summary(is_late
     ]
 
 
-def test_later_client_messages_are_kept_before_a_summary() -> None:
+def test_later_client_messages_stay_unchanged_in_front_of_a_summary() -> None:
     message_kinds: dict[int, Any] = {3: "result", 4: "theirs"}
     later = {"role": "user", "content": "And quickly."}
     history = History([*CLIENT, assistant_call("a"), tool_result("a"), later], 2, message_kinds)

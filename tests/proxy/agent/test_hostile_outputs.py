@@ -121,7 +121,7 @@ async def test_files_that_are_not_hashed_in_time_are_reported_as_skipped(
     assert len(second.skipped_files) > 9000
 
 
-async def test_output_directory_with_more_files_than_are_listed_adds_a_warning(
+async def test_output_directory_with_more_files_than_the_listing_limit_adds_a_warning(
     session: SandboxSession,
 ) -> None:
     with anyio.fail_after(60):

@@ -187,7 +187,7 @@ async def test_final_prose_is_the_answer() -> None:
     ]
 
 
-async def test_announcement_is_the_answer_if_the_model_does_not_make_the_call_on_request() -> None:
+async def test_prose_that_announces_a_call_is_the_answer_if_the_model_still_makes_no_call() -> None:
     model = ScriptedModel([text_reply("Let me check:"), text_reply("Let me check again:")])
     run = Run(model)
     result = await run.go()

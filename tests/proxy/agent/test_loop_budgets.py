@@ -236,7 +236,7 @@ def reminders(model: ScriptedModel) -> list[str]:
     return [line for line in lines if line.startswith("[") and "remain" in line]
 
 
-async def test_model_is_reminded_of_a_budget_once_at_each_of_a_few_levels() -> None:
+async def test_model_is_reminded_of_a_low_budget_once_per_reminder_level() -> None:
     model = ScriptedModel([*[tool_reply(bash("true"))] * 19, SUBMIT])
     await Run(model, limits=Limits(max_turns=20)).go()
     assert reminders(model) == [
@@ -288,7 +288,9 @@ async def test_suspended_run_contains_no_budget_reminder() -> None:
     assert "remain" not in str(result.suspended_run.messages[1:])
 
 
-async def test_call_beyond_the_clients_tool_call_limit_counts_as_no_command(tmp_path: Path) -> None:
+async def test_call_beyond_the_tool_call_limit_of_the_client_is_not_counted_as_a_command(
+    tmp_path: Path,
+) -> None:
     calls = tool_reply(bash("echo a"), bash("echo b"))
     with closing(open_store(tmp_path)) as store:
         account = store.spending.account("mine", DailyBudget(commands=9))

@@ -31,7 +31,7 @@ async def test_slow_model_gets_a_final_answer_request_before_the_deadline(stream
     assert model.requests[-1]["messages"][-1]["content"] == final_request(DEADLINE)
 
 
-async def test_run_whose_time_limit_precedes_the_deadline_stops_for_wall_time() -> None:
+async def test_run_whose_time_limit_precedes_the_deadline_has_the_stop_reason_wall_time() -> None:
     stuck = StuckModel([tool_reply(bash("ls")), text_reply("About 42.")], turns=1)
     run = Run(stuck, limits=Limits(max_run_seconds=0.2))
     with anyio.fail_after(20):

@@ -31,7 +31,9 @@ async def observations_of(reply: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("arguments", ['{"command": "ls', "ls -l", "{'command': 'ls'}", "[1", "{]"])
-async def test_malformed_arguments_are_quoted_and_not_run(arguments: str) -> None:
+async def test_call_with_malformed_arguments_is_not_run_and_its_observation_quotes_them(
+    arguments: str,
+) -> None:
     [observation] = await observations_of(reply_with(malformed_entry(arguments)))
     assert observation.startswith("The arguments are not valid JSON")
     assert repr(arguments) in observation
@@ -55,7 +57,7 @@ async def test_missing_arguments_are_treated_as_an_empty_object(arguments: objec
     assert "'command' is missing" in observation
 
 
-async def test_arguments_as_an_object_are_accepted() -> None:
+async def test_arguments_given_as_an_object_instead_of_a_json_string_are_accepted() -> None:
     [observation] = await observations_of(reply_with(malformed_entry({"command": "echo hello"})))
     assert observation == "Exit code: 0\n[stdout]\nhello"
 
@@ -195,7 +197,7 @@ async def test_several_calls_written_as_text_are_answered_in_one_message() -> No
         "<tool_call>",
     ],
 )
-async def test_malformed_tagged_call_is_no_answer(text: str) -> None:
+async def test_malformed_call_in_tool_call_tags_is_no_answer(text: str) -> None:
     model = ScriptedModel([text_reply(text), SUBMIT])
     assert (await Run(model).go()).answer == "42"
     observation = model.requests[1]["messages"][-1]
@@ -203,7 +205,7 @@ async def test_malformed_tagged_call_is_no_answer(text: str) -> None:
     assert "This is no tool call" in observation["content"]
 
 
-async def test_tagged_call_of_an_unknown_tool_is_no_answer() -> None:
+async def test_call_of_an_unknown_tool_in_tool_call_tags_is_no_answer() -> None:
     text = '<tool_call>{"name": "python", "arguments": {"code": "1"}}</tool_call>'
     model = ScriptedModel([text_reply(text), SUBMIT])
     assert (await Run(model).go()).answer == "42"

@@ -24,12 +24,12 @@ async def sent_params(**fields: Any) -> list[dict[str, Any]]:
     ]
 
 
-async def test_params_base_is_sent_with_each_model_call() -> None:
+async def test_request_parameters_are_sent_with_each_model_call() -> None:
     params = {"temperature": 0.7, "seed": 1, "chat_template_kwargs": {"thinking": True}}
     assert await sent_params(base=params) == [params] * 3
 
 
-async def test_final_parameters_are_sent_with_the_final_call_only() -> None:
+async def test_parameters_of_the_final_answer_are_sent_with_the_final_call_only() -> None:
     params = {"response_format": {"type": "json_object"}, "stop": ["\n"], "logit_bias": {"1": 1}}
     assert await sent_params(final=params) == [{}, {}, params]
 

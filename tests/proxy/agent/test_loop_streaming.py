@@ -98,7 +98,7 @@ async def test_paths_in_a_streamed_final_answer_become_links() -> None:
     assert len(pieces) > 5
 
 
-async def test_streamed_final_answer_of_a_single_path_is_sent_once() -> None:
+async def test_streamed_final_answer_that_consists_of_one_path_is_sent_once() -> None:
     path = "/testbed/output/plot.png"
     run = Run(ScriptedModel([STEPS, text_reply(path)]), limits=Limits(max_turns=1))
     await run.go(stream=True)
@@ -182,7 +182,7 @@ async def test_answer_file_is_sent_after_streamed_prose() -> None:
     assert run.events.answer.split() == [*ESSAY.split(), "better"]
 
 
-async def test_long_call_written_as_text_is_not_streamed() -> None:
+async def test_long_tool_call_written_as_text_is_not_streamed() -> None:
     call_as_text = json.dumps(
         {"name": "execute_bash", "arguments": {"command": "echo " + "a" * 2000}}
     )
@@ -210,7 +210,7 @@ async def test_answer_interrupted_by_the_time_limit_is_followed_by_the_final_ans
     assert run.events.answer.endswith("\n\nSo: 42.")
 
 
-async def test_streamed_run_emits_the_events_of_an_unstreamed_run_in_pieces() -> None:
+async def test_streamed_and_unstreamed_runs_emit_the_same_events_except_for_deltas() -> None:
     script = [
         {**tool_reply(bash("echo 1 > output/a"), content="Counting."), "reasoning": "Hm."},
         text_reply("Let me check:"),

@@ -77,7 +77,7 @@ async def test_truncated_first_answer_is_returned_without_compaction() -> None:
     assert (len(model.requests), list(result.compactions)) == (1, [])
 
 
-async def test_truncated_reasoning_ends_the_run_without_another_call() -> None:
+async def test_truncated_reasoning_ends_the_run_without_another_model_call() -> None:
     model = SequentialModel([{"content": "", "reasoning": "Hm, let me", "finish_reason": "length"}])
     result = await Run(model).go()
     assert (result.answer, result.finish_reason, len(model.requests)) == ("", "length", 1)
@@ -120,7 +120,7 @@ async def test_min_turn_tokens_is_configurable() -> None:
     assert model.requests[0]["max_tokens"] == 100
 
 
-async def test_raised_max_tokens_becomes_the_clients_limit_after_a_context_overflow() -> None:
+async def test_model_call_after_a_context_overflow_has_the_clients_own_max_tokens() -> None:
     model = SequentialModel([OVERFLOW, text_reply("42")])
     result = await Run(model).go(token_limits={"max_tokens": 12})
     assert (result.answer, model.requests[-1]["max_tokens"]) == ("42", 12)
@@ -155,7 +155,9 @@ class FailingOnceModel(SequentialModel):
         [ReasoningDelta("Hm, ")],
     ],
 )
-async def test_reply_without_emitted_pieces_is_retried(pieces: list[ModelDelta]) -> None:
+async def test_failed_reply_is_retried_if_none_of_its_pieces_were_emitted(
+    pieces: list[ModelDelta],
+) -> None:
     reply = {**SUBMIT, "content": "I have it."}
     run = Run(FailingOnceModel([reply], pieces))
     result = await run.go(stream=False)
@@ -163,7 +165,7 @@ async def test_reply_without_emitted_pieces_is_retried(pieces: list[ModelDelta])
     assert run.events.reasoning == "I have it."
 
 
-async def test_partly_streamed_submit_is_not_retried() -> None:
+async def test_failed_submit_call_is_not_retried_if_part_of_its_answer_was_streamed() -> None:
     run = Run(FailingOnceModel([SUBMIT], [ToolCallDelta(0, "submit", '{"answer": "4')]))
     with pytest.raises(StopRetryingError):
         await run.go(stream=True)
@@ -239,7 +241,7 @@ async def test_runaway_reasoning_is_truncated_with_finish_reason_length() -> Non
 # Missing and malformed calls
 
 
-async def test_prose_after_the_request_for_an_announced_call_is_cut_after_a_few_tokens() -> None:
+async def test_prose_in_place_of_the_announced_tool_call_is_cut_after_a_few_tokens() -> None:
     long = "I would begin by looking at the directory, and then go on from there. " * 50
     model = SequentialModel([text_reply("Let me check:"), text_reply(long)])
     result = await Run(model).go()
@@ -247,7 +249,7 @@ async def test_prose_after_the_request_for_an_announced_call_is_cut_after_a_few_
     assert result.usages[1]["completion_tokens"] <= 48
 
 
-async def test_announced_call_is_not_requested_if_the_token_limit_leaves_too_little() -> None:
+async def test_announced_tool_call_is_not_requested_if_too_few_tokens_are_left() -> None:
     model = SequentialModel([{**text_reply("Let me check:"), "usage": {"completion_tokens": 40}}])
     result = await Run(model).go(token_limits={"max_tokens": 60})
     assert (result.answer, len(model.requests)) == ("Let me check:", 1)
@@ -276,7 +278,7 @@ async def test_model_can_correct_a_malformed_call_in_the_next_turn() -> None:
 
 
 @pytest.mark.parametrize("answer", [{"n": 42}, [42]])
-async def test_submit_of_an_object_is_refused(answer: Any) -> None:
+async def test_submit_with_an_object_or_list_as_answer_is_refused(answer: Any) -> None:
     model = SequentialModel([tool_reply(call("submit", answer=answer)), SUBMIT])
     result = await Run(model).go()
     assert (result.answer, len(model.requests)) == ("42", 2)
@@ -304,7 +306,7 @@ async def test_plain_request_has_all_parameters_and_tools_of_the_client() -> Non
     }
 
 
-async def test_plain_request_may_end_in_a_client_call() -> None:
+async def test_plain_turn_may_end_the_run_with_a_client_tool_call() -> None:
     model = SequentialModel([text_reply(""), tool_reply(call("lookup", key="x"))])
     result = await Run(model).go(client_tools=[LOOKUP])
     assert (result.stop_reason, result.finish_reason) == (
@@ -334,7 +336,9 @@ class TooLong(Refusing):
 
 
 @pytest.mark.parametrize("kind", [Refusing, TooLong])
-async def test_plain_turn_follows_if_the_backend_refuses_tools(kind: type[Refusing]) -> None:
+async def test_plain_turn_follows_if_the_backend_refuses_tools_or_they_overflow_its_context(
+    kind: type[Refusing],
+) -> None:
     model = kind([text_reply("There are 42.")])
     assert (await Run(model).go()).answer == "There are 42."
     assert model.requests == [PLAIN]

@@ -179,7 +179,7 @@ async def test_code_and_json_without_calls_are_streamed(text: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_stop_string_ends_the_prose_without_another_call(stream: bool) -> None:
+async def test_stop_string_in_prose_ends_the_run_without_another_model_call(stream: bool) -> None:
     model = SequentialModel([text_reply(f"{ESSAY}END of it all, and then some.")])
     run = Run(model)
     result = await run.go(final={"stop": ["END of", "never"]}, stream=stream)
@@ -244,7 +244,7 @@ CALL_PARTS = (
 
 
 @given(st.lists(st.sampled_from(CALL_PARTS), max_size=14).map("".join))
-def test_prose_taken_after_each_character_is_a_prefix_of_the_prose_taken_at_the_end(
+def test_prose_taken_piece_by_piece_is_a_prefix_of_the_prose_taken_at_once(
     text: str,
 ) -> None:
     pieces = Prose(ProseRules(tool_names=["submit"]))

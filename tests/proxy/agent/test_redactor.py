@@ -29,7 +29,7 @@ def redacted(*events: Event) -> list[Event]:
     return [shown for event in events for shown in redactor.redact_event(event)]
 
 
-def test_redacted_reasoning_and_narration_keep_their_kind_and_precede_the_call() -> None:
+def test_held_reasoning_and_narration_are_emitted_separately_before_the_tool_call() -> None:
     call = ToolCallStarted(1, "c", "execute_bash", {"command": f"echo {SECRET}", "n": [SECRET, 1]})
     events = (ReasoningDelta("I "), ReasoningDelta("think."), Narration("I do."), call)
     assert redacted(*events) == [

@@ -123,7 +123,7 @@ async def test_unanswered_client_call_gets_a_default_result() -> None:
         (None, "Result of lookup:\n"),
     ],
 )
-async def test_result_of_a_call_written_as_text_is_a_user_message(
+async def test_result_of_a_client_call_that_was_written_as_text_is_sent_as_a_user_message(
     content: Any, expected: Any
 ) -> None:
     text = '<tool_call>{"name": "lookup", "arguments": {"key": "x"}}</tool_call>'
@@ -139,7 +139,7 @@ async def test_result_of_a_call_written_as_text_is_a_user_message(
     assert model.requests[1]["messages"][-1] == {"role": "user", "content": expected}
 
 
-async def test_tool_result_without_content_is_empty() -> None:
+async def test_tool_result_without_content_is_sent_with_an_empty_string() -> None:
     model = ScriptedModel([tool_reply(call("lookup", key="x")), SUBMIT])
     run = Run(model)
     first, suspended = await suspended_run(run)
@@ -189,7 +189,7 @@ async def test_resumed_run_that_needs_no_files_leases_no_sandbox(
 
 
 @pytest.mark.parametrize("suspensions", [1, 2])
-async def test_resumed_run_that_submits_no_answer_has_the_answer_file_from_before_the_suspension(
+async def test_resumed_run_without_a_submitted_answer_returns_the_answer_file_of_the_suspended_run(
     suspensions: int,
 ) -> None:
     sandboxes = MemorySandboxes()
@@ -209,7 +209,7 @@ async def test_resumed_run_that_submits_no_answer_has_the_answer_file_from_befor
     assert sandboxes.opened == opened
 
 
-async def test_resumed_run_that_deleted_its_answer_file_does_not_return_the_earlier_one() -> None:
+async def test_answer_file_deleted_by_the_resumed_run_is_not_returned() -> None:
     sandboxes = MemorySandboxes()
     replies = [
         tool_reply(bash("echo 41 > output/answer.txt"), call("lookup")),
@@ -293,7 +293,9 @@ async def test_call_of_a_client_tool_named_submit_does_not_submit_an_answer() ->
     assert [tool_call["function"]["name"] for tool_call in result.client_calls] == ["submit"]
 
 
-async def test_request_that_requires_a_client_call_forces_tools_and_has_no_submit() -> None:
+async def test_required_client_call_sets_tool_choice_to_required_and_removes_the_submit_tool() -> (
+    None
+):
     model = ScriptedModel([tool_reply(bash("echo 1")), tool_reply(call("lookup", key="x"))])
     result = await Run(model).go(client_tools=[LOOKUP], must_call=True)
     assert result.finish_reason == "tool_calls"
@@ -301,7 +303,7 @@ async def test_request_that_requires_a_client_call_forces_tools_and_has_no_submi
     assert "submit" not in [tool["function"]["name"] for tool in model.requests[0]["tools"]]
 
 
-async def test_unknown_calls_in_reply_to_the_request_for_a_client_call_are_answered() -> None:
+async def test_unknown_calls_in_place_of_a_required_client_call_get_tool_results() -> None:
     unknown_calls = tool_reply(call("nonsense"), call("nonsense"))
     model = ScriptedModel([tool_reply(bash("echo 1")), unknown_calls, text_reply("It is 42.")])
     run = Run(model, limits=Limits(max_turns=1))

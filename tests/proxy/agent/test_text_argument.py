@@ -31,7 +31,7 @@ ALPHABET = [
 
 @pytest.mark.parametrize("ascii_only", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_answer_argument_that_arrives_in_any_pieces_is_decoded_as_by_the_json_module(
+def test_streamed_answer_argument_is_decoded_as_by_the_json_module_however_it_is_split(
     seed: int, ascii_only: bool
 ) -> None:
     rng = random.Random(seed)

@@ -173,7 +173,7 @@ def test_calls_in_several_fences_and_in_a_list_are_found() -> None:
     ]
 
 
-def test_parameter_named_command_of_a_call_in_text_is_kept() -> None:
+def test_call_written_as_text_keeps_a_parameter_named_command() -> None:
     text = '{"name": "str_replace_editor", "command": "view", "path": "/x"}'
     assert calls_in_text(text) == [("str_replace_editor", {"command": "view", "path": "/x"})]
 
@@ -229,7 +229,7 @@ def test_repetitive_calls_in_a_text_are_bounded_in_number_and_length(piece: str)
         ('<create_user>{"name": "Bob", "arguments": {}}', None),
     ],
 )
-def test_name_in_a_tool_tag_is_an_argument_unless_the_tag_also_has_arguments(
+def test_name_field_in_a_tool_tag_is_an_argument_unless_there_is_an_arguments_field(
     text: str, arguments: dict[str, Any] | None
 ) -> None:
     turn = parse_turn({"role": "assistant", "content": text}, ["create_user"], iter(["c1"]))

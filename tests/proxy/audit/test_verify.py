@@ -57,7 +57,7 @@ def test_flipped_bit_in_the_index_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", [None, b"known to few"])
 @pytest.mark.parametrize("name", ["index", "a"])
-def test_flipped_last_byte_is_found_while_another_run_continues(
+def test_flipped_bit_in_the_last_byte_is_found_after_another_run_is_logged(
     tmp_path: Path, name: str, key: bytes | None
 ) -> None:
     write(tmp_path, "a", key=key)

@@ -106,7 +106,9 @@ def test_context_overflow_is_recognized_by_its_error_message(message: str) -> No
         (400, "max_tokens: 99999 > 8192, the maximum allowed number of output tokens"),
     ],
 )
-def test_other_refusals_are_not_taken_for_context_overflows(status: int, message: str) -> None:
+def test_errors_with_similar_messages_are_not_taken_for_context_overflows(
+    status: int, message: str
+) -> None:
     error = backend_error({"error": {"message": message}}, status=status)
     assert not isinstance(error, ContextOverflowError)
 
@@ -155,7 +157,9 @@ def test_refusal_of_tools_is_recognized_by_its_message(status: int, message: str
         (400, "tools[0].type is not supported"),
     ],
 )
-def test_other_errors_about_tools_are_not_refusals_of_all_tools(status: int, message: str) -> None:
+def test_errors_with_similar_messages_are_not_taken_for_refusals_of_tools(
+    status: int, message: str
+) -> None:
     error = backend_error({"error": {"message": message}}, status=status)
     assert not isinstance(error, ToolsRefusedError)
 

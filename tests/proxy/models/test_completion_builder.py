@@ -46,7 +46,7 @@ def test_text_pieces_are_joined_and_the_role_is_kept() -> None:
     assert completion.finish_reason == "stop"
 
 
-def test_call_deltas_contain_the_name() -> None:
+def test_each_tool_call_delta_contains_the_name_of_its_tool() -> None:
     deltas, completion = assembled(
         {"content": None, "tool_calls": [piece(index=0, id="a", name="bash", arguments="")]},
         {"tool_calls": [piece(index=0, arguments='{"x"')]},
@@ -76,7 +76,7 @@ def test_calls_without_index_are_separated_by_id() -> None:
     ) == [("a", "f", "00"), ("b", "f", "1")]
 
 
-def test_each_piece_with_a_name_begins_a_call_without_index_and_id() -> None:
+def test_piece_with_a_name_but_no_index_or_id_begins_a_new_tool_call() -> None:
     first, second = piece(name="f", arguments="0"), piece(name="f", arguments="1")
     assert calls_in([first, second]) == [(None, "f", "0"), (None, "f", "1")]
 
@@ -113,7 +113,7 @@ def test_reasoning_keeps_its_field_name(field: str) -> None:
     assert completion.message == {"role": "assistant", "content": "42", field: "six sevens"}
 
 
-def test_reasoning_in_both_fields_yields_one_delta() -> None:
+def test_reasoning_in_both_reasoning_and_reasoning_content_yields_one_delta() -> None:
     deltas, completion = assembled(
         {"reasoning": "six", "reasoning_content": "six", "content": None}
     )

@@ -156,7 +156,7 @@ async def test_fields_unknown_to_litellm_are_preserved() -> None:
     assert completion.message == {**message, "reasoning_content": "hm"}
 
 
-def test_provider_specific_fields_of_other_providers_are_kept_without_duplicates() -> None:
+def test_provider_specific_fields_lose_nulls_and_values_that_the_message_already_has() -> None:
     signatures = {"thought_signatures": ["abc"], "citations": None}
     blocks = [{"type": "thinking", "thinking": "hm", "signature": "SIG"}]
     fields = {"role": "assistant", "content": "hi", "thinking_blocks": blocks}
@@ -225,7 +225,7 @@ async def test_model_copy_with_a_timeout_uses_that_timeout() -> None:
     assert (raised.value.status, raised.value.code) == (504, "backend_timeout")
 
 
-async def test_error_in_a_relayed_stream_is_an_event() -> None:
+async def test_error_in_a_relayed_stream_is_sent_as_an_event_before_done() -> None:
     error = {"message": "out of memory", "code": 500}
     item = Frames(frames(chunk({"content": "4"}), {"error": error}))
     async with opened([item]) as (_, model):

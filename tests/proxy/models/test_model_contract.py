@@ -178,7 +178,9 @@ async def test_tools_are_sent_and_tool_calls_are_returned(open_model: OpenModel)
     assert completion.finish_reason == "tool_calls"
 
 
-async def test_streamed_tool_calls_are_returned_as_the_same_message(open_model: OpenModel) -> None:
+async def test_streamed_tool_calls_are_returned_as_the_same_message_as_unstreamed_ones(
+    open_model: OpenModel,
+) -> None:
     deltas = DeltaRecorder()
     async with open_model([TWO_CALLS]) as opened:
         body = {"model": opened.name, "messages": MESSAGES, "tools": TOOLS}
@@ -314,7 +316,9 @@ async def test_relayed_stream_ends_with_done(open_model: OpenModel) -> None:
     assert "".join(delta.get("content") or "" for delta in deltas) == "The answer is forty-two."
 
 
-async def test_relayed_error_is_a_response(open_model: OpenModel) -> None:
+async def test_error_of_a_relayed_request_is_returned_as_a_response_and_not_raised(
+    open_model: OpenModel,
+) -> None:
     error = {"status": 429, "message": "slow down", "retry_after_s": 7}
     async with open_model([{"error": error}]) as opened:
         relayed = await opened.model.relay({"model": opened.name, "messages": MESSAGES}, {})
@@ -339,7 +343,7 @@ async def test_models_are_listed(open_model: OpenModel) -> None:
     assert [model["id"] for model in models] == [opened.name]
 
 
-async def test_count_tokens_makes_no_call_of_the_model(open_model: OpenModel) -> None:
+async def test_count_tokens_makes_no_model_call(open_model: OpenModel) -> None:
     async with open_model([]) as opened:
         count = await opened.model.count_tokens(opened.name, "Six times seven is forty-two.")
     if opened.has_tokenizer:
@@ -350,7 +354,9 @@ async def test_count_tokens_makes_no_call_of_the_model(open_model: OpenModel) ->
     assert opened.received() == []
 
 
-async def test_prompt_without_a_tokenizer_has_no_token_ids(open_model: OpenModel) -> None:
+async def test_tokenize_prompt_returns_none_if_the_backend_does_not_tokenize(
+    open_model: OpenModel,
+) -> None:
     async with open_model([]) as opened:
         tokens = await opened.model.tokenize_prompt(opened.name, "<|im_start|>user")
     assert tokens is None

@@ -58,7 +58,7 @@ async def test_unstreamed_request_has_no_stream_field() -> None:
     assert backend.requests[0].body == BODY
 
 
-async def test_streamed_request_includes_usage() -> None:
+async def test_streamed_request_asks_the_backend_for_usage() -> None:
     body = {**BODY, "stream_options": {"continuous_usage_stats": True}}
     async with opened([text_reply("42")]) as (backend, model):
         await model.complete(body, DeltaRecorder())

@@ -55,7 +55,7 @@ VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
         ("socks5://backend.example/v1", {**BOTH, "no": "*"}, None),
     ],
 )
-def test_forward_proxy_is_chosen_by_scheme_and_exceptions(
+def test_forward_proxy_is_chosen_by_the_url_scheme_and_the_no_proxy_list(
     url: str, proxies: dict[str, str], expected: str | None
 ) -> None:
     assert proxy_for(url, proxies) == expected
@@ -69,7 +69,7 @@ def test_forward_proxy_is_chosen_by_scheme_and_exceptions(
         *("[fe80::1]", "[::ffff:10.0.0.1]", "vllm", "localhost."),
     ],
 )
-def test_backend_on_loopback_or_in_a_private_network_is_exempt(host: str) -> None:
+def test_backend_on_loopback_or_in_a_private_network_uses_no_forward_proxy(host: str) -> None:
     assert proxy_for(f"http://{host}:8000/v1", BOTH) is None
     assert proxy_for(f"https://{host}/v1", BOTH) is None
 
@@ -214,7 +214,7 @@ async def test_server_tunnels_tls_through_the_forward_proxy_to_its_backend(tmp_p
 
 @pytest.mark.filterwarnings("ignore:Item '.*' on TypedDict class:UserWarning")
 @pytest.mark.filterwarnings("ignore:Accessing the 'model_:DeprecationWarning")
-async def test_litellm_uses_the_proxy_except_for_exempt_backends_and_reads_no_netrc(
+async def test_litellm_uses_the_forward_proxy_except_for_exempt_backends_and_reads_no_netrc(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "netrc").write_text(NETRC)
@@ -251,7 +251,9 @@ async def test_fetcher_and_egress_use_no_forward_proxy(monkeypatch: pytest.Monke
     assert proxy.asked == []
 
 
-def test_sandboxes_cannot_reach_the_forward_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_addresses_include_those_of_backends_and_forward_proxies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)

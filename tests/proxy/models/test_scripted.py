@@ -97,7 +97,7 @@ async def test_scripted_model_records_copies_of_requests() -> None:
     assert model.requests == [after()]
 
 
-async def test_scripted_model_lists_itself_with_the_owner_script() -> None:
+async def test_scripted_model_is_listed_under_its_name_with_owned_by_script() -> None:
     models = await ScriptedModel([], name="demo").models()
     assert models == [{"id": "demo", "object": "model", "created": 0, "owned_by": "script"}]
 

@@ -29,7 +29,7 @@ STREAM = (
 EVENTS = [b"one", b"two", b"three\n and a half", b"", b"na\xc3\xafve"]
 
 
-def test_comments_other_fields_and_both_line_ends_are_decoded() -> None:
+def test_stream_with_comments_unknown_fields_and_both_line_ends_is_decoded() -> None:
     assert decoded(STREAM) == EVENTS
 
 

@@ -35,7 +35,7 @@ async def test_model_that_refused_to_stream_is_not_streamed_again() -> None:
     assert ["stream" in seen.body for seen in backend.requests] == [True, False, False, True]
 
 
-async def test_refusal_of_a_parameter_combination_is_not_remembered() -> None:
+async def test_refusal_to_stream_with_certain_parameters_is_not_remembered() -> None:
     refusal = Refusal(400, "Streaming is not supported with beam search.")
     script = [refusal, text_reply("42"), text_reply("43")]
     async with scripted_backend(script) as backend:
@@ -106,7 +106,7 @@ def test_running_token_count_is_emitted_every_few_chunks(counted: dict[str, obje
     assert counts == [TokenCount(7, 21)] * 2
 
 
-async def test_usage_of_a_stopped_completion_follows_the_running_token_count() -> None:
+async def test_usage_of_a_stopped_completion_is_computed_from_the_running_token_count() -> None:
     class Counting:
         async def complete(self, body: object, on_delta: object) -> object:
             assert callable(on_delta)

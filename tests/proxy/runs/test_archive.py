@@ -30,7 +30,9 @@ async def test_run_begins_anew_if_the_checkpoint_of_the_lost_run_cannot_be_read(
     assert "run r1: its checkpoint cannot be read" in caplog.text
 
 
-async def test_run_whose_start_is_cancelled_while_it_is_written_is_removed(tmp_path: Path) -> None:
+async def test_run_is_removed_if_its_start_is_cancelled_during_the_database_write(
+    tmp_path: Path,
+) -> None:
     with closing(open_store(tmp_path)) as store:
         archive = RunArchive(store.runs, keep_s=60)
         with writes_blocked(tmp_path):

@@ -99,7 +99,7 @@ def test_events_that_the_last_release_stored_are_read() -> None:
     assert record.events == [rule, ChoiceEvent(1, rule)]
 
 
-def test_fields_of_a_result_that_the_last_release_stored_are_read() -> None:
+def test_result_with_the_field_names_of_the_last_release_is_read() -> None:
     stored = json.loads(Record("completed", [], RESULT).to_json())
     old_names = {
         "stats": "tally",

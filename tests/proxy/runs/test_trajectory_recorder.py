@@ -83,7 +83,7 @@ async def play_all(recorder: TrajectoryRecorder) -> None:
         await recorder.write()
 
 
-async def test_writes_of_concurrent_choices_follow_one_another() -> None:
+async def test_trajectory_writes_of_concurrent_choices_do_not_overlap() -> None:
     repository = SlowRepository()
     await play_all(TrajectoryRecorder(repository, "somebody", task(CHOICES), interval_s=0))
     assert len(repository.texts) > CHOICES

@@ -86,7 +86,7 @@ def test_request_without_parameters_has_only_messages() -> None:
     assert parsed() == (ChatRequest(MESSAGES, client_tools=[]), Params())
 
 
-def test_each_parameter_is_assigned_to_the_model_calls_that_send_it() -> None:
+def test_parameters_are_separated_into_those_of_every_model_call_and_of_the_final_one() -> None:
     token_limits = {"max_tokens": 5, "max_completion_tokens": 6}
     tools = [tool("lookup")]
     request, params = parsed(

@@ -27,7 +27,7 @@ def translated(*content: Any, role: str = "user") -> Any:
     return found[1:-1] if last else found[1:]
 
 
-def test_request_without_parameters_becomes_a_chat_completion() -> None:
+def test_request_with_system_and_sampling_parameters_becomes_a_chat_completion_request() -> None:
     assert chat(system="Be brief.", temperature=0.5, top_p=0.9, top_k=4, stream=True) == {
         **BASE,
         "messages": [
@@ -284,7 +284,9 @@ def test_tool_choice_is_translated(choice: Any, chosen: Any) -> None:
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "code_execution"}])
-def test_tool_choice_of_code_execution_makes_the_run_start_with_a_tool(choice: Any) -> None:
+def test_tool_choice_any_or_code_execution_makes_the_run_start_with_a_tool_call(
+    choice: Any,
+) -> None:
     computer = {"type": "code_execution_20250825", "name": "code_execution"}
     request = {**BASE, "messages": [{"role": "user", "content": "Hello."}]}
     found = as_chat({**request, "tools": [computer], "tool_choice": choice})

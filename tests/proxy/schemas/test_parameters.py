@@ -24,7 +24,7 @@ def called(**fields: Any) -> dict[str, Any]:
 
 
 @described
-def test_every_chat_field_of_openais_description_is_known() -> None:
+def test_every_field_of_openais_chat_request_schema_is_known() -> None:
     assert set(OPENAI) == field_names("CreateChatCompletionRequest")
 
 
@@ -285,7 +285,7 @@ def test_non_finite_parameter_value_is_refused(value: float) -> None:
         ("prompt_logprobs", 0),
     ],
 )
-def test_parameter_of_false_or_zero_has_an_effect_if_the_default_is_another_value(
+def test_parameter_set_to_false_or_zero_has_an_effect_if_its_default_differs(
     name: str, value: int
 ) -> None:
     assert has_effect(name, value)

@@ -30,7 +30,7 @@ def tool(**fields: Any) -> dict[str, Any]:
 
 
 @described
-def test_every_responses_field_of_openais_description_is_known() -> None:
+def test_every_field_of_openais_responses_request_schema_is_known() -> None:
     assert field_names("CreateResponse") - set(FIELDS) == set()
 
 
@@ -304,7 +304,7 @@ def test_tool_choice_becomes_that_of_chat_completions(
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "shell"}])
-def test_tool_choice_of_a_hosted_tool_makes_the_run_start_with_a_tool(choice: Any) -> None:
+def test_tool_choice_of_a_hosted_tool_makes_the_run_start_with_a_tool_call(choice: Any) -> None:
     tools = [{"type": "shell"}, {"type": "function", "name": "shell"}]
     translation = as_chat({"model": "m", "input": "Hello.", "tools": tools, "tool_choice": choice})
     assert translation.starts_with_tool

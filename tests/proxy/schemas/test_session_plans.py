@@ -29,7 +29,7 @@ def test_run_without_a_session_saves_its_state_only_if_it_is_suspended() -> None
     assert session_plan({}) == SessionPlan(session, suspend_as=SessionState(session, "r1"))
 
 
-def test_chat_resumes_from_the_state_of_its_messages() -> None:
+def test_chat_resumes_from_the_state_saved_after_its_earlier_messages() -> None:
     first = session_plan(CHAT)
     second = session_plan(
         CHAT, run_id="r2", messages=[USER, {"role": "assistant", "content": "x"}, MORE]
@@ -87,7 +87,7 @@ def stored_session_plan(
     )
 
 
-def test_stored_request_saves_its_files_under_its_run_id() -> None:
+def test_request_with_a_stored_response_saves_its_files_under_its_run_id() -> None:
     session = Session("me", container_id("me", "r2"))
     assert stored_session_plan({}).save_as == SessionState(session, "r2")
     assert stored_session_plan({}).resume_from is None

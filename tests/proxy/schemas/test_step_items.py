@@ -163,7 +163,7 @@ def test_each_call_item_is_followed_by_its_output_item(seed: int) -> None:
     assert [items[n]["call_id"] for n in cards] == [items[n]["call_id"] for n in results]
 
 
-def test_call_items_after_narration_follow_the_narration() -> None:
+def test_call_item_is_placed_between_the_narration_before_it_and_the_answer() -> None:
     stream = Stream(
         AnswerDelta("I think so."),
         ReasoningDelta("not shown"),

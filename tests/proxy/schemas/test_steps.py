@@ -109,7 +109,7 @@ def shown_of(output: list[str], observation: str = "") -> str:
     return "".join([*pieces, end.removesuffix("[exit 0, 0.0 s, 1 line]\n````\n")])
 
 
-def test_output_line_is_shown_once_it_is_complete() -> None:
+def test_output_line_is_shown_only_when_it_is_complete() -> None:
     text = StepText("reasoning")
     text.render(started("execute_bash", {"command": "c"}))
     events = [
@@ -201,7 +201,7 @@ def test_fences_in_the_tail_of_long_output_are_indented() -> None:
     assert shown_of(["x\n"] * 100, "y\n````\nz").endswith(f"{OUTPUT_LEFT_OUT}\ny\n    ````\nz\n")
 
 
-def test_abandoned_step_closes_its_block() -> None:
+def test_block_of_an_unfinished_step_is_closed_after_a_failure() -> None:
     text = StepText("reasoning")
     text.render(started("nonsense", {}))
     assert text.close_after_failure() == "[not finished]\n````\n"

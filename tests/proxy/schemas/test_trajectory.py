@@ -139,7 +139,7 @@ def test_settings_and_rule_matches_beyond_the_size_limit_of_a_trajectory_are_lef
     assert (cut["rules"], cut["settings"]) == ([], [{"note": TRUNCATION_MARKER}])
 
 
-def test_message_that_quotes_the_truncation_note_does_not_count_as_truncated() -> None:
+def test_message_that_quotes_the_truncation_marker_does_not_count_as_truncated() -> None:
     quoting = {"role": "assistant", "content": TRUNCATION_MARKER}
     assert read([model_call(0, QUESTION, reply=quoting)])["is_truncated"] is False
 
@@ -158,7 +158,7 @@ def test_trajectory_of_a_failed_run_has_the_error() -> None:
     assert unknown["error"]["message"] == "The run failed."
 
 
-def test_unfinished_trajectory_has_the_status_running_or_failed_if_it_is_lost() -> None:
+def test_unfinished_trajectory_has_status_failed_if_its_run_is_lost_and_running_otherwise() -> None:
     writer = TrajectoryWriter(TASK, 0)
     lines = [line.decode() for line in writer.write(1.0, TurnStarted(1))]
     running = read_trajectory("r1", 5, lines)
@@ -242,7 +242,7 @@ def test_tokens_of_each_call_are_found_in_its_segment(calls: list[tuple[str, Any
     assert len(segments) == (splits + 1 if known else 0)
 
 
-def test_tokens_of_a_call_beyond_the_size_limit_are_left_out_whole() -> None:
+def test_tokens_of_a_call_beyond_the_size_limit_are_left_out_completely() -> None:
     first = CallTokens([1, 2], [3], [-0.5])
     second = CallTokens([1, 2, 3, 4], [5], [-0.25])
     calls = [replace(model_call(0, LONG, reply=FIRST), tokens=each) for each in (first, second)]

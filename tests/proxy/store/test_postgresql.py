@@ -115,7 +115,7 @@ def test_process_that_was_found_dead_continues_under_a_new_id(store: Store, url:
         assert cut_off.id != before
 
 
-def test_row_of_a_process_that_died_long_ago_is_deleted_without_a_lookup(
+def test_forget_dead_deletes_the_row_of_a_process_whose_lease_expired_long_ago(
     store: Store, url: URL
 ) -> None:
     observer = ProcessLease(url, lease_s=0, renew_s=SLOWLY)

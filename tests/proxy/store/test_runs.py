@@ -115,7 +115,7 @@ async def test_retry_gets_a_checkpoint_again_if_the_run_that_got_it_could_not_st
         await store.runs.delete("r2")
 
 
-async def test_retry_gets_the_old_checkpoint_if_the_process_that_resumed_it_dies_before_storing_one(
+async def test_retry_gets_the_old_checkpoint_if_the_resumed_run_dies_before_saving_a_new_one(
     tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
     await lose(tmp_path, clock, RUN, "a turn")
@@ -125,7 +125,7 @@ async def test_retry_gets_the_old_checkpoint_if_the_process_that_resumed_it_dies
     assert await store.runs.begin(replace(RUN, id="r3")) == (None, lost, "a turn")
 
 
-async def test_retry_gets_no_checkpoint_if_the_process_that_got_it_has_removed_it(
+async def test_retry_gets_no_checkpoint_if_the_resumed_run_has_removed_it(
     tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
     await lose(tmp_path, clock, RUN, "a turn")
@@ -136,7 +136,7 @@ async def test_retry_gets_no_checkpoint_if_the_process_that_got_it_has_removed_i
     assert await store.runs.begin(replace(RUN, id="r3")) == (None, lost, None)
 
 
-async def test_different_request_with_the_same_idempotency_key_gets_and_removes_no_checkpoint(
+async def test_different_request_with_a_reused_key_neither_gets_nor_removes_the_checkpoint(
     tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
     await lose(tmp_path, clock, RUN, "a turn")

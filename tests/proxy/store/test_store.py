@@ -322,7 +322,7 @@ async def test_oldest_schema_is_migrated(tmp_path: Path) -> None:
 
 
 @sqlite_only
-async def test_tool_verdicts_of_a_schema_without_default_instructions_are_kept(
+async def test_tool_verdicts_survive_the_migration_that_adds_default_instructions(
     tmp_path: Path,
 ) -> None:
     verdict = KnownVerdict(SUPPORTED, "1.0", 1e12)

@@ -50,7 +50,7 @@ async def test_strict_level_has_no_root_user() -> None:
         assert "CapEff:\t0000000000000000" in await output(sandbox, "cat /proc/self/status")
 
 
-async def test_strict_level_makes_only_the_workspace_writable() -> None:
+async def test_strict_level_makes_only_workspace_home_and_temporary_directories_writable() -> None:
     async with new_sandbox(STRICT) as sandbox:
         written = (await python(sandbox, probes.WRITABLE_MOUNTS)).splitlines()
         on_disk = {line.split()[1] for line in written if line.startswith("disk ")}
@@ -63,7 +63,7 @@ async def test_strict_level_makes_only_the_workspace_writable() -> None:
 
 
 @pytest.mark.parametrize("isolation", [SMALL, STRICT])
-async def test_script_of_a_pip_user_installation_runs_by_its_name(isolation: Isolation) -> None:
+async def test_script_installed_with_pip_user_is_found_by_its_name(isolation: Isolation) -> None:
     async with new_sandbox(isolation) as sandbox:
         await python(sandbox, probes.INSTALL_USER_SCRIPT)
         assert await output(sandbox, "greet") == "hello\n"
@@ -93,7 +93,7 @@ async def test_certificates_are_visible_and_private_keys_are_not() -> None:
         assert await output(sandbox, f"{private}; :") == ""
 
 
-async def test_shared_inputs_can_be_read_by_all_and_written_by_none(tmp_path: Path) -> None:
+async def test_sandbox_can_read_shared_inputs_and_cannot_write_them(tmp_path: Path) -> None:
     for directory in (tmp_path, *tmp_path.parents):
         directory.chmod(directory.stat().st_mode | 0o555)
     (tmp_path / "table.csv").write_text("a,b\n")
@@ -110,13 +110,13 @@ async def test_shared_inputs_can_be_read_by_all_and_written_by_none(tmp_path: Pa
 # The agent
 
 
-async def test_no_program_inside_can_kill_the_agent() -> None:
+async def test_program_inside_the_sandbox_cannot_kill_the_guest_agent() -> None:
     async with new_sandbox() as sandbox:
         await sandbox.exec("kill -9 1; kill -TERM 1; kill -INT 1", timeout_s=20)
         assert await output(sandbox, "echo still there") == "still there\n"
 
 
-async def test_program_of_the_agent_cannot_be_changed_from_inside() -> None:
+async def test_guest_agent_executable_cannot_be_changed_from_inside_the_sandbox() -> None:
     async with new_sandbox() as sandbox:
         changed = await sandbox.exec("echo x >> /proc/1/exe", timeout_s=20)
         assert changed.exit_code == 1
@@ -124,7 +124,7 @@ async def test_program_of_the_agent_cannot_be_changed_from_inside() -> None:
         assert await output(sandbox, "ls /proc/self/fd | wc -l") == "4\n"
 
 
-async def test_file_too_large_for_the_disk_is_refused_without_ending_the_agent() -> None:
+async def test_file_too_large_for_the_disk_is_refused_and_the_guest_agent_keeps_running() -> None:
     async with new_sandbox() as sandbox:
         with pytest.raises(SandboxFileError):
             await write(sandbox, "/testbed/large", bytes(SMALL.disk_mib + 1 << 20))

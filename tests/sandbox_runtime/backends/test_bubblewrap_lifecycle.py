@@ -79,7 +79,7 @@ async def test_many_sandboxes_start_concurrently() -> None:
 
 
 @needs_cgroups
-async def test_agent_killed_by_the_memory_limit_is_reported() -> None:
+async def test_start_error_reports_that_the_guest_agent_ran_out_of_memory() -> None:
     backend = BubblewrapBackend(state_dir=NOWHERE)
     backend._agent = b"#!/bin/sh\ntext=$(head -c 100M /dev/zero | tr '\\0' x)\n"
     with anyio.fail_after(10), pytest.raises(SandboxStartError, match="memory ran out"):
@@ -131,7 +131,7 @@ async def test_failed_start_has_the_error_output_of_bubblewrap(tmp_path: Path) -
     await backend.aclose()
 
 
-async def test_check_starts_a_sandbox_and_reports_every_boundary() -> None:
+async def test_bubblewrap_check_starts_a_sandbox_and_reports_each_isolation_boundary() -> None:
     with anyio.fail_after(20):
         checks = await BubblewrapBackend(state_dir=NOWHERE).check()
     assert [(check.name, check.ok) for check in checks] == [

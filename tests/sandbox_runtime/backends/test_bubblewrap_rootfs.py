@@ -93,7 +93,7 @@ async def test_disk_of_a_custom_root_file_system_is_bounded(image: Path, tmp_pat
             assert "No space left on device" in result.stderr
 
 
-async def test_host_path_and_devices_of_the_root_file_system_are_hidden(
+async def test_sandbox_sees_neither_host_path_nor_device_files_of_the_root_file_system(
     image: Path, tmp_path: Path
 ) -> None:
     async with new_sandbox(image, tmp_path) as sandbox:

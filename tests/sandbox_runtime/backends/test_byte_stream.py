@@ -152,7 +152,7 @@ async def test_large_request_does_not_count_towards_the_limit_of_unread_control_
         assert await receiving == b""
 
 
-async def test_pause_delays_received_and_later_bytes() -> None:
+async def test_pause_returned_by_the_callback_stops_delivery_until_it_ends() -> None:
     taken: list[bytes] = []
 
     def take(data: bytes | memoryview) -> float | None:
@@ -236,7 +236,7 @@ async def test_process_that_floods_stderr_raises_protocol_error() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2], ids=["output", "diagnostics"])
-async def test_small_frames_of_the_engine_pause_their_container(number: int) -> None:
+async def test_flood_of_small_engine_frames_pauses_reading_from_the_container(number: int) -> None:
     """Each write of the agent may become an engine frame, which costs time whatever its size."""
     taken = bytearray()
 
@@ -254,7 +254,7 @@ async def test_small_frames_of_the_engine_pause_their_container(number: int) -> 
     assert len(taken) == (4 * BURST_FRAMES if number == 1 else 0)
 
 
-async def test_large_frames_of_the_engine_never_pause_their_container() -> None:
+async def test_large_engine_frames_never_pause_reading_from_the_container() -> None:
     frames = (FRAME_HEADER.pack(1, 1 << 15) + bytes(1 << 15)) * 1024
     pauses = []
     async with attached() as (stream, peer):

@@ -85,7 +85,7 @@ async def test_sandbox_with_too_many_files_exceeds_its_disk_limit() -> None:
     await sandboxes.watch.aclose()
 
 
-async def test_disks_are_not_measured_before_enough_was_written() -> None:
+async def test_sandbox_disk_is_not_measured_before_it_could_exceed_its_limit() -> None:
     disk = FakeDisk()
     sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("idle", "idle too")
@@ -95,7 +95,7 @@ async def test_disks_are_not_measured_before_enough_was_written() -> None:
     await sandboxes.watch.aclose()
 
 
-async def test_measured_sandbox_is_measured_again_only_after_enough_was_written() -> None:
+async def test_measured_sandbox_is_measured_again_only_when_it_could_exceed_its_limit() -> None:
     disk = FakeDisk()
     sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("working")
@@ -139,7 +139,7 @@ async def test_failed_disk_measurement_is_repeated() -> None:
     await sandboxes.watch.aclose()
 
 
-async def test_full_host_disk_stops_the_largest_sandbox_but_no_small_one() -> None:
+async def test_nearly_full_host_disk_stops_the_largest_sandboxes_but_no_small_one() -> None:
     disk = FakeDisk()
     sandboxes = WatchedSandboxes(disk, reserve_bytes=1000 * MIB)
     sandboxes.begin("large", "larger", "small")

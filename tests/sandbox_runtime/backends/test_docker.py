@@ -98,7 +98,7 @@ class ForeignEngine(DockerEngine):
         return {**await super().image(name), "Architecture": "s390x"}
 
 
-async def test_image_for_an_architecture_without_an_agent_fails_the_start_and_the_check(
+async def test_image_for_an_architecture_without_a_guest_agent_fails_start_and_check(
     backend: DockerBackend, tmp_path: Path
 ) -> None:
     await backend._engine.aclose()
@@ -111,7 +111,9 @@ async def test_image_for_an_architecture_without_an_agent_fails_the_start_and_th
     assert not await asyncio.to_thread(names, tmp_path)
 
 
-async def test_the_agents_program_cannot_be_changed_from_inside(backend: DockerBackend) -> None:
+async def test_guest_agent_executable_cannot_be_changed_from_inside_the_container(
+    backend: DockerBackend,
+) -> None:
     sandbox = await start_sandbox(backend, Isolation())
     assert await output(sandbox, "tr '\\0' ' ' < /proc/1/cmdline") == "/.agent/agent "
     for change in ("rm", "truncate -s 0", "chmod 0", "mv -t /tmp"):

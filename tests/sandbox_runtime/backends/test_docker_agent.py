@@ -150,7 +150,7 @@ async def test_helper_container_of_a_proxy_that_died_while_writing_the_agent_is_
     await engine.aclose()
 
 
-async def test_image_cannot_replace_the_program_of_the_agent(tmp_path: Path) -> None:
+async def test_image_cannot_replace_the_guest_agent_executable(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     tar = tmp_path / "root.tar"
     with tarfile.open(tar, "w") as archive:

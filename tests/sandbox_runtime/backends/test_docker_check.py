@@ -137,7 +137,7 @@ def test_check_reports_why_block_io_cannot_be_limited(tmp_path: Path) -> None:
         ({}, False),
     ],
 )
-def test_storage_drivers_with_possible_disk_limits_are_recognised(
+def test_storage_drivers_that_may_support_disk_quotas_are_recognised(
     answer: dict[str, Any], may: bool
 ) -> None:
     assert engine_at(None, **answer).may_have_quota is may

@@ -38,7 +38,7 @@ async def failure_of(sandbox: Sandbox, command: str) -> str:
     return str(lost.value)
 
 
-async def test_only_the_sandbox_that_fills_the_disk_is_stopped(
+async def test_only_the_sandbox_that_exceeds_its_disk_limit_is_stopped(
     backend: DockerBackend, tmp_path: Path
 ) -> None:
     greedy, modest = [await start_sandbox(backend, SMALL) for _ in range(2)]
@@ -78,7 +78,9 @@ async def test_sandbox_with_too_many_files_is_stopped(backend: DockerBackend) ->
     await sandbox.close()
 
 
-async def test_sandbox_with_unreadably_deep_files_is_stopped(backend: DockerBackend) -> None:
+async def test_sandbox_with_files_nested_too_deeply_to_measure_is_stopped(
+    backend: DockerBackend,
+) -> None:
     sandbox = await start_sandbox(backend, SMALL)
     name = "d" * 250
     dig = f"for n in {{1..20}}; do mkdir {name}; cd -P {name}; done"

@@ -124,7 +124,7 @@ async def test_sandbox_of_a_lost_engine_is_lost_but_can_still_be_closed(
     await backend.aclose()
 
 
-async def test_lost_connection_is_distinguished_from_a_stopped_engine(
+async def test_guest_diagnostics_report_that_the_engine_closed_the_connection(
     engine_relay: EngineSocketRelay, tmp_path: Path
 ) -> None:
     backend = await asyncio.to_thread(_engine_at, engine_relay.port, tmp_path)

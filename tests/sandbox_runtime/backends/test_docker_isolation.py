@@ -51,7 +51,7 @@ async def python(sandbox: Sandbox, program: str) -> str:
 
 
 @pytest.mark.parametrize("isolation", [Isolation(), STRICT])
-async def test_script_of_a_pip_user_installation_runs_by_its_name(
+async def test_script_installed_with_pip_user_is_found_by_its_name(
     isolation: Isolation, backend: DockerBackend
 ) -> None:
     async with new_sandbox(backend, isolation) as sandbox:
@@ -96,7 +96,9 @@ async def test_container_settings_have_the_limits_and_no_network_or_host_directo
     assert facts["Config"]["StdinOnce"]
 
 
-async def test_boundaries_of_a_container_are_in_force_inside(backend: DockerBackend) -> None:
+async def test_capabilities_seccomp_network_and_ulimits_are_in_force_in_a_container(
+    backend: DockerBackend,
+) -> None:
     async with new_sandbox(backend, Isolation(pids=64)) as sandbox:
         status = await output(sandbox, "cat /proc/self/status")
         assert "CapEff:\t00000000000000fb\n" in status
@@ -123,7 +125,9 @@ async def test_ordinary_programs_work_in_a_container(backend: DockerBackend) -> 
         assert await output(sandbox, "mkfifo pipe && test -p pipe && setarch -v true; echo $?")
 
 
-async def test_no_program_inside_can_kill_the_agent(backend: DockerBackend) -> None:
+async def test_signals_to_pid_1_do_not_kill_the_agent_of_a_container(
+    backend: DockerBackend,
+) -> None:
     async with new_sandbox(backend, Isolation()) as sandbox:
         await sandbox.exec("kill -9 1; kill -TERM 1; kill -INT 1", timeout_s=20)
         assert await output(sandbox, "echo still there") == "still there\n"
@@ -150,7 +154,7 @@ time.sleep(60)
 
 
 @pytest.mark.usefixtures("root_signal_counter")
-async def test_root_on_the_host_can_create_timers_while_a_sandbox_has_its_maximum(
+async def test_sandbox_with_its_maximum_of_timers_does_not_keep_host_root_from_creating_timers(
     backend: DockerBackend,
 ) -> None:
     """Both are the same user, whose timers and queued signals are counted once."""
@@ -166,7 +170,7 @@ async def test_root_on_the_host_can_create_timers_while_a_sandbox_has_its_maximu
         libc.timer_delete(timer)
 
 
-async def test_command_that_uses_all_memory_is_killed_without_its_sandbox(
+async def test_command_that_uses_all_memory_is_killed_and_its_sandbox_stays_usable(
     backend: DockerBackend,
 ) -> None:
     async with new_sandbox(backend, Isolation(memory_mib=64)) as sandbox:
@@ -228,7 +232,7 @@ async def test_limits_of_a_running_sandbox_can_be_raised_and_lowered(
             await sandbox.resize(Isolation(memory_mib=1))
 
 
-async def test_killed_and_refused_processes_of_a_command_are_counted(
+async def test_oom_kills_and_refused_forks_of_a_command_are_counted(
     backend: DockerBackend,
 ) -> None:
     async with new_sandbox(backend, Isolation(memory_mib=64, pids=32)) as sandbox:
@@ -295,7 +299,7 @@ async def test_strict_level_works_with_a_uid_missing_in_the_image(
     assert (whoami.exit_code, "cannot find name" in whoami.stderr) == (1, True)
 
 
-async def test_strict_level_restores_a_workspace_for_another_uid(
+async def test_workspace_of_a_strict_sandbox_can_be_restored_under_another_uid(
     backend: DockerBackend,
 ) -> None:
     async with new_sandbox(backend, STRICT) as one, new_sandbox(backend, STRICT) as other:
@@ -330,7 +334,7 @@ async def test_strict_level_limits_the_disk(backend: DockerBackend) -> None:
         assert "No space left on device" in many.stderr
 
 
-async def test_users_volumes_and_health_checks_of_an_image_do_not_weaken_isolation(
+async def test_user_volume_and_health_check_of_an_image_do_not_weaken_isolation(
     tmp_path: Path,
 ) -> None:
     await docker_backend(tmp_path).aclose()  # skips where there is none
@@ -346,7 +350,7 @@ async def test_users_volumes_and_health_checks_of_an_image_do_not_weaken_isolati
         await backend.aclose()
 
 
-async def test_shared_inputs_can_be_read_by_all_and_written_by_none(tmp_path: Path) -> None:
+async def test_sandbox_can_read_shared_inputs_and_cannot_write_them(tmp_path: Path) -> None:
     inputs = tmp_path / "inputs"
     inputs.mkdir()
     (inputs / "table.csv").write_text("a,b\n")

@@ -38,7 +38,9 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("taken", TAKEN.values(), ids=TAKEN.keys())
-def test_host_uid_range_overlaps_no_other_default_range(taken: tuple[int, int]) -> None:
+def test_host_uid_range_overlaps_no_uid_range_that_other_software_uses_by_default(
+    taken: tuple[int, int],
+) -> None:
     first, last = HOST_UIDS.start, HOST_UIDS.stop - 1
     assert last < taken[0] or first > taken[1]
 

@@ -156,7 +156,7 @@ async def test_image_without_the_agent_is_reported(admin: ClusterAdmin) -> None:
     await without.aclose()
 
 
-async def test_sandbox_that_no_node_has_room_for_may_be_retried(admin: ClusterAdmin) -> None:
+async def test_start_of_a_sandbox_that_fits_on_no_node_may_be_retried(admin: ClusterAdmin) -> None:
     backend = kubernetes_backend(start_timeout_s=3.0)
     with pytest.raises(NoCapacityError, match="Insufficient cpu") as caught:
         await start_sandbox(backend, replace(SMALL, cpus=100.0))
@@ -194,7 +194,7 @@ async def test_unreachable_api_is_reported(tmp_path: Path) -> None:
     await backend.aclose()
 
 
-async def test_check_reports_a_missing_kubeconfig(tmp_path: Path) -> None:
+async def test_backend_check_reports_a_missing_kubeconfig(tmp_path: Path) -> None:
     backend = KubernetesBackend(
         PodSpec(TEST_IMAGE), namespace=NAMESPACE, kubeconfig=tmp_path / "none.yaml"
     )
@@ -239,7 +239,7 @@ async def test_role_in_the_manifests_permits_all_requests_of_the_backend(
     assert [record.getMessage() for record in caplog.records] == []  # nothing was forbidden
 
 
-async def test_check_lists_missing_permissions(admin: ClusterAdmin, tmp_path: Path) -> None:
+async def test_backend_check_lists_missing_permissions(admin: ClusterAdmin, tmp_path: Path) -> None:
     backend = await service_account_backend(admin, "nobody", tmp_path)
     failed = [check for check in await backend.check() if not check.ok]
     assert [check.name for check in failed] == ["kubernetes permissions"]

@@ -89,7 +89,7 @@ async def test_adopter_gets_the_stored_result_of_a_command_that_the_first_proces
         await adopted.close()
 
 
-async def test_command_id_runs_its_command_again_after_its_result_was_forgotten(
+async def test_command_with_a_used_id_runs_again_only_after_results_are_forgotten(
     tmp_path: Path,
 ) -> None:
     async with processes(tmp_path) as found:
@@ -103,7 +103,7 @@ async def test_command_id_runs_its_command_again_after_its_result_was_forgotten(
         assert result.stdout == "ran\nran\n"
 
 
-async def test_adopter_continues_jobs_and_has_command_ids_of_its_own(tmp_path: Path) -> None:
+async def test_adopter_continues_jobs_and_gives_new_jobs_other_ids(tmp_path: Path) -> None:
     async with processes(tmp_path) as found:
         job = await found.sandbox.exec(
             "read line; echo got $line", timeout_s=PLENTY_S, stdin=None, wait_s=PLENTY_S
@@ -132,7 +132,7 @@ async def test_adoption_reference_has_the_fields_of_the_current_checkpoint_versi
         assert (bytes_left, is_named) == (3, False)
 
 
-async def test_repeated_command_of_an_adopter_names_the_same_file_with_the_full_output(
+async def test_command_repeated_by_the_adopter_names_the_same_file_with_the_full_output(
     tmp_path: Path,
 ) -> None:
     cap = OutputCap(max_bytes=1000, retention_directory="/tmp/outputs")
@@ -223,7 +223,9 @@ async def test_abandoned_sandbox_is_swept_once_it_has_ended(tmp_path: Path) -> N
         assert "deletionTimestamp" in pod.document["metadata"]
 
 
-async def test_sandbox_without_a_reference_is_not_abandoned(tmp_path: Path) -> None:
+async def test_abandon_has_no_effect_on_a_sandbox_without_an_adoption_reference(
+    tmp_path: Path,
+) -> None:
     async with processes(tmp_path) as found:
         found.sandbox.abandon()
         assert await output(found.sandbox, "echo alive") == "alive\n"
@@ -253,7 +255,7 @@ async def test_sandbox_is_adopted_if_the_response_to_the_change_of_its_owner_is_
         await adopted.close()
 
 
-async def test_adoption_attaches_again_if_the_api_server_refuses(tmp_path: Path) -> None:
+async def test_adoption_attaches_again_if_the_api_server_refuses_to_attach(tmp_path: Path) -> None:
     async with processes(tmp_path) as found:
         reference = found.reference()
         found.cluster.refuses_to_attach = True
@@ -266,7 +268,7 @@ async def test_adoption_attaches_again_if_the_api_server_refuses(tmp_path: Path)
         await adopted.close()
 
 
-async def test_adoption_goes_on_if_its_connection_is_cut(tmp_path: Path) -> None:
+async def test_adopted_sandbox_stays_usable_when_its_connections_are_cut(tmp_path: Path) -> None:
     async with processes(tmp_path) as found:
         adopted = await adopt_sandbox(found.backends[1], found.reference())
         for n in range(3):

@@ -55,20 +55,22 @@ def container(kind: str, **state: Any) -> list[dict[str, Any]]:
         (error_of(502, {}), KubernetesError),
     ],
 )
-def test_error_responses_of_the_api_raise_their_own_error_classes(
+def test_error_responses_of_the_api_map_to_error_classes(
     error: KubernetesError, kind: type[KubernetesError]
 ) -> None:
     assert type(error) is kind
 
 
 @pytest.mark.parametrize("error", [status(403, "Forbidden", QUOTA), status(429, "TooManyRequests")])
-def test_full_cluster_is_an_error_that_says_when_to_retry(error: KubernetesError) -> None:
+def test_error_for_an_exceeded_quota_or_rate_limit_says_when_to_retry(
+    error: KubernetesError,
+) -> None:
     found = start_error(error, "sandboxes")
     assert isinstance(found, NoCapacityError)
     assert found.retry_after_s == CAPACITY_RETRY_S
 
 
-def test_forbidden_request_names_the_namespace_and_the_manifests() -> None:
+def test_error_for_a_forbidden_request_names_the_namespace_and_the_manifests() -> None:
     found = start_error(status(403, "Forbidden", FORBIDDEN), "sandboxes")
     assert type(found) is SandboxStartError
     assert "namespace 'sandboxes'" in str(found)
@@ -84,7 +86,7 @@ def test_forbidden_request_names_the_namespace_and_the_manifests() -> None:
         pod("Running", containerStatuses=container("running", startedAt="2026")),
     ],
 )
-def test_pod_that_may_still_start_is_no_failure(state: Json) -> None:
+def test_pod_that_may_still_start_is_not_reported_as_failed(state: Json) -> None:
     assert start_failure(state) is None
 
 
@@ -130,7 +132,7 @@ def test_pod_that_cannot_start_fails_with_its_reason(state: Json, text: str) -> 
     assert type(failure) is SandboxStartError
 
 
-def test_pod_that_its_node_refuses_for_lack_of_room_may_be_retried() -> None:
+def test_pod_rejected_by_a_full_node_gives_no_capacity_error() -> None:
     failure = start_failure(pod("Failed", reason="OutOfmemory", message="Node didn't have enough"))
     assert isinstance(failure, NoCapacityError)
 

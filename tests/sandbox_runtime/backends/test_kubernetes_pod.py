@@ -37,7 +37,7 @@ def test_pod_has_only_fields_of_the_current_api(level: Level, agent_image: str |
     validate(PodSpec("sandbox:1", agent_image).sandbox_pod("s-1", "owner", Isolation(level=level)))
 
 
-def test_pod_of_a_command_has_only_fields_of_the_current_api() -> None:
+def test_network_check_pod_has_only_fields_of_the_current_api() -> None:
     validate(SPEC.command_pod("check-1", "owner", "network-check", ["true"], 60))
 
 
@@ -67,7 +67,7 @@ def test_strict_pod_meets_the_pod_security_standard_restricted() -> None:
         assert "add" not in context["capabilities"]
 
 
-def test_strict_sandboxes_have_different_users() -> None:
+def test_strict_sandbox_pods_run_as_different_uids() -> None:
     pods = [SPEC.sandbox_pod(f"s-{n}", "owner", Isolation(level="strict")) for n in range(8)]
     assert len({pod["spec"]["securityContext"]["runAsUser"] for pod in pods}) == 8
 

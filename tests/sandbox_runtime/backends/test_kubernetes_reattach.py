@@ -82,7 +82,9 @@ async def test_cut_connections_lose_no_byte_and_repeat_no_command(
         assert cuts.count > 50
 
 
-async def test_upload_is_complete_although_late_bytes_interrupt_a_message(tmp_path: Path) -> None:
+async def test_upload_is_complete_if_the_rest_of_a_cut_message_arrives_within_a_later_message(
+    tmp_path: Path,
+) -> None:
     content = random.Random(1).randbytes(MEGABYTE)
     async with started(tmp_path) as (cluster, sandbox):
         cluster.cuts = OneInterruption()
@@ -121,7 +123,7 @@ async def test_ping_waits_for_the_next_connection(tmp_path: Path) -> None:
         assert await output(sandbox, "echo still here") == "still here\n"
 
 
-async def test_sandbox_that_cannot_be_reached_is_lost_after_its_agent_has_ended(
+async def test_sandbox_is_lost_if_it_stays_unreachable_until_its_agent_has_ended(
     tmp_path: Path,
 ) -> None:
     async with started(tmp_path, lease_s=0.5) as (cluster, sandbox):
@@ -149,7 +151,7 @@ async def test_end_of_a_pod_is_reported_at_once_during_an_outage(tmp_path: Path)
             await running
 
 
-async def test_end_of_a_pod_is_reported_although_the_watch_was_cut_in_a_line(
+async def test_end_of_a_pod_is_reported_if_its_watch_is_cut_in_the_middle_of_a_line(
     tmp_path: Path,
 ) -> None:
     async with started(tmp_path, lease_s=3600.0) as (cluster, sandbox):

@@ -59,7 +59,7 @@ def verdict(code: bytes, audit: int, number: int | None, *arguments: int) -> str
 
 
 @every_machine
-def test_system_calls_are_allowed_refused_or_unknown_as_the_policy_says(
+def test_bpf_filter_gives_each_system_call_the_verdict_of_the_policy(
     machine: str, audit: int
 ) -> None:
     code, numbers = bpf_filter(machine), SYSCALL_NUMBERS[machine]
@@ -210,6 +210,6 @@ def test_system_call_numbers_match_the_kernel_headers(machine: str, audit: int) 
     assert len(ours) > 300
 
 
-def test_filter_for_an_unknown_machine_is_refused() -> None:
+def test_seccomp_filter_for_an_unknown_architecture_raises_value_error() -> None:
     with pytest.raises(ValueError, match="'riscv64'"):
         bpf_filter("riscv64")

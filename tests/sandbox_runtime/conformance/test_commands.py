@@ -93,7 +93,7 @@ async def test_pipeline_has_the_exit_code_of_its_last_command(sandbox: Sandbox) 
     assert (await sandbox.exec("false | true", timeout_s=PLENTY_S)).exit_code == 0
 
 
-async def test_lists_with_and_or_operators_follow_exit_codes(sandbox: Sandbox) -> None:
+async def test_shell_and_or_operators_follow_exit_codes(sandbox: Sandbox) -> None:
     command = "true && echo a; false && echo b; false || echo c; true || echo d; echo $?"
     assert await output(sandbox, command) == "a\nc\n0\n"
 

@@ -51,7 +51,7 @@ async def test_file_can_be_put_in_pieces_of_arbitrary_size(sandbox: Sandbox) -> 
     assert await read(sandbox, "/testbed/file") == b"a" + b"b" * 3_000_000 + b"c"
 
 
-async def test_commands_read_uploaded_files_and_their_files_can_be_read_back(
+async def test_commands_read_uploaded_files_and_files_of_commands_can_be_downloaded(
     sandbox: Sandbox,
 ) -> None:
     await write(sandbox, "/testbed/documents/in.txt", b"from outside")
@@ -77,7 +77,7 @@ async def test_put_replaces_the_whole_file(sandbox: Sandbox) -> None:
     assert await read(sandbox, "/testbed/file") == b"short"
 
 
-async def test_nothing_is_left_of_a_replaced_file(sandbox: Sandbox) -> None:
+async def test_put_that_replaces_a_file_leaves_no_temporary_file(sandbox: Sandbox) -> None:
     for content in (b"first", b"second", b"third"):
         await write(sandbox, "/testbed/made/file", content)
     assert await output(sandbox, "cat made/file; ls -A made") == "thirdfile\n"
@@ -92,7 +92,7 @@ async def test_put_at_a_symbolic_link_replaces_the_link(sandbox: Sandbox) -> Non
     )
 
 
-async def test_an_existing_file_keeps_its_mode_and_a_new_one_is_not_executable(
+async def test_put_keeps_the_mode_of_an_existing_file_and_makes_no_new_file_executable(
     sandbox: Sandbox,
 ) -> None:
     await output(sandbox, "printf 'echo old' > script; chmod 755 script")
@@ -109,7 +109,7 @@ async def test_put_at_the_path_of_a_directory_is_refused(sandbox: Sandbox) -> No
     assert await output(sandbox, "[ -d output ] && ls -A") == "documents\noutput\n"
 
 
-async def test_put_of_a_new_file_at_an_existing_path_is_refused(sandbox: Sandbox) -> None:
+async def test_put_with_new_true_refuses_an_existing_path(sandbox: Sandbox) -> None:
     await output(sandbox, "printf old > file; ln -s nowhere link; mkdir directory")
     for name in ("file", "link", "directory"):
         with pytest.raises(PathExistsError):
@@ -205,7 +205,7 @@ async def test_get_of_a_device_is_refused(sandbox: Sandbox) -> None:
         await read(sandbox, "/dev/zero")
 
 
-async def test_get_refuses_files_larger_than_max_bytes_only(
+async def test_get_refuses_only_files_larger_than_max_bytes(
     sandbox: Sandbox,
 ) -> None:
     await write(sandbox, "/testbed/file", b"x" * 100_000)

@@ -88,7 +88,7 @@ async def test_output_files_of_a_job_share_the_limit_of_one_command(sandbox: San
     assert len((await sandbox.list(KEEP)).entries) == 2
 
 
-async def test_output_files_of_one_sandbox_are_bounded_together(tmp_path: Path) -> None:
+async def test_output_files_of_one_sandbox_share_one_size_limit(tmp_path: Path) -> None:
     much = f"yes | head -c {20 << 20}"
     cap = replace(CAP, max_kept_bytes=20 << 20)
     async with open_backend("bubblewrap", tmp_path) as sandbox:
@@ -99,7 +99,9 @@ async def test_output_files_of_one_sandbox_are_bounded_together(tmp_path: Path) 
     assert (sum(sizes), second.truncated, third.stdout_file) == (32 << 20, True, "")
 
 
-async def test_oldest_output_files_of_a_restored_workspace_are_removed(tmp_path: Path) -> None:
+async def test_oldest_output_files_beyond_the_limit_are_removed_from_a_restored_workspace(
+    tmp_path: Path,
+) -> None:
     async with (
         open_backend("bubblewrap", tmp_path) as before,
         open_backend("bubblewrap", tmp_path) as after,

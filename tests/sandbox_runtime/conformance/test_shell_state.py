@@ -68,7 +68,7 @@ async def test_syntax_error_leaves_the_shell_state_unchanged(sandbox: Sandbox) -
     assert await output(sandbox, "pwd; echo $x") == "/tmp\n1\n"
 
 
-async def test_killed_shell_leaves_the_shell_state_of_the_previous_command(
+async def test_killed_shell_does_not_change_the_shell_state(
     sandbox: Sandbox,
 ) -> None:
     await output(sandbox, "x=1")
@@ -76,7 +76,7 @@ async def test_killed_shell_leaves_the_shell_state_of_the_previous_command(
     assert await output(sandbox, "echo $x") == "1\n"
 
 
-async def test_state_of_a_subshell_does_not_carry_over_to_the_next_command(
+async def test_subshell_does_not_change_the_shell_state_of_its_command(
     sandbox: Sandbox,
 ) -> None:
     assert await output(sandbox, "x=1; (x=2; cd /tmp; echo $x); echo $x; pwd") == "2\n1\n/testbed\n"

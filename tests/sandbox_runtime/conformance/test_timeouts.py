@@ -38,7 +38,9 @@ async def test_shell_state_survives_a_timeout(sandbox: Sandbox) -> None:
     assert await output(sandbox, "echo $x; pwd") == "1\n/tmp\n"
 
 
-async def test_endless_output_ends_at_the_timeout_and_within_the_cap(sandbox: Sandbox) -> None:
+async def test_command_with_endless_output_times_out_and_its_output_is_capped(
+    sandbox: Sandbox,
+) -> None:
     command = "while :; do echo 0123456789; done"
     cap = OutputCap(max_bytes=220, max_lines=1000)
     result = await sandbox.exec(command, timeout_s=SOON_S, cap=cap)

@@ -241,7 +241,7 @@ async def test_allowed_network_is_reached_over_real_sockets() -> None:
                         assert (await reader.read()).endswith(b"hello") is (status == b"200")
 
 
-async def test_system_resolver_returns_addresses_and_failures() -> None:
+async def test_system_resolver_returns_addresses_and_raises_for_an_unknown_name() -> None:
     resolver = SystemResolver()
     with fail_after(20):
         assert set(await resolver("localhost")) <= {"127.0.0.1", "::1"}

@@ -99,7 +99,7 @@ async def test_connection_to_the_host_is_closed_when_the_program_aborts_its_own(
     assert (decision.verdict, decision.reason) == ("allowed", "")
 
 
-async def test_program_that_closes_before_its_response_ends_the_connection() -> None:
+async def test_connection_to_the_host_is_closed_if_the_program_resets_before_the_response() -> None:
     internet, host = Internet(), Host()
 
     async def mute(reader: Reader, writer: Writer) -> None:

@@ -188,7 +188,7 @@ async def test_response_sent_before_the_body_was_read_is_relayed() -> None:
     ],
     ids=lambda answer: answer[:40],
 )
-async def test_non_http_response_is_a_bad_gateway(answer: bytes) -> None:
+async def test_non_http_response_is_reported_as_bad_gateway(answer: bytes) -> None:
     internet = Internet()
 
     async def odd(reader: Reader, writer: Writer) -> None:

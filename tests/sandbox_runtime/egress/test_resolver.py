@@ -106,7 +106,7 @@ async def test_addresses_of_one_ip_version_do_not_wait_for_the_other(tmp_path: P
 
 
 @pytest.mark.parametrize(("denied", "found"), [("AAAA", HERE), ("A", THERE)])
-async def test_name_that_is_denied_for_one_ip_version_is_found_in_the_other(
+async def test_name_denied_for_one_ip_version_resolves_with_the_other(
     denied: str, found: str, tmp_path: Path
 ) -> None:
     """RFC 4074, section 4.2: some name servers deny that a name exists if asked for AAAA."""

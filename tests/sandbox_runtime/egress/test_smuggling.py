@@ -183,7 +183,7 @@ PIECES = (
 )
 
 
-def test_other_http_parsers_agree_with_every_accepted_request() -> None:
+def test_h11_reads_every_accepted_request_as_the_gateway_does() -> None:
     dice = random.Random(20260116)
     passed = 0
     for _ in range(20_000):

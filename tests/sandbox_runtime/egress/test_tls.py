@@ -260,7 +260,7 @@ def name_that_openssl_sees(hello: bytes) -> str | None:
     return seen[0]
 
 
-def test_openssl_agrees_with_every_accepted_server_name() -> None:
+def test_openssl_reads_the_same_server_name_from_every_accepted_client_hello() -> None:
     dice = random.Random(20260117)
     seeds = [handshake(client_hello("allowed.example"))[4:], made(OURS)]
     compared = 0

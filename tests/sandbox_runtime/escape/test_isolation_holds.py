@@ -83,7 +83,7 @@ async def test_timer_bomb_attack_is_not_tried_while_the_neighbour_sandbox_gets_n
     assert (finding.verdict, "got no timers" in finding.detail) == ("not tried", True)
 
 
-def test_escape_attempts_are_accepted_only_for_runc_without_user_namespaces() -> None:
+def test_only_runc_without_user_namespaces_has_accepted_escape_attempts() -> None:
     """Root in such sandboxes shares the counters of the host's root; see docs/security.md."""
     runc = {"DefaultRuntime": "runc"}
     assert set(accepted(runc)) == {"timer_bomb", "signal_bomb"}

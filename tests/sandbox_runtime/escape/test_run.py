@@ -123,14 +123,14 @@ def test_failed_killed_or_hanging_escape_probe_does_not_affect_the_probes_after_
     ]
 
 
-async def test_escape_attempts_without_python_count_as_not_tried() -> None:
+async def test_escape_probes_count_as_not_tried_in_a_sandbox_without_python() -> None:
     findings = await run_batch(MemorySandbox())
     assert {each.verdict for each in findings} == {"not tried"}
     assert why_untried(findings) == "the isolation could not be tested: there is no python3 inside"
 
 
 @pytest.mark.docker
-async def test_results_from_inside_are_validated_and_truncated() -> None:
+async def test_escape_results_reported_by_a_sandbox_are_validated_and_truncated() -> None:
     lines = "\n".join([*map(json.dumps, LIES), "no JSON", "[" * 99999])
     liar = f"#!/bin/sh\ncat <<END\n{lines}\nEND\n"
     async with opened(OpenContainers("--network=none")) as sandbox:

@@ -10,7 +10,7 @@ from tests.e2e.proxy_process import ROOT
 
 
 @pytest.mark.parametrize(("variables", "exit_code"), [({}, 0), ({"REQUIRE_FUZZ": "1"}, 1)])
-async def test_missing_compiler_fails_fuzzing_only_if_it_is_required(
+async def test_missing_compiler_fails_fuzzing_only_if_fuzzing_is_required(
     variables: dict[str, str], exit_code: int, tmp_path: Path
 ) -> None:
     environment = {"PATH": str(tmp_path), "PYTHONPATH": str(ROOT), **variables}

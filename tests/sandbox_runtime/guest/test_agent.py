@@ -108,7 +108,7 @@ def test_second_attach_to_a_job_detaches_the_first_and_gets_the_complete_output(
     assert agent.read_to_end(3)[0] == "before\nafter\n"
 
 
-def test_oldest_reports_are_removed_for_new_ones(agent: AgentProcess) -> None:
+def test_agent_keeps_only_the_newest_command_reports(agent: AgentProcess) -> None:
     for number in range(70):
         agent.exec(2 * number + 1, f"c{number}", "true")
         agent.read_to_end(2 * number + 1)
@@ -180,7 +180,7 @@ def test_commands_of_every_kind_leave_no_file_open(agent: AgentProcess) -> None:
     assert agent.open_files() <= before + 3  # what was reset last may still be ending
 
 
-def test_unavailable_terminal_leaves_no_file_open(agent: AgentProcess) -> None:
+def test_command_that_gets_no_terminal_leaves_no_file_open(agent: AgentProcess) -> None:
     before = agent.open_files()
     _, most = resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, (before + 2, most))

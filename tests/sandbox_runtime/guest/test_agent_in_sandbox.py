@@ -35,7 +35,7 @@ async def test_deep_directory_tree_and_wide_directory_are_listed(tmp_path: Path)
         assert (len(listing.entries), listing.truncated) == (100, True)
 
 
-async def test_put_fails_if_its_directory_is_removed_meanwhile(
+async def test_put_fails_if_its_directory_is_removed_during_the_upload(
     tmp_path: Path,
 ) -> None:
     async with open_backend("bubblewrap", tmp_path) as sandbox:
@@ -81,14 +81,16 @@ async def test_shell_is_usable_after_disruptive_commands(
         assert (await output(sandbox, "echo $Z")).splitlines()[-1] == "2"
 
 
-async def test_full_disk_loses_only_the_state_of_the_last_command(tmp_path: Path) -> None:
+async def test_full_disk_loses_only_the_shell_state_of_the_last_command(tmp_path: Path) -> None:
     async with open_backend("bubblewrap", tmp_path) as sandbox:
         await output(sandbox, "export KEPT=yes; cd /tmp; f() { echo f; }")
         await sandbox.exec("head -c 4G /dev/zero > /tmp/fill; LOST=1", timeout_s=PLENTY_S)
         assert await output(sandbox, "rm /tmp/fill; echo $KEPT $PWD; f") == "yes /tmp\nf\n"
 
 
-async def test_missing_working_directory_is_reported(tmp_path: Path) -> None:
+async def test_removed_working_directory_is_reported_and_replaced_by_testbed(
+    tmp_path: Path,
+) -> None:
     async with open_backend("bubblewrap", tmp_path) as sandbox:
         await output(sandbox, "mkdir /tmp/b; cd /tmp/b; rm -r /tmp/b")
         result = await sandbox.exec("echo $PWD; pwd", timeout_s=PLENTY_S)
@@ -109,7 +111,7 @@ async def test_commands_cannot_stop_or_kill_the_agent(tmp_path: Path) -> None:
         assert await output(sandbox, "echo well") == "well\n"
 
 
-async def test_agent_stopped_by_sigstop_is_lost(tmp_path: Path) -> None:
+async def test_sandbox_whose_agent_is_stopped_by_sigstop_is_lost(tmp_path: Path) -> None:
     backend = BubblewrapBackend(state_dir=tmp_path)
     channel = Channel(await backend.start(Isolation()))
     await channel.connect(20)

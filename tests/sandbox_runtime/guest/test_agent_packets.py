@@ -131,7 +131,9 @@ def test_new_connection_is_answered_even_if_there_is_nothing_to_send(agent: Pack
     assert (packet.connection, packet.offset, packet.payload) == (2, length, b"")
 
 
-def test_late_packet_of_an_earlier_connection_is_no_new_connection(agent: PacketAgent) -> None:
+def test_late_packet_of_an_earlier_connection_does_not_start_a_new_connection(
+    agent: PacketAgent,
+) -> None:
     length = hello_length(agent)
     agent.send(b"", 0, connection=3, received=length)
     assert answer(agent).connection == 3
@@ -151,7 +153,7 @@ def test_bytes_between_packets_are_skipped(ready: PacketAgent, rubbish: bytes) -
 
 
 @pytest.mark.parametrize("length", [1, 20, 53, 60, 1000])
-def test_packet_that_ends_early_does_not_hide_the_packets_of_the_next_connection(
+def test_packets_of_the_next_connection_are_read_after_an_incomplete_packet(
     agent: PacketAgent, length: int
 ) -> None:
     sent_again = hello_length(agent) + len(PONG_FRAME)
@@ -162,7 +164,7 @@ def test_packet_that_ends_early_does_not_hide_the_packets_of_the_next_connection
     assert received.endswith(PONG_FRAME)
 
 
-def test_packet_with_foreign_bytes_inside_is_discarded_and_its_copy_has_its_effect_once(
+def test_packet_interrupted_by_other_bytes_is_discarded_and_its_copy_takes_effect_once(
     ready: PacketAgent,
 ) -> None:
     whole = ready.packet(COUNT, 0)
@@ -198,7 +200,7 @@ def test_acknowledgement_of_more_bytes_than_were_sent_ends_the_agent(agent: Pack
     assert agent.process.wait(PATIENCE_S) == 1
 
 
-def test_agent_ends_unless_its_own_packets_are_received(tmp_path: Path) -> None:
+def test_agent_ends_if_its_host_stops_receiving_its_packets(tmp_path: Path) -> None:
     """Bytes that arrive do not prolong the lease: they may have been on their way for long."""
     with packet_agent(tmp_path, watchdog_s=0.5) as agent:
         stale_ms = answer(agent).clock_ms
@@ -283,7 +285,7 @@ def test_adoption_that_arrives_twice_has_its_effect_once(ready: PacketAgent) -> 
     assert packet.payload.endswith(PONG_FRAME)
 
 
-def test_packets_before_their_adoption_have_no_effect(ready: PacketAgent) -> None:
+def test_packets_of_a_host_before_its_adoption_have_no_effect(ready: PacketAgent) -> None:
     ready.send(COUNT, 0, connection=SECOND)
     assert ping(ready, 0)[1] == 1
     adopt(ready, 1)

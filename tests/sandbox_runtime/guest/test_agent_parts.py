@@ -206,7 +206,7 @@ def test_agent_discards_only_the_packet_that_other_bytes_interrupt(
 
 @settings(max_examples=EXAMPLES)
 @given(cap=CAPS, text=TEXTS, cuts=st.lists(st.integers(0, 20_000), max_size=6))
-def test_head_and_tail_of_output_are_cut_by_bytes_and_lines(
+def test_agent_limits_head_and_tail_of_output_by_bytes_and_lines(
     capture: BuiltPart, cap: tuple[int, int], text: bytes, cuts: list[int]
 ) -> None:
     pieces = _pieces(text, cuts)
@@ -217,7 +217,7 @@ def test_head_and_tail_of_output_are_cut_by_bytes_and_lines(
 
 @settings(max_examples=EXAMPLES)
 @given(cap=CAPS, pieces=st.lists(st.binary(max_size=60) | st.sampled_from([b"\xff\n" * 3000])))
-def test_output_of_any_bytes_is_shown_within_its_cap(
+def test_shown_head_and_tail_of_arbitrary_output_stay_within_the_cap(
     capture: BuiltPart, cap: tuple[int, int], pieces: list[bytes]
 ) -> None:
     output = b"".join(pieces)

@@ -114,7 +114,7 @@ def _data(agent: AgentProcess, stream: int, size: int) -> bytes:
 
 
 @given(size=st.integers(0, 1000), most=st.integers(0, 1000))
-def test_file_larger_than_requested_is_refused(agent: AgentProcess, size: int, most: int) -> None:
+def test_file_larger_than_max_bytes_is_refused(agent: AgentProcess, size: int, most: int) -> None:
     stream = agent.new_stream()
     with tempfile.NamedTemporaryFile() as file:
         file.write(bytes(size))

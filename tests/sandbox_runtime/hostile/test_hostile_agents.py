@@ -195,7 +195,7 @@ async def test_hostile_answer_to_a_command_loses_only_its_own_sandbox(
             await sandbox.exec("silence", timeout_s=1)
 
 
-async def test_agent_that_never_reads_a_file_loses_only_its_own_sandbox(
+async def test_agent_that_never_reads_an_upload_loses_only_its_own_sandbox(
     hostile: Backend, neighbour: Sandbox
 ) -> None:
     async with attacked(hostile, neighbour) as sandbox:
@@ -220,7 +220,7 @@ async def test_invalid_listing_loses_only_its_own_sandbox(
             await sandbox.list(f"/{attack}")
 
 
-async def test_file_longer_than_requested_loses_only_its_own_sandbox(
+async def test_agent_that_sends_more_of_a_file_than_requested_loses_only_its_own_sandbox(
     hostile: Backend, neighbour: Sandbox
 ) -> None:
     async with attacked(hostile, neighbour) as sandbox:
@@ -243,7 +243,7 @@ async def test_reading_a_file_sent_in_tiny_pieces_times_out_without_losing_the_s
         assert not sandbox.lost
 
 
-async def test_cancelled_operations_that_never_end_lose_only_their_own_sandbox(
+async def test_timed_out_operations_that_stay_unanswered_lose_only_their_own_sandbox(
     hostile: Backend, neighbour: Sandbox
 ) -> None:
     async def give_up_without_end(sandbox: GuestSandbox) -> None:

@@ -39,7 +39,9 @@ def there(checks: list[Check]) -> set[str]:
 
 
 @pytest.mark.docker
-async def test_slim_image_has_programs_and_lacks_libraries(sandbox: Sandbox) -> None:
+async def test_image_check_of_the_slim_image_finds_programs_and_misses_libraries(
+    sandbox: Sandbox,
+) -> None:
     checks = await image_checks(sandbox)
     assert there(checks) == IN_SLIM
     assert lacking(checks) == EVERYTHING - IN_SLIM

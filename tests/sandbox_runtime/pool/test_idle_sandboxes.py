@@ -55,7 +55,7 @@ async def test_dead_idle_sandbox_is_replaced(end: str) -> None:
         assert bad not in fixture.backend.alive
 
 
-async def test_leased_sandbox_has_more_time_to_answer_a_ping() -> None:
+async def test_leased_sandbox_has_more_time_to_answer_a_ping_than_an_idle_one() -> None:
     async with (
         fake_pool(WARM, idle_ping_timeout_s=0.05) as fixture,
         fixture.pool.lease(SMALL) as lease,
@@ -127,7 +127,7 @@ async def test_sandbox_that_starts_from_an_outdated_image_is_not_kept() -> None:
         await fixture.until(idle=1, ending=0, started=2)
 
 
-async def test_idle_sandboxes_are_kept_if_the_fingerprint_cannot_be_read() -> None:
+async def test_idle_sandboxes_are_kept_if_the_image_fingerprint_cannot_be_read() -> None:
     async with fake_pool(WARM) as fixture:
         await fixture.until(idle=2)
         fixture.backend.refusal = "the engine is down"
@@ -234,7 +234,7 @@ class BackendWithLeftovers(FakeSandboxBackend):
         return 1
 
 
-async def test_leftovers_are_swept_at_start_and_every_minute_despite_errors() -> None:
+async def test_leftover_sandboxes_are_swept_at_start_and_every_minute_despite_errors() -> None:
     backend, clock = BackendWithLeftovers(), ManualClock()
     sweeping = asyncio.create_task(sweep_forever(backend, clock))
     with anyio.fail_after(10):

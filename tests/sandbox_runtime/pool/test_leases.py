@@ -145,7 +145,7 @@ async def test_lease_returns_the_same_sandbox_at_every_call() -> None:
         assert await lease.sandbox() is await lease.sandbox()
 
 
-async def test_sandbox_ends_with_its_lease_and_is_never_reused() -> None:
+async def test_used_sandbox_ends_with_its_lease_and_is_never_leased_again() -> None:
     async with fake_pool(PoolSettings(min_ready=1)) as fixture:
         seen = []
         for _ in range(5):
@@ -214,7 +214,7 @@ async def test_limits_of_an_idle_sandbox_are_changed_at_the_lease_only_if_they_d
         assert fixture.stats.hits == 2
 
 
-async def test_sandbox_is_started_with_limits_that_cannot_be_changed_later() -> None:
+async def test_sandbox_is_started_with_the_leased_limits_if_limits_cannot_be_changed() -> None:
     async with fake_pool(WARM) as fixture:
         fixture.backend.limits_are_fixed = True
         await fixture.until(idle=2)
@@ -267,7 +267,9 @@ async def test_sandbox_started_with_other_limits_is_closed_if_its_lease_has_ende
         assert [guest.made for guest in backend.alive] == [SMALL]
 
 
-async def test_sandbox_of_another_isolation_is_started_on_demand_and_not_kept() -> None:
+async def test_sandbox_with_an_isolation_that_is_not_pooled_is_started_on_demand_and_not_kept() -> (
+    None
+):
     async with fake_pool(WARM) as fixture:
         await fixture.until(idle=2)
         async with fixture.pool.lease(STRICT) as lease:
@@ -294,7 +296,7 @@ async def test_lease_whose_sandbox_is_lost_gets_a_replacement() -> None:
         assert (await lease.sandbox()).lost, "a lease that is over begins no other"
 
 
-async def test_concurrent_callers_of_a_lost_lease_get_the_same_replacement() -> None:
+async def test_concurrent_callers_of_a_lease_with_a_lost_sandbox_get_the_same_replacement() -> None:
     async with fake_pool(COLD) as fixture:
         async with fixture.pool.lease(SMALL) as lease:
             first = await lease.sandbox()

@@ -117,7 +117,7 @@ async def test_idle_sandbox_gets_more_memory_only_within_the_budget() -> None:
         assert fixture.stats.hits == 1
 
 
-async def test_unused_memory_of_a_leased_sandbox_is_available_to_others() -> None:
+async def test_lease_with_less_memory_than_the_idle_sandbox_leaves_the_rest_to_others() -> None:
     async with fake_pool(PoolSettings(min_ready=1, memory_budget_mib=150)) as fixture:
         await fixture.until(idle=1)
         async with fixture.pool.lease(replace(SMALL, memory_mib=50)) as lease:
@@ -144,7 +144,7 @@ async def test_retry_after_is_the_expected_lease_time_if_too_little_memory_is_le
     assert refusal.value.retry_after_s == INITIAL_LEASE_S
 
 
-async def test_unneeded_idle_sandbox_makes_room_for_another_isolation() -> None:
+async def test_idle_sandbox_is_evicted_to_make_room_for_a_lease_with_another_isolation() -> None:
     async with fake_pool(PoolSettings(min_ready=2, max_sandboxes=2)) as fixture:
         await fixture.until(idle=2)
         async with fixture.pool.lease(STRICT) as lease:
@@ -183,7 +183,7 @@ async def test_pool_is_not_refilled_while_a_waiter_needs_capacity() -> None:
         await holder.end_all()
 
 
-async def test_unused_returned_sandbox_counts_with_its_original_memory() -> None:
+async def test_sandbox_returned_unused_takes_its_original_memory_from_the_budget() -> None:
     async with fake_pool(PoolSettings(min_ready=1, memory_budget_mib=500)) as fixture:
         await fixture.until(idle=1)
         async with fixture.pool.lease(replace(SMALL, memory_mib=450)):

@@ -119,7 +119,7 @@ async def test_cancelled_waiter_for_a_large_sandbox_unblocks_the_queue() -> None
         await holder.end_all()
 
 
-async def test_waiter_with_a_dead_sandbox_returns_to_the_front_of_the_queue() -> None:
+async def test_waiter_whose_idle_sandbox_is_dead_returns_to_the_front_of_the_queue() -> None:
     settings = PoolSettings(min_ready=1, max_sandboxes=1)
     async with fake_pool(settings, idle_ping_timeout_s=0.05) as fixture:
         await fixture.until(idle=1)
@@ -146,7 +146,7 @@ async def test_sandbox_started_for_a_cancelled_waiter_goes_to_the_next_waiter() 
         await holder.end_all()
 
 
-async def test_sandbox_started_for_a_cancelled_waiter_fills_the_pool() -> None:
+async def test_sandbox_started_for_a_cancelled_waiter_is_kept_idle_in_the_pool() -> None:
     async with fake_pool(PoolSettings(min_ready=1, on_miss="wait")) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)

@@ -49,7 +49,7 @@ def test_null_argument_counts_as_absent() -> None:
         ({"range": ["1", 5.0]}, {"range": [1, 5]}),
     ],
 )
-def test_unambiguous_arguments_are_accepted(
+def test_argument_of_another_type_is_converted_if_its_value_is_unambiguous(
     given: dict[str, object], taken: dict[str, object]
 ) -> None:
     assert parse_arguments(SCHEMA, {"mode": "read", **given}) == {"mode": "read", **taken}

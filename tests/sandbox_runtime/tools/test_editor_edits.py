@@ -117,14 +117,14 @@ async def test_str_replace_shows_the_edited_lines_with_context() -> None:
     assert lines[-1] == "    16\tline 15"
 
 
-async def test_str_replace_without_new_str_deletes() -> None:
+async def test_str_replace_without_new_str_deletes_old_str() -> None:
     session = EditorSession({FILE: b"keep drop keep"})
     await session.do("str_replace", old_str=" drop")
     assert await session.content() == b"keep keep"
     assert "The file is now empty." in await session.do("str_replace", old_str="keep keep")
 
 
-async def test_str_replace_of_several_occurrences_names_their_lines() -> None:
+async def test_str_replace_refuses_several_occurrences_and_names_their_lines() -> None:
     session = EditorSession({FILE: b"a\nx\na\nb a\n"})
     text = await session.do("str_replace", old_str="a", new_str="z")
     assert "occurs more than once, at lines 1, 3, 4." in text
@@ -207,7 +207,7 @@ async def test_insert_shows_the_new_lines_with_context() -> None:
 
 
 @pytest.mark.parametrize("line", [-1, 3])
-async def test_insert_beyond_the_file_is_explained(line: int) -> None:
+async def test_insert_outside_the_lines_of_the_file_is_refused_with_their_number(line: int) -> None:
     session = EditorSession({FILE: b"a\nb\n"})
     text = await session.do("insert", insert_line=line, new_str="x")
     assert f"insert_line is {line}, but the file has 2 lines: give 0" in text
@@ -221,7 +221,7 @@ async def test_insert_beyond_the_file_is_explained(line: int) -> None:
         {"command": "insert", "insert_line": 0, "new_str": "b"},
     ],
 )
-async def test_edit_of_a_missing_path_directory_or_link_changes_nothing(
+async def test_edit_of_a_missing_path_a_directory_or_a_link_changes_nothing(
     arguments: dict[str, object],
 ) -> None:
     session = EditorSession({"/testbed/real": b"a"})
@@ -279,7 +279,7 @@ async def test_undo_reverts_only_the_last_edit_of_its_own_path() -> None:
     assert (await session.content(), await session.content("/testbed/other")) == (b"a", b"B")
 
 
-async def test_ten_edits_of_a_path_can_be_undone() -> None:
+async def test_only_the_last_ten_edits_of_a_path_can_be_undone() -> None:
     session = EditorSession({FILE: b"0"})
     for number in range(12):
         await session.do("str_replace", old_str=str(number), new_str=str(number + 1))

@@ -177,7 +177,7 @@ async def test_name_that_is_not_utf_8_is_shown_as_valid_text() -> None:
     assert text.encode().decode().endswith("caf\ufffd (0 bytes)")
 
 
-async def test_lost_sandbox_is_raised_instead_of_an_observation() -> None:
+async def test_view_in_a_lost_sandbox_raises_sandbox_lost_error() -> None:
     sandbox = MemorySandbox()
     await sandbox.close()
     with pytest.raises(SandboxLostError):

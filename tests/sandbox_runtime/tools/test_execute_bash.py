@@ -20,7 +20,7 @@ async def _run(sandbox: MemorySandbox, command: object, timeout_s: float = PLENT
     return await BASH.run(MemoryLease(sandbox), {"command": command}, timeout_s=timeout_s)
 
 
-def test_tools_are_in_the_order_of_the_paper_and_new_for_each_run() -> None:
+def test_make_tools_returns_new_tools_in_the_order_of_the_paper() -> None:
     tools = make_tools()
     names = ["str_replace_editor", "execute_bash", "submit"]
     assert [tool.name for tool in tools] == names
@@ -44,7 +44,9 @@ async def test_observation_has_the_output_and_exit_code_of_a_command() -> None:
         ("true", 0),
     ],
 )
-async def test_omitted_lines_count_in_the_observation(command: str, lines: int) -> None:
+async def test_line_count_of_an_observation_includes_omitted_lines(
+    command: str, lines: int
+) -> None:
     assert (await _run(MemorySandbox(), command)).output_lines == lines
 
 
@@ -90,7 +92,9 @@ async def test_output_of_both_streams_is_passed_to_the_listener() -> None:
 
 
 @pytest.mark.parametrize("arguments", ["ls", ["ls"], {"command": ["ls"]}, {}, None, {"cmd": "ls"}])
-async def test_wrong_arguments_run_no_command_and_explain_the_schema(arguments: object) -> None:
+async def test_wrong_arguments_run_no_command_and_the_observation_shows_the_schema(
+    arguments: object,
+) -> None:
     observation = await BASH.run(MemoryLease(MemorySandbox()), arguments, timeout_s=PLENTY_S)
     assert observation.exit_code is None
     assert observation.text.startswith("Nothing was done")
@@ -98,13 +102,13 @@ async def test_wrong_arguments_run_no_command_and_explain_the_schema(arguments: 
 
 
 @pytest.mark.parametrize("command", ["", " \n ", "printf 'a\0b'"])
-async def test_invalid_command_is_explained(command: str) -> None:
+async def test_empty_command_and_command_with_a_nul_byte_are_refused(command: str) -> None:
     observation = await _run(MemorySandbox(), command)
     assert observation.exit_code is None
     assert observation.text.startswith("Nothing was run")
 
 
-async def test_lost_sandbox_is_raised_instead_of_an_observation() -> None:
+async def test_command_in_a_lost_sandbox_raises_sandbox_lost_error() -> None:
     sandbox = MemorySandbox()
     await sandbox.close()
     with pytest.raises(SandboxLostError):

@@ -97,7 +97,7 @@ async def test_path_argument_is_never_evaluated_by_the_shell(session: ToolSessio
     )
 
 
-async def test_view_lists_directories_and_python_files_only(
+async def test_view_shows_only_directories_and_py_or_rst_files(
     session: ToolSession,
 ) -> None:
     await session.bash("mkdir -p d/e/f .h; touch d/a.py d/b.txt d/e/c.rst d/e/f/g.py .h/i.py")
@@ -157,12 +157,12 @@ async def test_edit_of_a_missing_file_creates_no_file(session: ToolSession) -> N
     assert await session.bash("ls") == "documents\noutput\n"
 
 
-async def test_file_larger_than_a_program_argument_is_written(session: ToolSession) -> None:
+async def test_file_text_too_long_for_a_program_argument_is_written(session: ToolSession) -> None:
     await session.edit(command="create", path="/testbed/a.py", file_text="x" * 300_000)
     assert await session.bash("wc -c < a.py") == "300001\n"
 
 
-async def test_non_object_arguments_give_the_error_of_the_reference(
+async def test_non_object_arguments_give_the_observations_of_the_reference(
     session: ToolSession,
 ) -> None:
     editor, bash, submit = await session.run_all("ls")
