@@ -136,7 +136,7 @@ def main() -> int:
     sys.stdout.write("| | other, ms | this, ms | this / other: median and range of the pairs |\n")
     sys.stdout.write("|---|---|---|---|\n")
     for (operation, kind), pairs in measured.items():
-        sys.stdout.write(f"| {COMPARISONS[operation].what}, {kind} {_row_end(pairs)}\n")
+        sys.stdout.write(f"| {COMPARISONS[operation].what}, {kind} {_result_cells(pairs)}\n")
     return 0 if all(measured.values()) else 1
 
 
@@ -181,7 +181,7 @@ def _measure_pair(other: Checkout, this: Checkout, operation: str, kind: str) ->
     return Durations(before, now, ratios)
 
 
-def _row_end(pairs: Sequence[Durations]) -> str:
+def _result_cells(pairs: Sequence[Durations]) -> str:
     """Return the cells of a row after its first cell."""
     if not pairs:
         return "| does not work in both checkouts | | |"

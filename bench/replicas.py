@@ -69,7 +69,7 @@ class Outcomes:
     seconds_of_retried: list[float] = field(default_factory=list)
     kills: int = 0
 
-    def note(self, took_s: float, attempts: int) -> None:
+    def count_answer(self, took_s: float, attempts: int) -> None:
         """Count a request that got its answer."""
         self.seconds.append(took_s)
         if attempts > 1:
@@ -130,7 +130,7 @@ async def _ask(
         outcomes.lost.append(f"request {number}: {error!r}")
         return
     outcomes.answers += 1
-    outcomes.note(time.monotonic() - began, transport.attempts)
+    outcomes.count_answer(time.monotonic() - began, transport.attempts)
     if got.choices[0].message.content != str(number * FACTOR):
         outcomes.wrong.append(f"request {number}: {got.choices[0].message.content!r}")
 
@@ -147,12 +147,12 @@ async def _store_file(
         outcomes.lost.append(f"file {number}: {error!r}")
         return
     outcomes.files += 1
-    outcomes.note(time.monotonic() - began, transport.attempts - 1)
+    outcomes.count_answer(time.monotonic() - began, transport.attempts - 1)
     if stored != content:
         outcomes.wrong.append(f"file {number}: {len(stored)} bytes")
 
 
-async def _work(
+async def _run_client(
     base_url: str, numbers: "itertools.count[int]", ends_at: float, outcomes: Outcomes
 ) -> None:
     """Send one client's requests, one after the other, until `ends_at` of `time.monotonic`."""
@@ -288,7 +288,7 @@ async def _measure(given: argparse.Namespace, directory: Path) -> int:
         numbers = itertools.count(1)
         async with asyncio.TaskGroup() as clients:
             for _ in range(given.clients):
-                clients.create_task(_work(base_url, numbers, ends_at, outcomes))
+                clients.create_task(_run_client(base_url, numbers, ends_at, outcomes))
             clients.create_task(_kill_in_turn(replicas, given.kill_every, ends_at, outcomes))
         async with AsyncOpenAI(base_url=base_url, api_key="any", max_retries=MAX_RETRIES) as client:
             for file in [each async for each in client.files.list()]:

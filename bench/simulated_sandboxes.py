@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import count
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Check, DataCallback, LimitEvents, adoption_refusal
+from sandbox_runtime.backends.base import Check, DataCallback, LimitEvents, cannot_adopt_error
 from sandbox_runtime.backends.kubernetes import PARALLEL_STARTS
 from sandbox_runtime.protocol import (
     DATA,
@@ -146,7 +146,7 @@ class SimulatedBackend:
         return SimulatedGuest(f"simulated-{next(self._numbers)}", self._command_s)
 
     async def adopt(self, reference: SandboxReference) -> SimulatedGuest:
-        raise adoption_refusal(self.name)
+        raise cannot_adopt_error(self.name)
 
     async def fingerprint(self) -> str:
         return "simulated"

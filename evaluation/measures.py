@@ -14,7 +14,7 @@ from evaluation.grading import GradedResult, Graders
 from evaluation.results import MODES, Key, Mode, Result, RunInfo, SandboxUse, Trajectories
 from evaluation.samples import Suite
 from evaluation.statistics import Estimate, PValue, estimate, paired_p_value, percentile
-from evaluation.trajectories import PatternCounts, TurnCounts, patterns_of
+from evaluation.trajectories import PatternCounts, TurnCounts, count_patterns
 
 ALL_DOMAINS = "all domains"
 CAPABILITIES = ("computation", "external_resources", "file_management")
@@ -61,7 +61,7 @@ def evaluation_of(
     patterns = {}
     for each in graded:
         if trajectory := trajectories.of(each.result):
-            patterns[each.result.key] = patterns_of(each.result, trajectory)
+            patterns[each.result.key] = count_patterns(each.result, trajectory)
     by_model = results_by_key(graded, lambda each: each.result.model)
     found = {model: accuracies(of_model) for model, of_model in by_model.items()}
     return Evaluation(directory, info, suites, graders, graded, trajectories, patterns, found)

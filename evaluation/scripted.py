@@ -24,10 +24,10 @@ SYSTEM_TOKENS = 100
 """The token count of every system message, whatever its length, because the text depends on the
 machine. The count is so low that the proxy's estimates use their minimum of tokens per byte, and
 so do not depend on the text either."""
-WORKED_OUT = "1. I worked it out.\n2. I checked it."
+ANSWER_PREAMBLE = "1. I worked it out.\n2. I checked it."
 """The text before a right answer in prose. The report counts one word of verification and two marks
 of structure in it."""
-CHECKING = "1. I run a program.\n2. I verify its output."
+CHECK_PREAMBLE = "1. I run a program.\n2. I verify its output."
 """The text before the commands of the conduct `checks`. The report counts one word of verification
 and two marks of structure in it."""
 SOLVE = "mkdir -p /testbed/output\n{{ {solution}\n}} > /testbed/output/answer.txt"
@@ -153,7 +153,7 @@ class ScriptedModel:
             _call(number + index, "execute_bash", command=command)
             for index, command in enumerate(turns[done])
         ]
-        return _call_message(*calls, text=CHECKING if behaviour == "checks" else None)
+        return _call_message(*calls, text=CHECK_PREAMBLE if behaviour == "checks" else None)
 
 
 @asynccontextmanager
@@ -203,7 +203,7 @@ def _plain_reply(sample: Sample, behaviour: PlainConduct) -> dict[str, Any]:
         return _text_message(_wrong_answer(sample))
     if sample.grader in ("json", "verbatim"):
         return _text_message(sample.ground_truth)
-    return _text_message(f"{WORKED_OUT}\n\nAnswer: {sample.ground_truth}")
+    return _text_message(f"{ANSWER_PREAMBLE}\n\nAnswer: {sample.ground_truth}")
 
 
 def _wrong_answer(sample: Sample) -> str:

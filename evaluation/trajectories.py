@@ -107,7 +107,7 @@ def trajectory_of(result: Result, completion: Mapping[str, Any]) -> Trajectory:
     )
 
 
-def patterns_of(result: Result, trajectory: Trajectory) -> PatternCounts:
+def count_patterns(result: Result, trajectory: Trajectory) -> PatternCounts:
     """Return the counts of patterns in an answer and its trajectory."""
     calls: Counter[str] = Counter()
     matched_calls = 0

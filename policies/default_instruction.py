@@ -4,7 +4,7 @@ adds to a request without a system message."""
 import re
 from dataclasses import dataclass
 
-HOLDS_S = 24 * 3600.0
+VALID_S = 24 * 3600.0
 """Seconds after which a default instruction is not used any more unless a probe has found it again.
 It may contain the date, which changes."""
 MAX_CHARS = 2_000
@@ -24,8 +24,8 @@ class KnownInstruction:
     """Time of the latest probe that found it, in seconds since 1970."""
 
     def is_outdated(self, now: float) -> bool:
-        """Return True if no probe has found the instruction for `HOLDS_S` seconds."""
-        return now - self.found_at >= HOLDS_S
+        """Return True if no probe has found the instruction for `VALID_S` seconds."""
+        return now - self.found_at >= VALID_S
 
 
 def find_default_instruction(

@@ -215,7 +215,7 @@ _BLANKS = "".join(map(chr, range(33)))
 _MARKDOWN_IMAGE = re.compile(r"!\[\]\(([^)]{1,4096})")
 _MAX_PATH_CHARS = 4096
 _FILE_PATH_PREFIXES = ("/", "~", "./", "../")
-_JPEG = "/9j/"
+_JPEG_BASE64_START = "/9j/"
 """The first characters of a JPEG in base64."""
 
 
@@ -285,6 +285,6 @@ def _clean_url(url: str) -> str:
 
 def _is_file_path(value: str) -> bool:
     """Return True if a string is the path of a file and not a file in base64."""
-    if len(value) > _MAX_PATH_CHARS or value.startswith(_JPEG):
+    if len(value) > _MAX_PATH_CHARS or value.startswith(_JPEG_BASE64_START):
         return False
     return value.startswith(_FILE_PATH_PREFIXES)

@@ -90,7 +90,7 @@ def choose_route(
     requested_model = str(body.get("model", ""))
     model = backend_model_name(requested_model)
     plain: RouteReason | None = (
-        "plain_suffix" if requested_model != model else _one_call_reason(body)
+        "plain_suffix" if requested_model != model else _single_call_reason(body)
     )
     if profile.enabled == "never":
         return Route("plain", model, "never")
@@ -113,7 +113,7 @@ def forbids_tools(body: Mapping[str, Any]) -> bool:
     return body.get("tool_choice") == "none" or body.get("function_call") == "none"
 
 
-def _one_call_reason(body: Mapping[str, Any]) -> RouteReason | None:
+def _single_call_reason(body: Mapping[str, Any]) -> RouteReason | None:
     """Return the reason why a request needs a single model call instead of a run, or None."""
     modalities = body.get("modalities")
     if isinstance(modalities, list) and any(modality != "text" for modality in modalities):

@@ -16,12 +16,12 @@ NoToolsReason = Literal["no_tool_support", "tools_ignored", "tools_refused", "to
 chat template leaves tools out of the prompt. tools_refused: the backend refuses requests with
 tools. tools_failed: tool calls failed in runs of the same key."""
 
-CHECK_EVERY_S = 600.0
+VERSION_CHECK_INTERVAL_S = 600.0
 """Seconds between two checks of whether the backend's inference engine, such as vLLM, still has the
 version for which a model's verdict was found."""
-HOLDS_WITHOUT_VERSION_S = 24 * 3600.0
+UNVERSIONED_VERDICT_TTL_S = 24 * 3600.0
 """Seconds until a verdict expires if the engine reports no version."""
-EVIDENCE_HOLDS_S = 3600.0
+FAILED_TOOLS_VERDICT_TTL_S = 3600.0
 """Seconds that a key gets no tools after tool calls failed in one of its runs."""
 _MAX_QUOTED_CHARS = 300
 """Maximum length of the quotation of a backend's refusal."""
@@ -87,7 +87,7 @@ class KnownVerdict:
         """Return True if the engine's version has changed, or if the version is unknown and the
         verdict is a day old."""
         if version is None or self.version is None:
-            return version != self.version or now - self.found_at >= HOLDS_WITHOUT_VERSION_S
+            return version != self.version or now - self.found_at >= UNVERSIONED_VERDICT_TTL_S
         return version != self.version
 
 
@@ -117,7 +117,7 @@ def tools_failed_verdict(model: str, trouble: Collection[str]) -> ToolVerdict:
     return ToolVerdict("tools_failed", _FAILED_MESSAGE.format(model=model, trouble=signs))
 
 
-def is_evidence(trouble: Collection[str], *, has_run_commands: bool) -> bool:
+def shows_no_tool_support(trouble: Collection[str], *, has_run_commands: bool) -> bool:
     """Return True if the kinds of tool failures in a run (`trouble`) show that the model cannot use
     tools. Malformed calls do not count if the run also ran commands."""
     counted = set(trouble) - ({"malformed_call"} if has_run_commands else set())

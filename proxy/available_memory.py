@@ -19,7 +19,7 @@ LOG_EVERY_S = 60.0
 COLLECT_EVERY_S = 5.0
 """Minimum interval of the collections of garbage before a refusal, in seconds."""
 MAX_RESERVE_BYTES = 512 << 20
-RESERVE_SHARE = 20
+RESERVE_DIVISOR = 20
 """The reserve within a memory limit is by default the limit divided by this number."""
 _FILE_NAMES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -98,7 +98,7 @@ class AvailableMemory:
     def _reserve(self, limit: MemoryLimit) -> int:
         if self._reserve_bytes is not None:
             return self._reserve_bytes
-        return min(limit.total_bytes // RESERVE_SHARE, MAX_RESERVE_BYTES)
+        return min(limit.total_bytes // RESERVE_DIVISOR, MAX_RESERVE_BYTES)
 
     def _read(self) -> list[MemoryLimit]:
         now_s = time.monotonic()

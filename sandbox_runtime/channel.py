@@ -58,7 +58,7 @@ FIRST_WINDOW_BYTES. The unread data of all connections and wide streams is thus 
 further operation of the host adds up to 16 KiB."""
 READ_FRAMES = 4
 """Number of frames that one read from the byte stream counts as in FrameRate."""
-TURN_FRAMES = 1024
+FRAMES_PER_BATCH = 1024
 """Number of frames that are processed before other tasks run: about 1.5 ms."""
 OPEN_FRAMES = 32
 """Number of frames that a new connection counts as in FrameRate: serving it starts a task."""
@@ -291,10 +291,10 @@ class Channel:
         for number, kind, payload in frames:
             self._frame_cost += 1
             self._dispatch(number, kind, payload)
-            if self._frame_cost >= TURN_FRAMES:
+            if self._frame_cost >= FRAMES_PER_BATCH:
                 frames.close()  # the remaining frames stay in the decoder
         pause_s = self._frame_rate.count(self._frame_cost, len(data), now_s)
-        return pause_s if pause_s or self._frame_cost >= TURN_FRAMES else None
+        return pause_s if pause_s or self._frame_cost >= FRAMES_PER_BATCH else None
 
     def _watch_silence(self) -> None:
         if self._silence_timer is None and not self._ping_task:

@@ -19,7 +19,7 @@ MAX_LISTING_BYTES = 4 << 20
 as much memory, because one wide character makes all characters of a string wide."""
 HASH_BYTES = 68
 """Number of bytes that a hash adds to an entry."""
-TURN_ENTRIES = 200
+ENTRIES_PER_BATCH = 200
 """Number of entries that are parsed before other tasks run: about 2 ms."""
 MAX_PATH_BYTES = 4096
 """Linux's limit on paths, with the final NUL; the agent leaves out longer ones."""
@@ -181,8 +181,8 @@ class ListingReader:
         *lines, self._line = (self._line + data).split(b"\n")
         if len(self._line) > MAX_LINE_BYTES:
             raise ProtocolError("the agent sent a malformed listing: a line has no end")
-        for start in range(0, len(lines), TURN_ENTRIES):
-            self._entries += map(_entry, lines[start : start + TURN_ENTRIES])
+        for start in range(0, len(lines), ENTRIES_PER_BATCH):
+            self._entries += map(_entry, lines[start : start + ENTRIES_PER_BATCH])
             await asyncio.sleep(0)
 
     def finish(self) -> tuple[DirectoryEntry, ...]:

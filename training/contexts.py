@@ -55,7 +55,7 @@ class _Station:
     town: str
 
 
-def facts(seed: int, count: int) -> list[Context]:
+def generate_contexts(seed: int, count: int) -> list[Context]:
     """Return contexts about stations with keepers, sectors and towns. Names are made of random
     syllables, so that the documents of other contexts do not contain an answer."""
     return [_context(random.Random(f"{seed}/facts/{number}")) for number in range(count)]

@@ -64,7 +64,7 @@ def rollout_func(
 
     def roll_out(prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
         rollouts = asyncio.run(client.run([by_id[prompt] for prompt in prompts]))
-        _require_a_rollout(rollouts)
+        _require_usable_rollout(rollouts)
         _log_measures(rollouts, trainer)
         if observe:
             observe(rollouts)
@@ -99,7 +99,7 @@ def reward_of_rollout(
     return list(rollout_reward)
 
 
-def _require_a_rollout(rollouts: Sequence[Rollout]) -> None:
+def _require_usable_rollout(rollouts: Sequence[Rollout]) -> None:
     """Raise RolloutError if the infrastructure has spoilt all rollouts, so that a training without
     a proxy ends."""
     if rollouts and all(each.outcome == INFRA_ERROR for each in rollouts):
@@ -123,7 +123,7 @@ def _log_measures(rollouts: Sequence[Rollout], trainer: Any) -> None:
 
 # TRL runs the loop
 
-ENDED = "The run has ended."
+RUN_ENDED_TEXT = "The run has ended."
 """The result of a tool call after the end of the run."""
 
 
@@ -194,7 +194,7 @@ class SandboxEnvironments:
         that rollout has ended. Raises RolloutError, also if the infrastructure has spoilt all
         rollouts."""
         ended = self._server.end_all(rollouts, answers)
-        _require_a_rollout(ended)
+        _require_usable_rollout(ended)
         return ended
 
 
@@ -272,7 +272,7 @@ class SandboxEnvironment:
     def _call(self, tool: str, **arguments: Any) -> str:
         given = {name: value for name, value in arguments.items() if value is not None}
         observation = self.rollout.call_tool(tool, given) if self.rollout else None
-        return ENDED if observation is None else observation
+        return RUN_ENDED_TEXT if observation is None else observation
 
 
 def reward_of_environment(

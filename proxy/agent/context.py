@@ -42,7 +42,7 @@ SPARE_DIVISOR = 32
 REFUSED_SHARE = 0.9
 """Maximum size of the next prompt, as a share of the refused prompt, if no smaller limit is
 known."""
-MIN_SUMMARY_TOKENS = 400
+MIN_SUMMARIZED_TOKENS = 400
 """A summary is requested only if the messages that it replaces have at least twice this number of
 tokens."""
 MAX_SUMMARY_TOKENS = 2000
@@ -275,7 +275,7 @@ class _Compactor:
         dropped = [e.message for turn in turns[: len(turns) - len(latest)] for e in turn]
         if (
             self._cannot_summarize
-            or self._counter.estimate_tokens(dropped) < 2 * MIN_SUMMARY_TOKENS
+            or self._counter.estimate_tokens(dropped) < 2 * MIN_SUMMARIZED_TOKENS
         ):
             return False
         summary = await self._request_summary(allowed, overflow.limit)

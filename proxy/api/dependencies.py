@@ -363,11 +363,11 @@ async def read_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes 
         _check_bounds(JSONBounds(), bytes(received))
     if len(received) <= SLOW_BYTES:
         return bytes(received)
-    await pause_after(received)
+    await pause_if_large(received)
     return received
 
 
-async def pause_after(raw_body: bytes | bytearray) -> None:
+async def pause_if_large(raw_body: bytes | bytearray) -> None:
     """Pause after a step that takes milliseconds if the body is large, so that the event loop can
     run other tasks."""
     if len(raw_body) > SLOW_BYTES:

@@ -40,7 +40,7 @@ async def _services(request: Request) -> Services:
     return dependencies.get_services(request)
 
 
-async def _schemes(
+async def _security_schemes(
     bearer: Annotated[object, Security(_BEARER_SCHEME)],
     header: Annotated[object, Security(_API_KEY_HEADER)],
 ) -> None:
@@ -48,17 +48,17 @@ async def _schemes(
     headers."""
 
 
-async def _key(request: Request, schemes: Annotated[None, Depends(_schemes)]) -> Key:
+async def _key(request: Request, schemes: Annotated[None, Depends(_security_schemes)]) -> Key:
     return authorize(request)
 
 
 async def _key_or_operator(
-    request: Request, schemes: Annotated[None, Depends(_schemes)]
+    request: Request, schemes: Annotated[None, Depends(_security_schemes)]
 ) -> Key | None:
     return None if is_operator(request) else authorize(request)
 
 
-async def _operator(request: Request, schemes: Annotated[None, Depends(_schemes)]) -> None:
+async def _operator(request: Request, schemes: Annotated[None, Depends(_security_schemes)]) -> None:
     require_operator(request)
 
 

@@ -58,7 +58,7 @@ from proxy.api.dependencies import (
     Services,
     base_url,
     body_reservation,
-    pause_after,
+    pause_if_large,
 )
 from proxy.api.routing import RoutingDecision
 from proxy.api.upstream_relay import check_files, urls_in
@@ -242,7 +242,7 @@ async def prepare_request(
             style_adds_notes=profile.agent.style == "reference" and session.suspended_run is None,
         )
         messages = await services.files.replace_links(chat.messages, model_request.owner)
-        await pause_after(model_request.raw_body)
+        await pause_if_large(model_request.raw_body)
         agent_input = await services.inputs.load(messages, body, context)
         count = choice_count(body, profile.limits.max_choices)
 

@@ -20,14 +20,14 @@ from typing import Any, TypeVar
 from policies.default_instruction import KnownInstruction, find_default_instruction
 from policies.reply_checks import is_quoted
 from policies.tool_support import (
-    CHECK_EVERY_S,
-    EVIDENCE_HOLDS_S,
+    FAILED_TOOLS_VERDICT_TTL_S,
     SUPPORTED,
+    VERSION_CHECK_INTERVAL_S,
     KnownVerdict,
     ToolSupport,
     ToolVerdict,
     disabled_verdict,
-    is_evidence,
+    shows_no_tool_support,
     tools_failed_verdict,
     tools_ignored_verdict,
     tools_refused_verdict,
@@ -422,8 +422,8 @@ class ToolVerdicts:
 
     def note_run(self, owner: str, result: Result) -> None:
         """Set a verdict against the model if its setting is `probe` and the run is evidence that
-        the model cannot use tools; see `is_evidence`. The verdict holds only for the owner of the
-        run, for `EVIDENCE_HOLDS_S`."""
+        the model cannot use tools; see `shows_no_tool_support`. The verdict holds only for the
+        owner of the run, for `FAILED_TOOLS_VERDICT_TTL_S`."""
         if self._settings.for_model(model := result.model) != "probe":
             return
         runs = (result, *result.others)
@@ -431,14 +431,16 @@ class ToolVerdicts:
         # The run's number of commands includes calls of unknown tools, which use no memory and no
         # CPU time.
         ran = any(run.stats.peak_mem_bytes or run.stats.cpu_ms for run in runs)
-        if not is_evidence(trouble, has_run_commands=ran):
+        if not shows_no_tool_support(trouble, has_run_commands=ran):
             return
         verdict = tools_failed_verdict(model, trouble)
         log.warning(
             "run %s: requests with its key get no tools for now: %s", result.run_id, verdict.message
         )
         _put_bounded(
-            self._owner_verdicts, (owner, model), (self._now() + EVIDENCE_HOLDS_S, verdict)
+            self._owner_verdicts,
+            (owner, model),
+            (self._now() + FAILED_TOOLS_VERDICT_TTL_S, verdict),
         )
 
     async def wait_idle(self) -> None:
@@ -457,7 +459,7 @@ class ToolVerdicts:
         if self._probe is None or self._now() < self._next_probe_at.get(model, 0.0):
             return
         if self._start_task(model, partial(self._probe_model, self._probe, model)):
-            _put_bounded(self._next_probe_at, model, self._now() + CHECK_EVERY_S)
+            _put_bounded(self._next_probe_at, model, self._now() + VERSION_CHECK_INTERVAL_S)
 
     def _start_task(self, task_name: str, work: Callable[[], Awaitable[None]]) -> bool:
         """Start a task, unless a task with that name or `MAX_PROBES` other tasks are running.

@@ -61,7 +61,7 @@ class RunExchange:
         self._publications: dict[str, _Publication] = {}
         """The publications of runs of this process that other processes follow, by publication
         id."""
-        self._news_events: dict[str, set[asyncio.Event]] = {}
+        self._publication_events: dict[str, set[asyncio.Event]] = {}
         """The asyncio events of the followers in this process, by publication id. They are set when
         another process has published a part."""
 
@@ -127,7 +127,7 @@ class RunExchange:
         each published part, as JSON. Yield nothing if the run is no longer running and no part was
         published. Raises RunLostError if some parts were yielded and the others do not come."""
         publication_id, seq, timing = _publication_id(message), 0, _FollowTiming()
-        with self._news_of(publication_id) as has_news:
+        with self._publication_event(publication_id) as has_news:
             while True:
                 process_id = await find_process()
                 for batch in await self._repository.published(publication_id, seq):
@@ -148,21 +148,21 @@ class RunExchange:
                 has_news.clear()
 
     @contextmanager
-    def _news_of(self, publication_id: str) -> Iterator[asyncio.Event]:
+    def _publication_event(self, publication_id: str) -> Iterator[asyncio.Event]:
         """Yield an asyncio event that is set whenever another process has published a part."""
         has_news = asyncio.Event()
-        self._news_events.setdefault(publication_id, set()).add(has_news)
+        self._publication_events.setdefault(publication_id, set()).add(has_news)
         try:
             yield has_news
         finally:
-            waiting = self._news_events[publication_id]
+            waiting = self._publication_events[publication_id]
             waiting.discard(has_news)
             if not waiting:
-                del self._news_events[publication_id]
+                del self._publication_events[publication_id]
 
     def _receive(self, message: Message) -> None:
         if message.kind == "published":
-            for has_news in self._news_events.get(message.run_id, ()):
+            for has_news in self._publication_events.get(message.run_id, ()):
                 has_news.set()
         elif run := self._find_local(message.run_id):
             if message.kind == "cancel":

@@ -153,7 +153,7 @@ class Backend(Protocol):
         """Release the backend's own resources."""
 
 
-def adoption_refusal(backend_name: str) -> SandboxStartError:
+def cannot_adopt_error(backend_name: str) -> SandboxStartError:
     """Return the error that `Backend.adopt` raises if the backend cannot adopt guests."""
     return SandboxStartError(f"sandboxes of the backend {backend_name} end with their server")
 

@@ -27,7 +27,7 @@ from policies.isolation import Isolation
 from sandbox_runtime.backends.base import (
     Check,
     Guest,
-    adoption_refusal,
+    cannot_adopt_error,
     parallel_starts_per_host,
 )
 from sandbox_runtime.backends.bubblewrap_check import PROBE, diagnose, isolation_checks
@@ -131,7 +131,7 @@ class BubblewrapBackend:
         return False
 
     async def adopt(self, reference: SandboxReference) -> Guest:
-        raise adoption_refusal(self.name)
+        raise cannot_adopt_error(self.name)
 
     async def fingerprint(self) -> str:
         if self._rootfs is None:

@@ -11,7 +11,7 @@ from sandbox_runtime.protocol import ProtocolError
 
 _MAX_EARLY_BYTES = 1 << 20
 """Maximum number of bytes that are buffered until `receive` is called."""
-_TURN_BYTES = 32 << 10
+_MAX_CALLBACK_BYTES = 32 << 10
 """Maximum number of bytes in one call of the callback, which may request a pause in each call."""
 MAX_UNREAD_BYTES = 256 << 10
 """Maximum number of bytes that `write_control` queues while the peer does not read."""
@@ -161,13 +161,13 @@ class ByteStreamProtocol(asyncio.Protocol):
         """Call the callback with the received bytes, up to the next pause."""
         # A reference that stays would keep the transport from reusing the buffer's memory.
         rest, self._undelivered_bytes = self._undelivered_bytes, b""
-        for start in range(0, len(rest), _TURN_BYTES):
-            if self._pass_turn(rest[start : start + _TURN_BYTES]):
-                self._undelivered_bytes = rest[start + _TURN_BYTES :]
+        for start in range(0, len(rest), _MAX_CALLBACK_BYTES):
+            if self._pass_piece(rest[start : start + _MAX_CALLBACK_BYTES]):
+                self._undelivered_bytes = rest[start + _MAX_CALLBACK_BYTES :]
                 return
         self._transport.resume_reading()
 
-    def _pass_turn(self, turn: bytes | memoryview) -> bool:
+    def _pass_piece(self, turn: bytes | memoryview) -> bool:
         """Call the callback with a part of the received bytes. If it requests a pause, pause
         reading and return True."""
         try:
@@ -184,7 +184,7 @@ class ByteStreamProtocol(asyncio.Protocol):
     def _resume(self) -> None:
         """Continue after a pause: call the callback with b"", then with the remaining bytes."""
         self._pause_timer = None
-        if not self._pass_turn(b""):
+        if not self._pass_piece(b""):
             self._deliver()
 
     def _end(self) -> None:

@@ -20,7 +20,7 @@ from policies.isolation import Isolation
 from sandbox_runtime.backends.base import (
     Check,
     Guest,
-    adoption_refusal,
+    cannot_adopt_error,
     parallel_starts_per_host,
     run_to_end,
 )
@@ -156,7 +156,7 @@ class DockerBackend:
         return False
 
     async def adopt(self, reference: SandboxReference) -> Guest:
-        raise adoption_refusal(self.name)
+        raise cannot_adopt_error(self.name)
 
     async def fingerprint(self) -> str:
         try:

@@ -22,7 +22,7 @@ from sandbox_runtime.backends.base import (
     Backend,
     Check,
     Guest,
-    adoption_refusal,
+    cannot_adopt_error,
     parallel_starts_per_host,
 )
 from sandbox_runtime.clock import Clock, SystemClock
@@ -265,7 +265,7 @@ class DockerHosts:
         return False
 
     async def adopt(self, reference: SandboxReference) -> Guest:
-        raise adoption_refusal(self.name)
+        raise cannot_adopt_error(self.name)
 
     async def fingerprint(self) -> str:
         """Return the distinct image ids of all engines that have been usable. An engine that does

@@ -145,7 +145,7 @@ class KubernetesBackend:
             await self._wait_until_running(name)
             stream = await self._attach(name)
             stream.write(first_message(guest_config(isolation, link_token, self._lease_s)))
-            guest.attached(stream, link_token)
+            guest.use_stream(stream, link_token)
             await stream.drain()
         except (KubernetesError, OSError) as error:
             await self._discard(guest)

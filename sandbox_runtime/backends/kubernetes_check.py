@@ -67,27 +67,28 @@ _SYSTEM_CALL_ATTEMPTS = (
 class NetworkVerdict:
     """The addresses to which the Pods of the network check could connect."""
 
-    by_sandbox: tuple[str, ...]
+    reached_by_sandbox: tuple[str, ...]
     """Addresses that the Pod with the label of a sandbox could reach."""
-    by_control: tuple[str, ...]
+    reached_by_control: tuple[str, ...]
     """Addresses that the Pod that may use the network could reach."""
 
     @property
     def is_enforced(self) -> bool:
         """True if a network policy demonstrably keeps sandboxes from the network."""
-        return not self.by_sandbox and bool(self.by_control)
+        return not self.reached_by_sandbox and bool(self.reached_by_control)
 
     def text(self) -> str:
         """Return the verdict as a sentence."""
-        if self.by_sandbox:
-            return f"no enforced network policy keeps a sandbox from {', '.join(self.by_sandbox)}"
-        if not self.by_control:
+        if self.reached_by_sandbox:
+            reached = ", ".join(self.reached_by_sandbox)
+            return f"no enforced network policy keeps a sandbox from {reached}"
+        if not self.reached_by_control:
             return (
                 "it cannot be verified that a policy is enforced: a Pod with the label"
                 f" app.kubernetes.io/component={CONTROL_COMPONENT}, which may use the network,"
                 " reaches nothing either"
             )
-        return f"a policy is enforced: sandboxes do not reach {', '.join(self.by_control)}"
+        return f"a policy is enforced: sandboxes do not reach {', '.join(self.reached_by_control)}"
 
 
 async def network_verdict(
@@ -106,8 +107,8 @@ async def network_verdict(
         _run_command(api, watch, spec, owner, component, addresses, timeout_s)
         for component in ("sandbox", CONTROL_COMPONENT)
     )
-    by_sandbox, by_control = await asyncio.gather(*run)
-    return NetworkVerdict(_printed(by_sandbox), _printed(by_control))
+    sandbox_pod, control_pod = await asyncio.gather(*run)
+    return NetworkVerdict(_reached_addresses(sandbox_pod), _reached_addresses(control_pod))
 
 
 async def _run_command(
@@ -143,7 +144,7 @@ def _has_settled(pod: Json) -> bool:
     return is_over or start_failure(pod) is not None
 
 
-def _printed(pod: Json) -> tuple[str, ...]:
+def _reached_addresses(pod: Json) -> tuple[str, ...]:
     """Return the addresses that a Pod has written into its status."""
     container = pod["status"]["containerStatuses"][0]
     message = container["state"]["terminated"].get("message") or ""

@@ -68,7 +68,7 @@ class KubernetesGuest:
     def id(self) -> str:
         return self._name
 
-    def attached(self, stream: AttachedStream, link_token: bytes, generation: int = 0) -> None:
+    def use_stream(self, stream: AttachedStream, link_token: bytes, generation: int = 0) -> None:
         """Use `stream`, the first connection of this process. If `generation` is 0, the agent has
         got its configuration over `stream`. Otherwise adopt the agent's link from an earlier
         process."""
@@ -84,7 +84,7 @@ class KubernetesGuest:
         if stream is None:
             why = self._cause or "its agent has ended"
             raise SandboxGoneError(f"Pod {self._name} cannot be adopted: {why}")
-        self.attached(stream, link_token, generation)
+        self.use_stream(stream, link_token, generation)
 
     def reference(self) -> SandboxReference:
         self._may_be_adopted = True
@@ -168,7 +168,7 @@ class KubernetesGuest:
         succession on which the agent did not answer."""
         assert self._stream
         delay_s = min(MAX_RETRY_S, MIN_RETRY_S * 2 ** (failures - 1)) if failures else 0.0
-        return await self._attach(self._stream.heard_at_s + self._max_outage_s, delay_s)
+        return await self._attach(self._stream.last_packet_at_s + self._max_outage_s, delay_s)
 
     async def _attach(self, deadline_s: float, delay_s: float = 0.0) -> AttachedStream | None:
         """Wait `delay_s`, then attach to the Pod, in several attempts if necessary. Return None if

@@ -67,7 +67,7 @@ class ResumableStream:
         """True once the agent has answered on the current connection. The first connection of the
         host that started the agent needs no answer: nothing was sent before."""
         self._unanswered_count = 0
-        self.heard_at_s = asyncio.get_running_loop().time()
+        self.last_packet_at_s = asyncio.get_running_loop().time()
         """The event loop's time at which the last packet arrived from the agent."""
         self._clock_ms = 0
         """The newest value of the agent's clock."""
@@ -228,7 +228,7 @@ class ResumableStream:
             # The answer was missed, because the attached output begins after it: connect again.
             self._connection.abort()
             return b""
-        self.heard_at_s = asyncio.get_running_loop().time()
+        self.last_packet_at_s = asyncio.get_running_loop().time()
         self._clock_ms = packet.clock_ms
         self._take_acknowledgement(packet.received)
         if not self._is_answered:
@@ -260,7 +260,7 @@ class ResumableStream:
             return
         while queue and queue[0][0] + len(queue[0][1]) <= received_bytes:
             self._unacknowledged_bytes -= len(queue.popleft()[1])
-        self._progress_at_s = self.heard_at_s
+        self._progress_at_s = self.last_packet_at_s
         self._stall_timeout_s = STALL_TIMEOUT_S
         self._changed.set()
 

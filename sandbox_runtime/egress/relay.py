@@ -12,7 +12,7 @@ from sandbox_runtime.egress.dialer import Server
 from sandbox_runtime.egress.limits import Timeouts, TrafficQuota
 
 PIECE_BYTES = 64 << 10
-Side = Callable[[], Awaitable[None]]
+RelayDirection = Callable[[], Awaitable[None]]
 """A coroutine function that relays one direction of a connection."""
 
 
@@ -37,16 +37,16 @@ class Relay:
         self._scope = anyio.CancelScope()
         self._is_answered = False
 
-    async def run(self, *sides: Side) -> None:
-        """Run all `sides` concurrently to their end; the first failure cancels the others.
+    async def run(self, *directions: RelayDirection) -> None:
+        """Run all `directions` concurrently to their end; the first failure cancels the others.
 
         Raises ConnectionError if the program is gone, and EgressError for any other failure.
         """
         failures: list[Exception] = []
 
-        async def run_side(side: Side) -> None:
+        async def run_direction(direction: RelayDirection) -> None:
             try:
-                await side()
+                await direction()
             except (ConnectionError, EgressError) as error:
                 failures.append(error)
                 self._scope.cancel()
@@ -54,8 +54,8 @@ class Relay:
         async with anyio.create_task_group() as group:
             self._scope = group.cancel_scope
             self._restart_idle_timer()
-            for side in sides:
-                group.start_soon(run_side, side)
+            for direction in directions:
+                group.start_soon(run_direction, direction)
         if failures:
             raise failures[0]
         if self._scope.cancel_called and not self._is_answered:

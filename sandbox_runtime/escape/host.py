@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sandbox_runtime.escape.context import Attack, EscapeContext, run_python
 
-_DIVIDED = ("ipc", "mnt", "net", "pid", "uts")
+_SEPARATE_NAMESPACES = ("ipc", "mnt", "net", "pid", "uts")
 """The namespaces that a sandbox must not share with the proxy. The user namespace is not among
 them, because an engine may share it: root in the sandbox is then the host's root,
 without its capabilities."""
@@ -48,7 +48,9 @@ async def _namespaces(context: EscapeContext) -> str | None:
         return None  # the sandbox's own kernel has no namespaces
     inside = json.loads(result.stdout)
     ours = Path("/proc/self/ns")
-    shared = [name for name in _DIVIDED if inside.get(name) == str((ours / name).readlink())]
+    shared = [
+        name for name in _SEPARATE_NAMESPACES if inside.get(name) == str((ours / name).readlink())
+    ]
     return f"shared with the proxy: {', '.join(shared)}" if shared else None
 
 

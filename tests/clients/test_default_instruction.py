@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import pytest
 
-from policies.default_instruction import HOLDS_S, MAX_CHARS, KnownInstruction
+from policies.default_instruction import MAX_CHARS, VALID_S, KnownInstruction
 from policies.profile import Profile
 from policies.prompts import system_prompt
-from policies.tool_support import CHECK_EVERY_S
+from policies.tool_support import VERSION_CHECK_INTERVAL_S
 from proxy.models.tool_support import REPROBE_AFTER_S, ToolSupportSettings
 from proxy.profiles import Profiles
 from tests.clients.chat_http import post_chat
@@ -87,7 +87,7 @@ async def test_changed_default_instruction_of_the_template_is_used_after_the_nex
         found = []
         for default in ("Today is Monday.", ""):
             engine.default_instruction = default
-            server.clock.advance(CHECK_EVERY_S)
+            server.clock.advance(VERSION_CHECK_INTERVAL_S)
             await server.ask_with_verdict()
             found += await instructions_of(server, engine)
     async with served(engine, tmp_path) as server:
@@ -114,7 +114,7 @@ async def test_default_instruction_stays_while_an_endpoint_fails(
     async with served(engine, tmp_path) as server:
         await server.ask_with_verdict()
         engine.statuses[path] = status
-        server.clock.advance(CHECK_EVERY_S)
+        server.clock.advance(VERSION_CHECK_INTERVAL_S)
         await server.ask_with_verdict()
         found = await instructions_of(server, engine)
     async with served(engine, tmp_path) as server:
@@ -143,7 +143,7 @@ async def test_default_instruction_is_forgotten_if_the_server_has_none_now(
         else:
             status = 404 if change == "no endpoint" else 422
             engine.statuses = {"/apply-template": status, "/tokenize": status}
-        server.clock.advance(CHECK_EVERY_S)
+        server.clock.advance(VERSION_CHECK_INTERVAL_S)
         await server.ask_with_verdict()
         requested = len(engine.paths)
         server.clock.advance(REPROBE_AFTER_S)
@@ -161,7 +161,7 @@ async def test_default_instruction_that_no_probe_finds_for_a_day_is_not_used(
     async with served(engine, tmp_path) as server:
         await server.ask_with_verdict()
         engine.statuses["/apply-template"] = 503
-        server.clock.advance(HOLDS_S - 1)
+        server.clock.advance(VALID_S - 1)
         found = await instructions_of(server, engine)
         server.clock.advance(1)
         found += await instructions_of(server, engine)
@@ -187,11 +187,11 @@ async def test_each_probe_confirms_the_stored_default_instruction(tmp_path: Path
     engine = engine_with_default()
     async with served(engine, tmp_path) as server:
         await server.ask_with_verdict()
-        server.clock.advance(CHECK_EVERY_S)
+        server.clock.advance(VERSION_CHECK_INTERVAL_S)
         await server.ask_with_verdict()
     with closing(open_store(tmp_path)) as store:
         assert await store.tool_verdicts.default_instructions("b") == {
-            "fake-model": KnownInstruction(DEFAULT, CHECK_EVERY_S)
+            "fake-model": KnownInstruction(DEFAULT, VERSION_CHECK_INTERVAL_S)
         }
 
 
@@ -210,7 +210,7 @@ async def test_default_instruction_is_stored_by_the_next_probe_after_a_failed_wr
         rename_table("default_instructions", "unavailable")
         assert (await server.ask_with_verdict()).headers[ROUTE] == "tools_ignored"
         rename_table("unavailable", "default_instructions")
-        server.clock.advance(CHECK_EVERY_S)
+        server.clock.advance(VERSION_CHECK_INTERVAL_S)
         await server.ask_with_verdict()
     async with served(engine, tmp_path) as server:
         assert server.verdicts.default_instruction("fake-model") == DEFAULT

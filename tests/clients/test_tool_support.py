@@ -12,7 +12,7 @@ import pytest
 
 from policies.isolation import Isolation
 from policies.profile import Profile
-from policies.tool_support import CHECK_EVERY_S, EVIDENCE_HOLDS_S
+from policies.tool_support import FAILED_TOOLS_VERDICT_TTL_S, VERSION_CHECK_INTERVAL_S
 from proxy.agent.model import Model
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.models.tool_support import ToolProbe, ToolSupportSettings, ToolVerdicts
@@ -171,7 +171,7 @@ async def test_positive_tool_verdict_holds_until_the_engine_version_changes(tmp_
         await server.ask_with_verdict()
         assert len(engine.probes) == probed
         engine.version, engine.template = "2.0", "ignores tools"
-        server.clock.advance(CHECK_EVERY_S)
+        server.clock.advance(VERSION_CHECK_INTERVAL_S)
         response = await server.ask_with_verdict()
     assert response.headers[ROUTE] == "tools_ignored"
 
@@ -196,7 +196,7 @@ async def test_negative_tool_verdict_is_checked_again_after_an_interval(tmp_path
     async with served(engine, tmp_path) as server:
         assert (await server.ask_with_verdict()).headers[ROUTE] == "tools_refused"
         engine.refusal = None
-        server.clock.advance(CHECK_EVERY_S)
+        server.clock.advance(VERSION_CHECK_INTERVAL_S)
         response = await server.ask_with_verdict()
     assert response.json()["sandbox"]["route"] == "auto"
 
@@ -326,7 +326,7 @@ async def test_key_gets_no_sandbox_for_a_model_that_has_made_malformed_calls(
             await post_chat(server.http, our_key),
             await post_chat(server.http, other_key),
         )
-        server.clock.advance(EVIDENCE_HOLDS_S)
+        server.clock.advance(FAILED_TOOLS_VERDICT_TTL_S)
         later = await post_chat(server.http, our_key)
     assert again.headers[ROUTE] == "tools_failed"
     assert "(malformed call)" in again.headers[DETAIL]

@@ -20,7 +20,7 @@ from evaluation.trajectories import (
     MAX_STEPS_CHARS,
     MAX_TEXT_CHARS,
     capabilities_of,
-    patterns_of,
+    count_patterns,
     trajectory_of,
 )
 from tests.evaluation.evaluation_process import sums
@@ -168,7 +168,7 @@ def test_patterns_of_an_answer_and_its_reasoning_are_counted() -> None:
     answer = "# Solution\n\n1. Add.\n2. Double-check the sum.\n- I verified it."
     result: Result = plain("sum/0", answer)
     made = trajectory(result, "cat a", "echo 1", reasoning="Let me make sure.\nStep 1: add.")
-    found = patterns_of(result, made)
+    found = count_patterns(result, made)
     assert (found.calls, found.matched_calls) == ({"file_management": 1}, 1)
     assert (found.verification, found.structure) == (3, 5)
 
@@ -176,7 +176,7 @@ def test_patterns_of_an_answer_and_its_reasoning_are_counted() -> None:
 def test_captured_turn_with_several_calls_of_one_capability_is_counted_once() -> None:
     result = RESULT.model_copy(update={"sandbox": USE.model_copy(update={"turns": 3})})
     turns = [turn(1, 1, 2), turn(2, 3), turn(3)]
-    found = patterns_of(result, trajectory(result, "cat a", "cat b", "echo 1", turns=turns))
+    found = count_patterns(result, trajectory(result, "cat a", "cat b", "echo 1", turns=turns))
     assert found.calls == {"file_management": 2}
     assert found.turns is not None
     assert found.turns.matched == {"file_management": 1}

@@ -3,11 +3,11 @@
 import pytest
 
 from policies.tool_support import (
-    HOLDS_WITHOUT_VERSION_S,
     SUPPORTED,
+    UNVERSIONED_VERDICT_TTL_S,
     KnownVerdict,
-    is_evidence,
     is_local,
+    shows_no_tool_support,
     tools_ignored_verdict,
     tools_refused_verdict,
 )
@@ -20,8 +20,8 @@ from policies.tool_support import (
         ("1", "2", 0.0, True),
         ("1", None, 0.0, True),
         (None, "1", 0.0, True),
-        (None, None, HOLDS_WITHOUT_VERSION_S - 1, False),
-        (None, None, HOLDS_WITHOUT_VERSION_S, True),
+        (None, None, UNVERSIONED_VERDICT_TTL_S - 1, False),
+        (None, None, UNVERSIONED_VERDICT_TTL_S, True),
     ],
 )
 def test_tool_verdict_is_outdated_by_another_version_or_without_a_version_after_a_day(
@@ -45,7 +45,7 @@ def test_tool_verdict_is_outdated_by_another_version_or_without_a_version_after_
 def test_malformed_calls_are_evidence_against_tool_support_only_if_no_command_ran(
     trouble: tuple[str, ...], has_run_commands: bool, evidence: bool
 ) -> None:
-    assert is_evidence(trouble, has_run_commands=has_run_commands) is evidence
+    assert shows_no_tool_support(trouble, has_run_commands=has_run_commands) is evidence
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.tool_support import EVIDENCE_HOLDS_S, SUPPORTED
+from policies.tool_support import FAILED_TOOLS_VERDICT_TTL_S, SUPPORTED
 from proxy.agent.result import Result, RunStats, ToolTrouble
 from proxy.models.tool_support import MAX_MODELS, ToolSupportSettings, ToolVerdicts
 from tests.fakes.manual_clock import ManualClock
@@ -27,7 +27,7 @@ def test_failed_tool_calls_withdraw_tools_from_the_key_and_model_for_an_hour() -
     assert (
         verdicts.verdict_for("theirs", "m") == verdicts.verdict_for("ours", "another") == SUPPORTED
     )
-    clock.advance(EVIDENCE_HOLDS_S)
+    clock.advance(FAILED_TOOLS_VERDICT_TTL_S)
     assert verdicts.verdict_for("ours", "m") == SUPPORTED
 
 

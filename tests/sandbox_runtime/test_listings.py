@@ -11,11 +11,11 @@ import pytest
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.protocol import DATA, END, MAX_DATA_BYTES, ProtocolError, frame, json_frame
 from sandbox_runtime.reports import (
+    ENTRIES_PER_BATCH,
     HASH_BYTES,
     MAX_LINE_BYTES,
     MAX_LISTING_BYTES,
     MAX_PATH_BYTES,
-    TURN_ENTRIES,
     ListingReader,
 )
 from sandbox_runtime.sandbox import DirectoryEntry
@@ -133,4 +133,4 @@ async def test_listing_entries_are_parsed_a_few_per_event_loop_turn() -> None:
             await asyncio.sleep(0)
             turns += 1
     assert len((await listing).entries) == 3000
-    assert turns >= 3000 // TURN_ENTRIES
+    assert turns >= 3000 // ENTRIES_PER_BATCH

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from sandbox_runtime.channel import OPEN_FRAMES, TURN_FRAMES
+from sandbox_runtime.channel import FRAMES_PER_BATCH, OPEN_FRAMES
 from sandbox_runtime.errors import FileTimeoutError
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
@@ -141,7 +141,7 @@ async def test_flood_of_small_frames_does_not_block_other_tasks() -> None:
             await asyncio.sleep(0)
             before, opened = opened, sandbox._channel._last_connection // 2
             most = max(most, opened - before)
-        assert most <= 2 * TURN_FRAMES // OPEN_FRAMES
+        assert most <= 2 * FRAMES_PER_BATCH // OPEN_FRAMES
         assert not sandbox.lost
         flooding.cancel()
 

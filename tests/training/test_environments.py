@@ -20,7 +20,12 @@ from tests.fakes.backend import scripted_backend
 from tests.fakes.server import running_proxy
 from tests.training.test_rollouts import exact, task
 from training.rollouts import INFRA_ERROR, Rollout, RolloutClient, RolloutError
-from training.trl import ENDED, SandboxEnvironment, SandboxEnvironments, reward_of_environment
+from training.trl import (
+    RUN_ENDED_TEXT,
+    SandboxEnvironment,
+    SandboxEnvironments,
+    reward_of_environment,
+)
 from training.turn_server import TrainerRollout
 
 PROFILE = Profile(
@@ -86,7 +91,7 @@ async def test_submitted_answer_is_rewarded(tmp_path: Path) -> None:
         trajectory = await stored(http)
     assert "When was it dredged (port-1)?" in prompt
     assert "Dredged in 1874." in observation
-    assert after == ENDED
+    assert after == RUN_ENDED_TEXT
     assert reward == 1.0
     assert (trajectory["outcome"], trajectory["task_id"]) == ("submitted", "port-1")
     assert [call["name"] for call in trajectory["tool_calls"]] == ["execute_bash", "submit"]
@@ -131,7 +136,7 @@ async def test_training_run_that_reaches_max_turns_ends_with_reward_0(tmp_path: 
         seen = [await in_thread(environment.execute_bash, "true") for _ in range(6)]
         found = await rewards([[{"role": "assistant", "content": "1874"}]], environment)
         trajectory = await stored(http)
-    assert seen[-1] == ENDED
+    assert seen[-1] == RUN_ENDED_TEXT
     assert trajectory["outcome"] == "max_turns"
     assert found == [0.0]
 
@@ -140,7 +145,7 @@ async def test_training_without_a_reachable_proxy_raises_rollout_error(tmp_path:
     client = RolloutClient(f"http://127.0.0.1:{free_port()}/v1", "none", score=exact)
     with SandboxEnvironments(client, [task("port-1")], port=free_port()) as made:
         environment = await started(made)
-        assert await in_thread(environment.execute_bash, READ) == ENDED
+        assert await in_thread(environment.execute_bash, READ) == RUN_ENDED_TEXT
         with pytest.raises(RolloutError, match="All 1 rollouts"):
             await rewards([[]], environment)
         with pytest.raises(RolloutError, match="began no run"):

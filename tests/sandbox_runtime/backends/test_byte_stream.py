@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from sandbox_runtime.backends.byte_stream import (
-    _TURN_BYTES,
+    _MAX_CALLBACK_BYTES,
     MAX_STDERR_BYTES,
     MAX_UNREAD_BYTES,
     TAIL_BYTES,
@@ -166,7 +166,7 @@ async def test_pause_returned_by_the_callback_stops_delivery_until_it_ends() -> 
             asyncio.get_running_loop().sock_sendall(peer, bytes(8 * MEGABYTE))
         )
         await until(lambda: bool(taken) and not byte_stream._transport.is_reading())
-        assert sum(map(len, taken)) <= _TURN_BYTES
+        assert sum(map(len, taken)) <= _MAX_CALLBACK_BYTES
         assert not flood.done()
         assert byte_stream._pause_timer
         byte_stream._pause_timer.cancel()
@@ -202,7 +202,7 @@ async def test_bytes_of_an_ended_stream_are_delivered_when_receive_begins_later(
         return 3600 if data else None
 
     async with connected() as (byte_stream, peer):
-        said = bytes(2 * _TURN_BYTES)
+        said = bytes(2 * _MAX_CALLBACK_BYTES)
         await asyncio.get_running_loop().sock_sendall(peer, said)
         peer.close()
         await byte_stream._ended.wait()
