@@ -76,7 +76,7 @@ def _generate(name: str, arguments: argparse.Namespace) -> "Suite":
         name,
         suite.generate(arguments.seed, arguments.count),
         licence=suite.LICENCE,
-        source=f"{suite.source()}, seed {arguments.seed}",
+        source=f"{suite.suite_origin()}, seed {arguments.seed}",
     )
 
 

@@ -104,9 +104,9 @@ class _Server:
                 socket.send_fds(self._start(), [b"0"], fds)
 
     def _start(self) -> socket.socket:
-        """Start the server, and return the control socket, over which the server receives the
-        connections of gradings. The server ends when this socket is closed, at the latest at the
-        end of this process."""
+        """Start the server, and return the control socket, over which `fork` sends the server the
+        file descriptors of each grading's two connections. The server ends when this socket is
+        closed, at the latest when this process ends."""
         self._control, remote = socket.socketpair()
         with remote:
             arguments = [str(remote.fileno()), " ".join(self.modules), *sys.path]

@@ -27,7 +27,7 @@ def load_reasoning_gym() -> ModuleType:
     return module
 
 
-def source() -> str:
+def suite_origin() -> str:
     """Return the package's name and version."""
     return f"reasoning-gym {version('reasoning-gym')} (PyPI)"
 

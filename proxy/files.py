@@ -195,7 +195,7 @@ class RunArtifactStore:
     def container_id(self) -> str:
         return self._container_id
 
-    def url(self, path: str) -> str:
+    def artifact_url(self, path: str) -> str:
         file_id = self._file_id(path)
         return self._files.url(self._base_url, self.container_id, file_id, self._expires_at)
 
@@ -227,7 +227,7 @@ class RunArtifactStore:
             bytes=blob.bytes,
             mime_type=mime_type,
             sha256=blob.sha256,
-            url=self.url(file.path),
+            url=self.artifact_url(file.path),
             data_url=await self._data_url(blob, mime_type),
         )
 

@@ -341,9 +341,12 @@ def _merge_settings(base: Mapping[str, Any], tree: Any) -> Any:
 
 
 def _settings_reset_by_mode(network: Tree, mode: object) -> dict[str, Any]:
-    """Return the network settings to reset after `network` was merged into other settings, so that
-    the mode is `mode`. If `network` sets the mode, only the hosts that `network` itself allows
-    stay. In the mode `none`, which allows no hosts, inherited settings for hosts are removed."""
+    """Return the settings to replace, and their new values, after `network` was merged into
+    inherited network settings. `mode` is the mode after the merge.
+
+    If `network` sets the mode, no inherited host stays allowed, and the mode `none` also empties
+    `headers` and `allowed_cidrs`. If `network` does not set the mode, nothing is replaced, except
+    that an inherited mode `none` empties `allowed_hosts`."""
     if "mode" not in network:
         return {"allowed_hosts": ()} if mode == "none" else {}
     kept = {"allowed_hosts": network.get("allowed_hosts", ())}

@@ -102,7 +102,7 @@ def reward(
     `function` is `package.module:function`, which is called with the row as a dictionary and the
     answer, and returns a number from 0 to 1. With `needs_submit`, as in training, an attempt that
     was not submitted gets 0. The value is None if the sandbox was lost or if `function` fails. If a
-    rule of this module fails, for example because math-verify takes too long, the value is 0. It is
+    rule of this module fails, for example because math-verify takes too long, the value is 0, or
     None if the rule does not give 1 to the right answer either. Raises TaskError if a package of
     the grader or the function is missing, or if `function` is not of this form.
     """

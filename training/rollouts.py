@@ -74,7 +74,8 @@ class Rollout:
     reward: float | None
     """The reward from 0 to 1; None if the run cannot be scored."""
     trajectory_id: str | None = None
-    """The id of the trajectory in the proxy; None if a request of the last attempt failed."""
+    """The id of the trajectory in the proxy; None if a request of the last attempt failed, or if
+    the rollout was cancelled."""
     answer: str = ""
     segments: tuple[Segment, ...] = ()
     tokens_missing: str | None = None

@@ -238,9 +238,9 @@ class _SingleCallHandler:
         self._has_emitted = False
 
     async def on_delta(self, delta: ModelDelta) -> None:
-        """Emit a delta. Raises StopRetryingError if an attempt has failed and must not be repeated,
-        because the client has seen a part of its reply, or because the response's HTTP status must
-        be sent before a retry could end."""
+        """Emit a delta. If the delta is a failed attempt, raises StopRetryingError to prevent a
+        retry: if the client has already seen a part of the reply, or if a retry would come too late
+        to decide the HTTP status of the response."""
         match delta:
             case ReasoningDelta():
                 self._has_emitted = True

@@ -141,7 +141,7 @@ class AnswerWriter:
 
     def _record_link(self, path: str) -> str:
         self._linked_paths.add(path)
-        return self._artifact_store.url(path)
+        return self._artifact_store.artifact_url(path)
 
     async def _restart_after_narration(self) -> None:
         """If narration was sent as the answer, send a separator after it and report that the answer

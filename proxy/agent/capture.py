@@ -16,9 +16,9 @@ from proxy.agent.model import Completion, CompletionStopped, Message, Model
 from proxy.agent.task import AgentTask, WeightVersion
 from proxy.agent.tokens import (
     read_tokens,
-    refuses_token_params,
+    refuses_token_output_params,
     rendered_prompt,
-    with_token_params,
+    with_token_output_params,
     without_tokens,
 )
 from proxy.errors import BackendError
@@ -147,9 +147,9 @@ class TokenCapturedModel(CapturedModel):
     async def _complete(self, body: Mapping[str, Any]) -> Completion:
         if self._refusal is None:
             try:
-                return await MeteredModel.complete(self, with_token_params(body), None)
+                return await MeteredModel.complete(self, with_token_output_params(body), None)
             except BackendError as error:
-                if not refuses_token_params(error):
+                if not refuses_token_output_params(error):
                     raise
                 message = error.message[:MAX_REFUSAL_CHARS]
                 self._refusal = f"The backend refused the parameters: {message}"

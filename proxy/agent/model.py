@@ -55,7 +55,7 @@ class StopRetryingError(Exception):
     error instead of retrying."""
 
 
-class UpstreamBody(Protocol):
+class UpstreamResponseBody(Protocol):
     """The body of a relayed response, streamed."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
@@ -71,7 +71,7 @@ class UpstreamResponse:
     status: int
     headers: Mapping[str, str]
     """The headers that the client needs: content-type, request ids, rate limits."""
-    body: UpstreamBody
+    body: UpstreamResponseBody
     """The body, which the caller must close."""
 
 

@@ -73,7 +73,7 @@ class ArtifactStore(Protocol):
     def container_id(self) -> str:
         """Id of the API's container that lists the files."""
 
-    def url(self, path: str) -> str:
+    def artifact_url(self, path: str) -> str:
         """Return the URL that a file will have once it is saved."""
 
     async def has(self, path: str) -> bool:

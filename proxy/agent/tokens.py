@@ -10,7 +10,7 @@ from proxy.agent.events import CallTokens
 from proxy.agent.model import Completion
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 
-TOKEN_PARAMS = {
+TOKEN_OUTPUT_PARAMS = {
     "return_token_ids": True,
     "return_tokens": True,
     "verbose": True,
@@ -30,18 +30,18 @@ MAX_VERSION_CHARS = 200
 """Maximum length of a weight version."""
 
 
-def with_token_params(body: Mapping[str, Any]) -> dict[str, Any]:
+def with_token_output_params(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the body of a call with the parameters that request its tokens."""
     fewest = {} if body.get("logprobs") else _FEWEST_LOGPROBS
-    return {**body, **TOKEN_PARAMS, **fewest}
+    return {**body, **TOKEN_OUTPUT_PARAMS, **fewest}
 
 
-def refuses_token_params(error: BackendError) -> bool:
-    """Return True if a backend refused a call because of TOKEN_PARAMS."""
+def refuses_token_output_params(error: BackendError) -> bool:
+    """Return True if a backend refused a call because of TOKEN_OUTPUT_PARAMS."""
     if isinstance(error, ContextOverflowError | ToolsRefusedError):
         return False
     words = f"{error.message} {error.param}"
-    return error.status in (400, 422) and any(name in words for name in TOKEN_PARAMS)
+    return error.status in (400, 422) and any(name in words for name in TOKEN_OUTPUT_PARAMS)
 
 
 def rendered_prompt(reply: Completion) -> str | None:
@@ -75,8 +75,8 @@ def read_tokens(reply: Completion, rendered_ids: list[int] | None = None) -> Cal
 
 
 def without_tokens(reply: Completion, body: Mapping[str, Any]) -> Completion:
-    """Return a reply without the fields that only TOKEN_PARAMS requested. `body` is the body of the
-    call before TOKEN_PARAMS were added."""
+    """Return a reply without the fields that only TOKEN_OUTPUT_PARAMS requested. `body` is the body
+    of the call before TOKEN_OUTPUT_PARAMS were added."""
     hidden = set() if body.get("return_token_ids") else set(_ID_FIELDS)
     if not body.get("logprobs"):
         hidden.add("logprobs")

@@ -322,9 +322,10 @@ class TextArgument:
 
     @property
     def is_complete(self) -> bool:
-        """True if `text` reaches the quote that ends the string, or the point where the arguments
-        are cut off. False if the string has not begun, or if an unescaped quote inside the string
-        has ended the reading."""
+        """True if `text` is everything that arrived of the string: up to the quote that ends it
+        (the next character is a comma, a brace or the end of the arguments), or up to the point
+        where the arguments are cut off. False if the string has not begun, or if the reading
+        stopped too early, at a quote that the model forgot to escape."""
         return self._state == "inside" or bool(_STRING_END.match(self._pending))
 
     def _look_for_start(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from policies.budgets import BUDGET_LABELS, DailyBudget, Expense, Reservation
 from policies.prices import Tariff, TokenUsage, cost_usd, estimate_prompt_tokens, parse_usage
-from proxy.agent.model import UpstreamBody, UpstreamResponse
+from proxy.agent.model import UpstreamResponse, UpstreamResponseBody
 from proxy.agent.task import BudgetAccount
 from proxy.api.dependencies import ClientRequest, Services
 from proxy.errors import BadRequestError, BudgetError
@@ -53,7 +53,7 @@ class _MeteredBody:
         reservation: Reservation,
         tariff: Tariff | None,
     ) -> None:
-        self._body: UpstreamBody = response.body
+        self._body: UpstreamResponseBody = response.body
         self._pieces: AsyncIterator[bytes] = aiter(response.body)
         self._reader = UsageReader(response.headers.get("content-type", ""))
         self._account = account

@@ -20,7 +20,7 @@ from policies.json_bounds import TooMuchJSONError, decode_json
 from policies.passthrough import PathKind, can_refer_to_responses, is_stateless, path_kind
 from policies.routing import PLAIN_SUFFIX, backend_model_name
 from proxy import stepwise
-from proxy.agent.model import Upstream, UpstreamBody, UpstreamResponse
+from proxy.agent.model import Upstream, UpstreamResponse, UpstreamResponseBody
 from proxy.api.dependencies import (
     SLOW_BYTES,
     ClientRequest,
@@ -299,7 +299,9 @@ class _ResponseIdRecorder:
     """The body of a relayed response, which is searched for the response's id. The id is stored as
     the client's before the client receives the id."""
 
-    def __init__(self, body: UpstreamBody, store_id: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(
+        self, body: UpstreamResponseBody, store_id: Callable[[str], Awaitable[None]]
+    ) -> None:
         self._body = body
         self._pieces: AsyncIterator[bytes] = aiter(body)
         self._store_id = store_id

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from proxy.agent.model import UpstreamBody, UpstreamResponse
+from proxy.agent.model import UpstreamResponse, UpstreamResponseBody
 from proxy.errors import BackendError
 
 _CONNECTION_HEADERS = frozenset(
@@ -108,7 +108,7 @@ def _filter_headers(
 
 
 class BufferedBody:
-    """An `UpstreamBody` whose pieces are in memory."""
+    """An `UpstreamResponseBody` whose pieces are in memory."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
@@ -140,7 +140,7 @@ def json_response(
     return UpstreamResponse(status, {"content-type": "application/json", **(headers or {})}, body)
 
 
-async def read_at_most(body: UpstreamBody, max_bytes: int) -> bytes | None:
+async def read_at_most(body: UpstreamResponseBody, max_bytes: int) -> bytes | None:
     """Read a body to its end and close it. Return None if it is longer than `max_bytes`. Raises
     BackendError."""
     content = bytearray()

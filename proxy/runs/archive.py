@@ -36,7 +36,7 @@ class LostRun(NamedTuple):
     id: str
     checkpoint: Checkpoint | None
     """The checkpoint from which the new run goes on, if the process of the new run can adopt the
-    sandbox. None if the lost run has no readable checkpoint."""
+    sandbox. None if the lost run has no readable checkpoint or answers a different request."""
 
 
 class RunArchive:

@@ -18,7 +18,7 @@ from proxy.errors import RunElsewhereError, RunLostError, StoreUnavailableError
 from proxy.runs.event_log import MAX_LIVE_CHARS, event_from_json, event_to_json
 from proxy.runs.frame_log import FrameLog, RecordsFrames, frames_from_json, frames_to_json
 from proxy.runs.run import Run
-from proxy.store.process_messages import Message, MessageKind, ProcessMessages
+from proxy.store.process_messages import Message, MessageKind, ProcessMessenger
 from proxy.store.records import StoredRun
 from proxy.store.runs import RunRepository
 
@@ -49,7 +49,7 @@ class RunExchange:
 
     def __init__(
         self,
-        messages: ProcessMessages,
+        messages: ProcessMessenger,
         repository: RunRepository,
         find_local: Callable[[str], Run | None],
     ) -> None:

@@ -39,7 +39,7 @@ from proxy.runs.event_log import Record
 from proxy.runs.exchange import RunExchange
 from proxy.runs.run import RequestIdentity, Run, RunMetadata, Subscriber
 from proxy.runs.trajectory_recorder import MAX_WRITE_S, TrajectoryRecorder
-from proxy.store.process_messages import ProcessMessages
+from proxy.store.process_messages import ProcessMessenger
 from proxy.store.runs import RunRepository
 from proxy.store.trajectories import StoredTrajectory, TrajectoryRepository
 from sandbox_runtime import errors
@@ -71,7 +71,7 @@ class RunManager:
         tool_verdicts: ToolVerdicts | None = None,
         metrics: Metrics | None = None,
         trajectories: TrajectoryRepository | None = None,
-        messages: ProcessMessages | None = None,
+        messages: ProcessMessenger | None = None,
         *,
         grace_s: float = GRACE_S,
         keep_s: float = KEEP_S,

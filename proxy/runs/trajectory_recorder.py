@@ -1,5 +1,5 @@
-"""The trajectory recorder: observes a run and stores its trajectory, if the
-request or the profile asks for one."""
+"""The trajectory recorder: observes a run and stores its trajectory, if the request or the profile
+asks for one."""
 
 import asyncio
 import logging

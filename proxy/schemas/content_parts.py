@@ -171,7 +171,7 @@ class FilePart:
     it."""
 
     def with_identity(self) -> "FilePart":
-        """Return the part with its identity."""
+        """Return the part with `identity` set: a digest of its data, its URL or its file id."""
         match self.source:
             case InlineData(text=text) | RemoteFile(url=text) | UploadedFile(file_id=text):
                 return replace(self, identity=text_digest(text))

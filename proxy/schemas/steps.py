@@ -117,8 +117,8 @@ class StepTextRenderer:
         return ""
 
     def _emit(self, text: str) -> str:
-        """Return the text without lone surrogates, or "" if the answer has begun. Note whether the
-        text ends a line."""
+        """Return the text, with lone surrogates replaced by "?", or "" if the answer has begun.
+        Store in `_at_line_start` whether the text ends with a newline, if it is not empty."""
         if text:
             self._at_line_start = text.endswith("\n")
         return "" if self._state.answer_began else text.encode(errors="replace").decode()

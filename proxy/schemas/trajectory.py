@@ -143,15 +143,15 @@ class TrajectoryWriter:
     def _call_lines(self, elapsed_s: float, call: ModelCallFinished) -> Iterator[bytes]:
         added, reply = [], None
         for message in call.messages:
-            index, text = _index_of(message, self._messages)
+            index, text = _index_and_new_text(message, self._messages)
             added.append(index)
             if text:
                 yield self._message_line(message, text)
         if call.reply is not None:
-            reply, text = _index_of(call.reply, self._messages)
+            reply, text = _index_and_new_text(call.reply, self._messages)
             if text:
                 yield self._message_line(call.reply, text)
-        settings, text = _index_of(call.settings, self._settings)
+        settings, text = _index_and_new_text(call.settings, self._settings)
         if text:
             if not self._has_room():
                 text = encode_json({"note": TRUNCATION_MARKER})
@@ -221,10 +221,11 @@ def _user_message(task: AgentTask) -> str:
     return text_of(users[-1]) if users else ""
 
 
-def _index_of(value: Mapping[str, Any], indexes: dict[bytes, int]) -> tuple[int, bytes | None]:
+def _index_and_new_text(
+    value: Mapping[str, Any], indexes: dict[bytes, int]
+) -> tuple[int, bytes | None]:
     """Return the index of `value`, and its JSON text if the value is new, else None. `indexes` maps
-    the SHA-256 of each known value's JSON text to the value's index, and a new value is
-    added."""
+    the SHA-256 of each known value's JSON text to the value's index. A new value is added to it."""
     text, count = encode_json(value), len(indexes)
     index = indexes.setdefault(hashlib.sha256(text).digest(), count)
     return index, text if index == count else None

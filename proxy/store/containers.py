@@ -230,7 +230,7 @@ class ContainerFileRepository:
     async def all(
         self, container_id: str, owner: str | None, directory: str | None
     ) -> list[ContainerFile] | None:
-        """Return the files of a container that are below `directory`, or all files if it is None,
+        """Return the files of a container at `directory` and below it, or all files if it is None,
         sorted by path. Return None if the container does not exist."""
         container = select(CONTAINERS.c.id).where(_is_container(container_id, owner, self._now()))
         query = select(CONTAINER_FILES).where(

@@ -41,10 +41,10 @@ class Message:
     kind: MessageKind
     run_id: str
     sender: str = ""
-    """The id of the process that sent the message. `ProcessMessages` sets this field."""
+    """The id of the process that sent the message. `ProcessMessenger` sets this field."""
 
 
-class ProcessMessages:
+class ProcessMessenger:
     """Sends messages to other processes, and receives the messages to this process in a thread,
     from construction until `close`."""
 

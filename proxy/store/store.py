@@ -25,7 +25,7 @@ from proxy.store.containers import ContainerFileRepository, ContainerRepository
 from proxy.store.conversations import ConversationRepository, ResponseQuota
 from proxy.store.database import SWEEP_ROWS, Database, check_quota, upsert
 from proxy.store.process_lease import ProcessLease
-from proxy.store.process_messages import ProcessMessages
+from proxy.store.process_messages import ProcessMessenger
 from proxy.store.records import Process
 from proxy.store.responses import ResponseRepository
 from proxy.store.runs import RunRepository, SuspendedRunRepository
@@ -193,10 +193,10 @@ class Store:
         self._exit_stack.callback(process.release)
         return process
 
-    def _open_messages(self) -> ProcessMessages | None:
+    def _open_messages(self) -> ProcessMessenger | None:
         if not self._is_shared:
             return None
-        messages = ProcessMessages(self._url, self.process)
+        messages = ProcessMessenger(self._url, self.process)
         self._exit_stack.callback(messages.close)
         return messages
 

@@ -37,8 +37,8 @@ _SHARED_MEMORY_BYTES = 64 << 20
 _RUNSC_PIDS = 256
 _RUNSC_PIDS_PER_PROCESS = 16
 """The number of runsc's threads that the host's pids limit allows for each process in the sandbox;
-up to 11 were measured. runsc itself limits the processes in the sandbox. The host's limit, which
-ends the sandbox, is only a second barrier."""
+up to 11 were measured. runsc itself limits the processes in the sandbox. Reaching the host's limit
+ends the sandbox, so it is only a second barrier."""
 
 _MASKED_PATHS = (
     *("/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys"),

@@ -59,9 +59,9 @@ AGENT_LEASE_S = 30.0
 """Length of an agent's lease. An agent ends this long after it sent the last packet whose receipt
 the proxy has confirmed."""
 TAKEOVER_LEASE_S = 60.0
-"""Length of an agent's lease if another process may adopt its sandbox. It leaves time for
-others to find that the process is dead, and for its client to retry. It is not longer than
-`LEASE_S` of `kubernetes_owner`, after which the Pods of a dead process are swept."""
+"""Length of an agent's lease if another process may adopt its sandbox. It leaves time for others to
+find that the process is dead, and for its client to retry. It is not longer than `LEASE_S` of
+`kubernetes_owner`, after which the Pods of a dead process are swept."""
 LEASE_MARGIN_S = 5.0
 """Time from the end of a lease until the agent has certainly ended. Its Pod is given up only after
 this time, so that no sandbox is replaced while it still runs."""
@@ -225,7 +225,8 @@ class KubernetesBackend:
         )
 
     def _may_adopt(self, name: str, owner: str) -> bool:
-        """Return False if this process still uses or removes the owner's Pod."""
+        """Return True if this process has abandoned the Pod, or if another process owns it and this
+        process neither uses nor is removing it."""
         if guest := self._guests.get(name):
             return guest.is_abandoned
         return owner != self._owner.id

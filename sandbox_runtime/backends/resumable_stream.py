@@ -190,8 +190,8 @@ class ResumableStream:
         self._ask()
 
     def _ask(self) -> None:
-        """Ask the agent, on a new connection, which bytes it has received. After an adoption the
-        question is an ADOPT packet, which has no effect if an earlier one has arrived."""
+        """Ask the agent, on a new connection, which bytes it has received. If the link was adopted,
+        the question is an ADOPT packet, which adopts nothing if an earlier one has arrived."""
         self._progress_at_s = asyncio.get_running_loop().time()
         kind = PACKET_ADOPT if self._generation else PACKET_DATA
         self._send_packet(kind, self._sent_bytes, b"")

@@ -153,7 +153,7 @@ class _Bomb:
 
         return self._attack(make)
 
-    def attack_at_strict(self) -> Attack:
+    def attack_at_strict_level(self) -> Attack:
         """Return the attack at level strict, where each sandbox has its own user on the host."""
 
         async def make(context: EscapeContext) -> str | None:
@@ -184,7 +184,7 @@ class _Bomb:
         )
 
 
-_AT_STANDARD = (
+_AT_STANDARD_LEVEL = (
     _Bomb(
         "terminal_bomb",
         "pseudo-terminals",
@@ -220,7 +220,7 @@ _AT_STANDARD = (
         output_of_one=None,
     ),
 )
-_AT_STRICT = (
+_AT_STRICT_LEVEL = (
     _Bomb(
         "strict_terminal_bomb",
         "pseudo-terminals",
@@ -242,6 +242,6 @@ _AT_STRICT = (
     ),
 )
 ATTACKS = (
-    *(bomb.attack() for bomb in _AT_STANDARD),
-    *(bomb.attack_at_strict() for bomb in _AT_STRICT),
+    *(bomb.attack() for bomb in _AT_STANDARD_LEVEL),
+    *(bomb.attack_at_strict_level() for bomb in _AT_STRICT_LEVEL),
 )

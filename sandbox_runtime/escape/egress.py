@@ -1,5 +1,5 @@
-"""Attacks on the egress gateway: requests from a sandbox that try to reach what the rules
-deny, or to exceed the limits.
+"""Attacks on the egress gateway: requests from a sandbox that try to reach what the rules deny, or
+to exceed the limits.
 
 The requests come over a real connection from the sandbox. The internet is a fake, so an attack that
 succeeds reaches no real server.

@@ -13,8 +13,8 @@ from sandbox_runtime.escape.context import Attack, EscapeContext, run_python
 
 _SEPARATE_NAMESPACES = ("ipc", "mnt", "net", "pid", "uts")
 """The namespaces that a sandbox must not share with the proxy. The user namespace is not among
-them, because an engine may share it: root in the sandbox is then the host's root,
-without its capabilities."""
+them, because an engine may share it: root in the sandbox is then the host's root, without its
+capabilities."""
 _NAMESPACES = """
 import json, os
 names = os.listdir("/proc/self/ns")

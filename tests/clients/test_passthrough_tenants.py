@@ -125,7 +125,7 @@ async def test_request_to_responses_compact_without_a_json_content_type_is_refus
     assert (answer.status_code, backend.seen) == (400, [])
 
 
-async def test_response_of_the_backend_can_be_compacted_by_the_client_that_made_it(
+async def test_client_can_compact_a_backend_response_to_its_own_request(
     tmp_path: Path,
 ) -> None:
     backend = Recorder(b'{"id": "resp_of_a", "object": "response"}', 200)

@@ -73,7 +73,9 @@ async def save_file(
 async def test_saved_file_is_found_unchanged(files: FileStore) -> None:
     data = os.urandom(3 << 20)
     artifact = await save_file(files, "/testbed/output/sub/a.csv", data)
-    url = files.artifact_store("cntr_r1", "https://host", OWNER).url("/testbed/output/sub/a.csv")
+    url = files.artifact_store("cntr_r1", "https://host", OWNER).artifact_url(
+        "/testbed/output/sub/a.csv"
+    )
     assert artifact == Artifact(
         file_id=artifact.file_id,
         container_id="cntr_r1",

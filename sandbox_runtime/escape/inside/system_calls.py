@@ -115,7 +115,7 @@ def bpf() -> str | None:
 
 
 def perf_event_open() -> str | None:
-    """Opens a counter of the process's own time, with kernel and hypervisor left out."""
+    """Opens a counter of the process's processor time, with kernel and hypervisor left out."""
     attributes = struct.pack("=2I5Q16x", 1, 64, 0, 0, 0, 0, 1 << 5 | 1 << 6)
     os.close(call("perf_event_open", attributes, 0, -1, -1, 0))
     return "a performance counter was opened"
@@ -237,8 +237,8 @@ def _require_x86_64(kind: str) -> None:
 
 
 def _other_memory(name: str) -> str | None:
-    """Copy a byte between this process and its parent, at the same address, with the system call
-    `name`."""
+    """Copy a byte between this process and its parent, which has the same byte at the same address,
+    with the system call `name`."""
     byte = ctypes.create_string_buffer(b"x")
     vector = struct.pack("=2Q", ctypes.addressof(byte), 1)
     call(name, os.getppid(), vector, 1, vector, 1, 0)

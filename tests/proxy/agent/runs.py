@@ -55,7 +55,7 @@ class MemoryArtifactStore:
     def __init__(self) -> None:
         self.saved: dict[str, bytes] = {}
 
-    def url(self, path: str) -> str:
+    def artifact_url(self, path: str) -> str:
         return f"https://files.test/{path.rpartition('/')[2]}"
 
     async def has(self, path: str) -> bool:
@@ -71,7 +71,7 @@ class MemoryArtifactStore:
             bytes=len(data),
             mime_type="text/plain",
             sha256=hashlib.sha256(data).hexdigest(),
-            url=self.url(file.path),
+            url=self.artifact_url(file.path),
             data_url=None,
         )
 

@@ -114,7 +114,7 @@ def test_missing_moved_or_added_lines_of_a_log_are_found(
 
 
 @pytest.mark.parametrize("removed_bytes", [1, 2, 50])
-def test_truncated_finished_log_is_found(tmp_path: Path, removed_bytes: int) -> None:
+def test_audit_verify_reports_a_truncated_finished_log(tmp_path: Path, removed_bytes: int) -> None:
     (log,) = write(tmp_path, "a")
     log.write_bytes(log.read_bytes()[:-removed_bytes])
     assert len(errors(tmp_path)) == 1

@@ -95,7 +95,9 @@ async def test_response_that_exceeds_a_limit_is_not_requested_again() -> None:
 @pytest.mark.parametrize(
     "body", [b"[" + b"{}," * (8 * MIB) + b"{}]", b"[" * 1000 + b"]" * 1000, b"9" * (257 * MIB)]
 )
-async def test_json_response_with_too_many_bytes_values_or_levels_is_rejected(body: bytes) -> None:
+async def test_json_response_that_is_too_long_too_deep_or_has_too_many_values_is_rejected(
+    body: bytes,
+) -> None:
     message = await rejection(
         Raw(200, body, {"content-type": "application/json"}), is_streamed=False
     )

@@ -73,7 +73,7 @@ async def test_refused_reservation_names_the_exhausted_budget(store: Store) -> N
     assert await store.spending.spent(OWNER) == Expense(tokens=100)
 
 
-async def test_overdrawn_expense_counts_even_beyond_the_budget(store: Store) -> None:
+async def test_overdraw_beyond_the_budget_is_accepted_and_counted(store: Store) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     for _ in range(2):
         reservation = await account.overdraw(Expense(tokens=70))

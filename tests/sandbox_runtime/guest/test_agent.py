@@ -271,7 +271,7 @@ def test_a_connection_that_the_host_refuses_is_closed(tmp_path: Path) -> None:
             assert program.recv(100) == b""
 
 
-def test_host_is_notified_when_a_program_hangs_up(tmp_path: Path) -> None:
+def test_host_is_notified_when_a_program_resets_its_connection(tmp_path: Path) -> None:
     port = _free_port()
     with agent_process(tmp_path, egress_port=port) as agent:
         agent.send(frame(0, PING))
