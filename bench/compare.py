@@ -164,7 +164,8 @@ async def _measure(
 
 
 def _measure_pair(other: Checkout, this: Checkout, operation: str, kind: str) -> Durations:
-    """Measure both checkouts in alternate turns. The first turn is a warm-up and does not count."""
+    """Measure both checkouts in each turn, in an order that alternates. The first turn is a warm-up
+    and does not count."""
     comparison = COMPARISONS[operation]
     before: list[float] = []
     now: list[float] = []

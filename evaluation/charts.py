@@ -211,8 +211,8 @@ def _bar(y: int, value: _BarData, scale: float) -> Bar:
 
 
 def _tick_step(max_value: float) -> float:
-    """Return the distance between marks: at least 1, and otherwise the smallest of ROUND_STEPS,
-    times a power of ten, with which TICK_COUNT marks reach `max_value`."""
+    """Return the distance between marks: 1 if TICK_COUNT such steps reach `max_value`, else the
+    smallest of ROUND_STEPS times a power of ten with which TICK_COUNT steps reach it."""
     if max_value <= TICK_COUNT:
         return 1.0
     needed = max_value / TICK_COUNT

@@ -52,8 +52,8 @@ class WrittenReport:
 
     path: Path
     summary: str
-    """The number of samples, the place of their HTML (the page, or pages of their own), and the
-    number of samples that are left out."""
+    """The number of samples, the place of their HTML (the page, or the directory of their own
+    pages), and the number of samples that are left out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,8 +109,8 @@ def texts_to_count(messages: Sequence[Message], threshold_tokens: int | None) ->
 
 
 def has_long_text(messages: Sequence[Message]) -> bool:
-    """Return True if a user message has more than LARGE_CHARS characters. Shorter messages are
-    never offloaded to files."""
+    """Return True if a user message has more than LARGE_CHARS characters. Only a longer text can be
+    offloaded to a file."""
     return any(count > LARGE_CHARS for count in _user_text_lengths(messages))
 
 

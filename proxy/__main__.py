@@ -523,9 +523,9 @@ def _key_refusal_reason(config: "Config") -> str:
 
 
 def _backend_builders(config: "Config", *, needs_image: bool) -> "dict[str, Callable[[], Backend]]":
-    """Return a builder for each sandbox backend that the configuration allows, in the order that
-    `build_backend` tries. With `needs_image`, the builder of the Docker backend fails if the image
-    is missing and another backend can be used instead."""
+    """Return a builder for each sandbox backend that the configuration allows, in the order in
+    which `build_backend` tries them. With `needs_image`, the builder of the Docker backend fails if
+    the image is missing and another backend can be used instead."""
     from proxy.bootstrap import build_bubblewrap, build_docker, build_kubernetes, engine_setting
 
     setting = config.sandbox.backend

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn with limits on connections, and a shutdown that lets requests end.
+"""The HTTP server: uvicorn with limits on connections, and a shutdown that answers the requests.
 
 `HTTPServer` is uvicorn's server with a graceful shutdown. `HTTPProtocol` is one connection. It
 limits the time and size of incomplete requests, the time for which a response stays unread, and the

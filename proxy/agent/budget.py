@@ -49,8 +49,7 @@ class RunBudget:
 
     def __init__(self, task: AgentTask, limits: Limits, started_at: float) -> None:
         """`limits` are those of the profile. A run with tools has lowered `max_run_seconds` in them
-        to keep the client's deadline.
-        `started_at` is the start of the run, by time.monotonic."""
+        to keep the client's deadline. `started_at` is the start of the run, by time.monotonic."""
         self.turns = 0
         self.commands = 0
         self.cpu_s = 0.0

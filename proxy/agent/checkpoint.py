@@ -31,7 +31,8 @@ UNKNOWN_OUTCOME = (
     "The server that ran this call has ended. It is not known whether the call had its effect:"
     " check that, and repeat the call if it had none."
 )
-"""The observation for a call that the dead server may have run, and that must not be repeated."""
+"""The observation for a call that the dead server may have run and that the proxy must not repeat,
+and for the calls after it."""
 _VERSION = 1
 """The version of the stored form. Increase it when the fields of Checkpoint, Turn, ToolCall,
 Completion, SandboxReference or of a value in `Checkpoint.state` change."""

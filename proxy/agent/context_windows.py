@@ -100,8 +100,8 @@ class ContextWindows:
                 del self._max_used_tokens[owner, model_name]
 
     def record_usage(self, owner: str, model_name: str, tokens: int) -> None:
-        """Record the tokens of prompt and answer of a call. From then on, a window from a refusal
-        or a listing is ignored if it is smaller than these tokens."""
+        """Record the tokens of prompt and answer of a call. Smaller windows that were recorded
+        before are then ignored."""
         if tokens > self._max_used_tokens.get((owner, model_name), 0):
             _put_bounded(self._max_used_tokens, (owner, model_name), tokens)
 

@@ -65,8 +65,8 @@ from sandbox_runtime.tools.base import Tool
 FINAL_ANSWER_S = 600.0
 """Maximum duration of the final-answer call, in seconds; shorter if a client's deadline is near."""
 NUDGE_TOKENS = 48
-"""Minimum number of tokens left for prose if the proxy is to ask for the tool call that the model
-announced: about the tokens of HOLD_CHARS characters, with which the reply may begin."""
+"""The proxy asks for a tool call that the model announced only if this many tokens are left: about
+the tokens of HOLD_CHARS characters, which is the most prose that the reply may contain."""
 MAX_KEPT_ANSWER_CHARS = 64 << 10
 """Maximum length of an answer file that is stored with a suspended run."""
 TAKEN_OVER = RunWarning(
