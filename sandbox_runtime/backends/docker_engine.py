@@ -82,8 +82,8 @@ class _UnixConnection(http.client.HTTPConnection):
     def get_json(self, path: str) -> Any:
         """Return the parsed JSON at a path. Raises EngineError, OSError or HTTPException."""
         self.request("GET", f"/{path}")
-        response = self.getresponse()
-        content = response.read(_MAX_RESPONSE_BYTES)
+        with self.getresponse() as response:
+            content = response.read(_MAX_RESPONSE_BYTES)
         if response.status >= 400:
             raise _refusal(content, response.status)
         return _parse_json(content)
