@@ -173,7 +173,7 @@ FindPath = Callable[[FileRef], str | None]
 def linked_files(value: Any) -> Iterator[FileRef]:
     """Yield the file of each signed link in a text, or in the strings of a JSON value."""
     if isinstance(value, str):
-        for piece in _pieces(value):
+        for piece in _pieces_with_whole_links(value):
             if _LINK_MARK in piece:
                 yield from ((m["container"], m["file"]) for m in _LINK.finditer(piece) if m["file"])
     elif isinstance(value, dict | list):
@@ -227,7 +227,7 @@ def _has_link_mark(value: Any) -> bool:
         each = pending.pop()
         if isinstance(each, str):
             if len(each) > _PIECE_CHARS:
-                if any(_LINK_MARK in piece for piece in _pieces(each)):
+                if any(_LINK_MARK in piece for piece in _pieces_with_whole_links(each)):
                     return True
             elif _LINK_MARK in each:
                 return True
@@ -240,10 +240,10 @@ def _has_link_mark(value: Any) -> bool:
 
 def _replace_signed_links(value: Any, find_path: FindPath) -> Any:
     if isinstance(value, str):
-        if not any(_LINK_MARK in piece for piece in _pieces(value)):
+        if not any(_LINK_MARK in piece for piece in _pieces_with_whole_links(value)):
             return value
         replacement = partial(_link_replacement, find_path=find_path)
-        return "".join(_LINK.sub(replacement, piece) for piece in _pieces(value))
+        return "".join(_LINK.sub(replacement, piece) for piece in _pieces_with_whole_links(value))
     if isinstance(value, dict):
         fields = {name: _replace_signed_links(item, find_path) for name, item in value.items()}
         return fields if any(fields[name] is not value[name] for name in value) else value
@@ -253,7 +253,7 @@ def _replace_signed_links(value: Any, find_path: FindPath) -> Any:
     return value
 
 
-def _pieces(text: str) -> Iterator[str]:
+def _pieces_with_whole_links(text: str) -> Iterator[str]:
     """Yield the pieces of a text, without dividing a link. Yield nothing for a data URL. A thread
     that searched a long text as a whole would hold the GIL for the whole search."""
     if text.startswith("data:"):

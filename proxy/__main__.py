@@ -300,7 +300,7 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
 
     from proxy.app import create_app
     from proxy.bootstrap import build_services
-    from proxy.doctor import announce, check_model, require_working_backend
+    from proxy.doctor import check_model, log_startup_summary, require_working_backend
     from proxy.http_server import ConnectionRegistry, HTTPServer, connection_limit, is_loopback
     from proxy.profiles import build_profiles
     from sandbox_runtime.clock import SystemClock
@@ -314,7 +314,7 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     used = [name for key in config.keys for name in key.profiles]
     used += [model.profile for model in config.models.values() if model.profile]
     others = {name: profiles.by_name[name].isolation.network for name in used}
-    announce(listener, backend.name, check, profiles.default.isolation.network, others)
+    log_startup_summary(listener, backend.name, check, profiles.default.isolation.network, others)
     app = create_app(services, _lifespan(services, pool, backend))
     # Existing objects live as long as the server. Collecting them took 0.08 s each time, a fifth of
     # the processor time of plain requests.
@@ -585,7 +585,7 @@ def answer_prompt(arguments: argparse.Namespace) -> int:
         run_prompt,
         run_with_temporary_server,
     )
-    from proxy.config import ConfigError, parse, secret
+    from proxy.config import ConfigError, parse, read_secret
 
     options = RunOptions(
         arguments.prompt,
@@ -599,7 +599,7 @@ def answer_prompt(arguments: argparse.Namespace) -> int:
         if given := [name for name in own if getattr(arguments, name)]:
             option = given[0].replace("_", "-")
             raise ConfigError(f"--{option}: the proxy of --base-url has its own configuration")
-        key = secret(arguments.api_key_env) or "none"
+        key = read_secret(arguments.api_key_env) or "none"
         create_output_dir(options.output_dir)
         return asyncio.run(run_prompt(arguments.base_url, key, options, arguments.profile))
     if arguments.api_key_env:

@@ -73,7 +73,7 @@ def build_app(services: Services, lifespan: Lifespan | None = None) -> Starlette
     app = Starlette(routes=routes, lifespan=lifespan)
     app.state.endpoints = _endpoints()
     app.state.backend_check = system.BackendCheck(services.model)
-    app.router.default = passthrough.forward_unmatched
+    app.router.default = passthrough.forward_unmatched_request
     hot = {route.path: route.app for route in _routes() if route.path in HOT_PATHS}
     router = AsyncExitStackMiddleware(app.router.middleware_stack)
     app.router.middleware_stack = FastPathMiddleware(router, hot)

@@ -76,7 +76,8 @@ class AvailableMemory:
 
     def _has(self, byte_count: int) -> bool:
         return all(
-            limit.available_bytes - byte_count >= self._reserve(limit) for limit in self._read()
+            limit.available_bytes - byte_count >= self._required_reserve(limit)
+            for limit in self._read()
         )
 
     def _collect_garbage(self) -> bool:
@@ -95,7 +96,7 @@ class AvailableMemory:
         """The memory that is available within the narrowest limit."""
         return min((limit.available_bytes for limit in self._read()), default=0)
 
-    def _reserve(self, limit: MemoryLimit) -> int:
+    def _required_reserve(self, limit: MemoryLimit) -> int:
         if self._reserve_bytes is not None:
             return self._reserve_bytes
         return min(limit.total_bytes // RESERVE_DIVISOR, MAX_RESERVE_BYTES)

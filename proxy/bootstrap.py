@@ -30,13 +30,13 @@ from proxy.config import (
     check_key_forwarding,
     data_dir,
     effective_passthrough,
-    secret,
+    read_secret,
 )
 from proxy.errors import StoreError
 from proxy.fetch import Fetcher
 from proxy.files import FileLookup, FileStore
-from proxy.inputs import Inputs, TextTokenCounter
-from proxy.keys import ClientKeys, Key, Keyring
+from proxy.inputs import InputLoader, TextTokenCounter
+from proxy.keys import ClientKeyVerifier, Key, Keyring
 from proxy.metrics import Metrics
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.operator_proxies import proxy_for, proxy_urls
@@ -86,7 +86,7 @@ def build_model(config: Config) -> Model:
     """Return the client of the model backend. Raises ConfigError."""
     backend = config.backend
     check_key_forwarding(config)
-    key = secret(backend_key_variable(backend))
+    key = read_secret(backend_key_variable(backend))
     if backend.provider == "scripted":
         if backend.script is None:
             raise ConfigError("backend.script: name the YAML file to play")
@@ -256,13 +256,13 @@ def build_kubernetes(config: Config) -> Backend:
 def build_keyring(config: Config) -> Keyring:
     """Return the keys that clients may send. Raises ConfigError."""
     keys = [(each.env, Key(each.name, each.profiles, each.policy)) for each in config.keys]
-    operator = secret(config.server.operator_key_env)
+    operator = read_secret(config.server.operator_key_env)
     if config.backend.forward_client_key:
         return Keyring(is_closed=True, operator_secret=operator)
     names = [key.name for _, key in keys]
     if duplicates := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"keys: two keys have the name {duplicates[0]!r}")
-    secrets = [(sent, key) for variable, key in keys if (sent := secret(variable))]
+    secrets = [(sent, key) for variable, key in keys if (sent := read_secret(variable))]
     if len({sent for sent, _ in secrets}) < len(secrets):
         raise ConfigError("keys: two keys have the same secret")
     if operator in [sent for sent, _ in secrets]:
@@ -346,7 +346,7 @@ def build_services(
         prices=Prices(config.backend.prices),
         tool_verdicts=verdicts,
         keyring=keyring,
-        client_keys=ClientKeys(model) if config.backend.forward_client_key else None,
+        client_keys=ClientKeyVerifier(model) if config.backend.forward_client_key else None,
         passthrough=effective_passthrough(config),
         upstreams=config.backend.upstreams,
         public_url=config.server.public_url,
@@ -365,7 +365,7 @@ def _metrics(config: Config, pool: Pool) -> Metrics:
 
 
 def _body_memory(
-    config: Config, inputs: Inputs, keyring: Keyring, available: AvailableMemory
+    config: Config, inputs: InputLoader, keyring: Keyring, available: AvailableMemory
 ) -> BodyMemory:
     """Return the memory for request bodies. The memory has room for at least one body of the
     maximum size. With several keys, each key may use half of the memory, but at least the size of
@@ -380,7 +380,7 @@ def _workspaces(config: Config, isolation: Isolation, pool: Pool, store: Store) 
     sessions = config.sessions
     max_kept = min(sessions.max_kept, capacity(config.sandbox.pool, isolation) // 2)
     workspaces = Workspaces(pool, store.workspaces, keep_s=sessions.idle_s, max_kept=max_kept)
-    pool.when_full(workspaces.evict_idle)
+    pool.set_full_handler(workspaces.evict_idle)
     return workspaces
 
 
@@ -439,7 +439,7 @@ def audit_dir(data_directory: Path) -> Path:
 
 def audit_key(config: Config) -> bytes | None:
     """Return the key that signs the audit logs, or None. Raises ConfigError."""
-    key = secret(config.audit.key_env)
+    key = read_secret(config.audit.key_env)
     return key.encode() if key else None
 
 
@@ -449,14 +449,14 @@ def _inputs(
     forbidden_addresses: list[Endpoint],
     store: Store,
     agent: Agent,
-) -> Inputs:
-    return Inputs(
+) -> InputLoader:
+    return InputLoader(
         max_total_mib=max(each.inputs.max_total_mib for each in profiles.by_name.values()),
         modalities=config.backend.modalities,
         fetcher=Fetcher(forbidden_addresses=forbidden_addresses),
         uploads=FileLookup(store),
         token_counter=TextTokenCounter(agent.model),
-        find_window=agent.window,
+        find_window=agent.context_window,
         backend_fetches_urls=config.backend.fetches_urls,
     )
 

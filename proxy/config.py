@@ -46,7 +46,7 @@ from policies.steps import NarrationSetting, StepsSetting
 from policies.tool_support import ToolSupport
 from policies.workspace import InputLimits, Modality
 from proxy.body_memory import DEFAULT_BODY_MEMORY_MIB
-from proxy.deprecated_settings import CONFIG_RULES, SpelledTwiceError, new_spelling, upgrade
+from proxy.deprecated_settings import CONFIG_RULES, DuplicateSettingError, new_spelling, upgrade
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ class BackendConfig(_Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _use_the_providers_url(cls, tree: Any) -> Any:
+    def _drop_default_url_for_litellm(cls, tree: Any) -> Any:
         if isinstance(tree, dict) and tree.get("provider") == "litellm":
             return {"base_url": None, **tree}
         return tree
@@ -333,7 +333,7 @@ class StoreConfig(_Section):
     AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL and AWS_REGION."""
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _require_database_for_blobs(self) -> Self:
         if self.blobs_url and not self.database_url:
             raise ValueError(
                 "blobs_url: it needs database_url too: servers that share a bucket must share a"
@@ -385,7 +385,7 @@ class Config(_Section):
     trajectories: TrajectorySettings = TrajectorySettings()
 
     @model_validator(mode="after")
-    def _require_pool_room(self) -> Self:
+    def _require_memory_for_one_sandbox(self) -> Self:
         if not capacity(self.sandbox.pool, self.isolation):
             raise ValueError(
                 f"sandbox.pool.memory_budget_mib ({self.sandbox.pool.memory_budget_mib}) has no"
@@ -462,7 +462,7 @@ def parse(tree: Any, source: str) -> Config:
 def _with_new_spellings(tree: Any, source: str) -> Any:
     try:
         return upgrade(tree, CONFIG_RULES, lambda warning: log.warning("%s: %s", source, warning))
-    except SpelledTwiceError as error:
+    except DuplicateSettingError as error:
         raise ConfigError(f"{source}: {error}") from error
 
 
@@ -595,7 +595,7 @@ def _unknown_variable_message(name: str, known_variables: Mapping[str, Sequence[
 # Values that the settings imply
 
 
-def secret(variable: str | None) -> str | None:
+def read_secret(variable: str | None) -> str | None:
     """Return the value of an environment variable that a setting names, or None if `variable` is
     None. Raises ConfigError if the variable is not set or holds a control character."""
     if variable is None:

@@ -15,7 +15,7 @@ Warn = Callable[[str], None]
 _MISSING = object()
 
 
-class SpelledTwiceError(ValueError):
+class DuplicateSettingError(ValueError):
     """One tree of settings contains both the old and the new spelling of a setting."""
 
     def __init__(self, old: str, new: str) -> None:
@@ -31,11 +31,11 @@ class UpgradeRule(Protocol):
         """Return the first key of the old path."""
 
     def apply(self, tree: Any, warn: Warn) -> Any:
-        """Return the tree with new spellings. Raises SpelledTwiceError."""
+        """Return the tree with new spellings. Raises DuplicateSettingError."""
 
 
 def upgrade(tree: Any, rules: Iterable[UpgradeRule], warn: Warn) -> Any:
-    """Return a tree of settings with new spellings. Raises SpelledTwiceError."""
+    """Return a tree of settings with new spellings. Raises DuplicateSettingError."""
     if not isinstance(tree, Mapping):
         return tree
     for rule in rules:
@@ -71,7 +71,7 @@ class RenamedSetting:
                 return section
             old_path, new_path = prefix + ".".join(old), prefix + ".".join(new)
             if _get_setting(section, new) is not _MISSING:
-                raise SpelledTwiceError(old_path, new_path)
+                raise DuplicateSettingError(old_path, new_path)
             warn(f"{old_path} is deprecated: write {new_path}")
             return _with_setting(_without_setting(section, old), new, self.convert(value))
 
@@ -129,7 +129,7 @@ class RemovedSetting:
         return _change_sections(tree, section_path, remove)
 
 
-class _SingleKey:
+class _ReplacedApiKeyEnv:
     """Replaces `server.api_key_env` by an entry of `keys`."""
 
     first_key = "server"
@@ -259,7 +259,7 @@ def _with_path_prefix(
 
 
 CONFIG_RULES: tuple[UpgradeRule, ...] = (
-    _SingleKey(),
+    _ReplacedApiKeyEnv(),
     *CONFIG_REMOVALS,
     *CONFIG_RENAMES,
     *(_with_path_prefix(prefix, rule) for prefix in _PROFILE_PREFIXES for rule in _PROFILE_RULES),
@@ -277,10 +277,10 @@ HEADER_RENAMES: Mapping[str, str] = {
 
 def find_header(headers: Mapping[str, str], name: str) -> str | None:
     """Return the value of a header, which the client may have sent under its old name. `headers`
-    have lower-case names. Raises SpelledTwiceError."""
+    have lower-case names. Raises DuplicateSettingError."""
     value, old = headers.get(name), headers.get(HEADER_RENAMES.get(name, ""))
     if value and old:
-        raise SpelledTwiceError(HEADER_RENAMES[name], name)
+        raise DuplicateSettingError(HEADER_RENAMES[name], name)
     return value or old or None
 
 

@@ -20,7 +20,7 @@ from sandbox_runtime.backends.base import Backend, Check
 from sandbox_runtime.backends.docker_hosts import DockerHost, DockerHosts
 from sandbox_runtime.errors import SandboxError, SandboxFileError, SandboxStartError
 from sandbox_runtime.escape.context import EscapeFinding
-from sandbox_runtime.escape.run import accept, refusal, run_batch, run_probes, why_untried
+from sandbox_runtime.escape.run import accept, refusal_reason, run_batch, run_probes, why_none_tried
 from sandbox_runtime.escape.run import self_test as run_self_test
 from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.images import REQUIRED, image_checks, installed_programs, terminal_check
@@ -89,7 +89,7 @@ async def _check_model_tools(
     return Check(title, not verdict.reason, verdict.message or "supported")
 
 
-def announce(
+def log_startup_summary(
     listener: socket,
     backend_name: str,
     model_check: Check,
@@ -128,11 +128,11 @@ async def require_working_backend(
     """
     try:
         if not isinstance(backend, DockerHosts):
-            return await _require_checks(backend, isolation, self_test=self_test)
+            return await _require_passing_checks(backend, isolation, self_test=self_test)
         programs: dict[Backend, tuple[str, ...]] = {}
 
         async def admit(engine: Backend) -> None:
-            programs[engine] = await _require_checks(engine, isolation, self_test=self_test)
+            programs[engine] = await _require_passing_checks(engine, isolation, self_test=self_test)
 
         await backend.open(admit)
         first, *others = programs.values()
@@ -142,7 +142,7 @@ async def require_working_backend(
         raise SandboxStartError(str(error)) from error
 
 
-async def _require_checks(
+async def _require_passing_checks(
     backend: Backend, isolation: Isolation, *, self_test: bool
 ) -> tuple[str, ...]:
     if broken := [check for check in await backend.check() if not check.ok]:
@@ -158,9 +158,9 @@ async def _require_checks(
 
 def _require_isolation(backend: Backend, findings: Sequence[EscapeFinding]) -> None:
     findings = [accept(finding, backend.accepted_attempts) for finding in findings]
-    if why := refusal(findings):
+    if why := refusal_reason(findings):
         raise SandboxStartError(f"{backend.name}: {why}")
-    if why := why_untried(findings):
+    if why := why_none_tried(findings):
         log.warning("%s: %s", backend.name, why)
     if names := [finding.probe for finding in findings if finding.verdict == "accepted"]:
         log.warning("%s: not isolated, see `doctor`: %s", backend.name, ", ".join(names))
@@ -197,12 +197,12 @@ async def diagnose(
         report.add(found_here.unused, needed=False)
     report.add([Check("sandboxes", bool(chosen), chosen or "none")], needed=True)
     report.write()
-    sys.stdout.write(f"{_summary_line(report.failed)}\n")
+    sys.stdout.write(f"{_summary_line(report.failed_checks)}\n")
     if tools and not any(check.ok for check in tools):
         sys.stdout.write(
             "None of the tested models is known to support tools, which a sandbox needs.\n"
         )
-    return 1 if report.failed else 0
+    return 1 if report.failed_checks else 0
 
 
 async def smoke_test_cluster(
@@ -215,9 +215,11 @@ async def smoke_test_cluster(
     found = await _backend_checks("kubernetes", build, isolation, self_test=self_test)
     report.add(found.checks, needed=True)
     report.write()
-    verdict = "cannot run sandboxes: correct the lines marked FAIL" if report.failed else "works"
+    verdict = (
+        "cannot run sandboxes: correct the lines marked FAIL" if report.failed_checks else "works"
+    )
     sys.stdout.write(f"The cluster {verdict}.\n")
-    return 1 if report.failed else 0
+    return 1 if report.failed_checks else 0
 
 
 class _Report:
@@ -243,7 +245,7 @@ class _Report:
                 )
 
     @property
-    def failed(self) -> list[str]:
+    def failed_checks(self) -> list[str]:
         """The names of the failed checks that `serve` requires."""
         return [check.name for check in self._groups[_BROKEN]]
 
@@ -319,14 +321,14 @@ async def _escape_checks(backend: Backend, isolation: Isolation, *, self_test: b
         if self_test:
             findings: list[EscapeFinding] = []
             await run_self_test(start, isolation, findings.append)
-            return [accept(each, backend.accepted_attempts).check() for each in findings]
+            return [accept(each, backend.accepted_attempts).to_check() for each in findings]
         findings = [
             accept(each, backend.accepted_attempts) for each in await run_probes(start, isolation)
         ]
     except SandboxError as error:
         return [Check(f"{backend.name} isolation", False, str(error))]
     held = sum(finding.verdict == "held" for finding in findings)
-    others = [finding.check() for finding in findings if finding.verdict != "held"]
+    others = [finding.to_check() for finding in findings if finding.verdict != "held"]
     is_ok = all(check.ok for check in others)
     return [Check(f"{backend.name} isolation", is_ok, f"{held} of {len(findings)} held"), *others]
 

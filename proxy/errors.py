@@ -16,12 +16,12 @@ ProxyError(status, type, code)
 │ └ OutOfTimeError         504        no answer by the deadline; a retry would end the same way
 ├ IdempotencyError         422        the Idempotency-Key was used before, with another body
 ├ RunCancelledError        409        another request cancelled the run
-├ RunElsewhereError        409        the process of the run cannot be reached from here
+├ RunInOtherProcessError        409        the process of the run cannot be reached from here
 ├ RunLostError             503        the run's server stopped before its result; Retry-After
 ├ BusyError                503        other requests take all of a shared resource; Retry-After
 │ └ KeyBusyError           429        other requests of the key take its share of it; Retry-After
 ├ PausedError              503        the operator has paused the start of runs; Retry-After
-├ ServerStopsError         503        the server stops before it has an answer; Retry-After
+├ ServerStoppingError         503        the server stops before it has an answer; Retry-After
 ├ TooManyConnectionsError  503        the connection limit is reached; Retry-After
 ├ StoreUnavailableError    503        the store's database or blobs cannot be reached; Retry-After
 ├ AuditError               503        the audit log is required and cannot be written
@@ -223,7 +223,7 @@ class BackendError(ProxyError):
             self.headers[ResponseHeader.RETRY_AFTER] = str(math.ceil(retry_after_s))
         self.retry_after_s = retry_after_s
 
-    def renumber(self, index_of: Callable[[int], int | None]) -> None:
+    def renumber_messages(self, index_of: Callable[[int], int | None]) -> None:
         """Replace each message index in the error by the result of `index_of`, which is the index
         of the same message in the client's request. If the result is None, remove the index."""
 
@@ -331,7 +331,7 @@ class RunCancelledError(ProxyError):
         )
 
 
-class RunElsewhereError(ProxyError):
+class RunInOtherProcessError(ProxyError):
     """The run is in progress in another process of the server, which cannot be reached."""
 
     def __init__(self) -> None:
@@ -372,7 +372,7 @@ class PausedError(ProxyError):
         )
 
 
-class ServerStopsError(ProxyError):
+class ServerStoppingError(ProxyError):
     """The server stops before it has an answer."""
 
     def __init__(self) -> None:

@@ -86,7 +86,7 @@ class ByteBudget:
         """The downloads in progress, earliest first."""
 
     @contextmanager
-    def download(self) -> Iterator["DownloadBudget"]:
+    def open_download_budget(self) -> Iterator["DownloadBudget"]:
         """Yield the budget of a new download. It is smaller than this budget by the bytes that
         earlier downloads still expect."""
         download = DownloadBudget(self)
@@ -170,7 +170,7 @@ class Fetcher:
         dialer = self._dialers.setdefault(budget.owner, self._new_dialer())
         try:
             async with asyncio.timeout(self._timeout_s):
-                with budget.download() as download:
+                with budget.open_download_budget() as download:
                     return await self._follow_redirects(url, dialer, max_bytes, download)
         except TimeoutError as error:
             raise FetchError(f"it took longer than {self._timeout_s:g} s") from error

@@ -124,7 +124,7 @@ class FileStore:
         """Return the messages with paths in place of links to the owner's files. A content part
         whose URL is such a link gets the file's id instead, which FileLookup finds. Other links
         lose their signature."""
-        links = await stepwise.call(_first_links, list(messages))
+        links = await stepwise.call(_first_linked_files, list(messages))
         paths = {}
         for container, file_id in links:
             file = await self.store.container_files.get(container, file_id, owner)
@@ -150,7 +150,7 @@ class FileStore:
         return StoredFile(path, file.filename, file.mime_type, file.sha256, file.created_at)
 
 
-def _first_links(messages: Sequence[Message]) -> list[FileRef]:
+def _first_linked_files(messages: Sequence[Message]) -> list[FileRef]:
     return list(islice(dict.fromkeys(linked_files(messages)), MAX_LINKED_FILES))
 
 

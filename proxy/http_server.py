@@ -33,7 +33,7 @@ from uvicorn.server import ServerState
 
 from policies.headers import ResponseHeader
 from proxy.api.dependencies import error_response, with_request_id
-from proxy.errors import ServerStopsError, TooManyConnectionsError
+from proxy.errors import ServerStoppingError, TooManyConnectionsError
 from proxy.runs.manager import RunManager
 from sandbox_runtime.clock import Clock
 
@@ -255,7 +255,7 @@ class HTTPProtocol(HttpToolsProtocol):
         """Time at which the connection is closed, unless the client sends more."""
         self._coalescing_transport: CoalescingTransport
         self._taken_bytes = 0
-        """`CoalescingTransport.taken_bytes` at the last check."""
+        """`CoalescingTransport.bytes_accepted_by_kernel` at the last check."""
         self._stalls_at = math.inf
         """Time at which the connection is closed, unless the client reads more of its response."""
 
@@ -355,7 +355,7 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def _is_stalled(self, now: float) -> bool:
         """Return True if the client reads its response too slowly."""
-        taken = self._coalescing_transport.taken_bytes
+        taken = self._coalescing_transport.bytes_accepted_by_kernel
         extended = self._stalls_at + (taken - self._taken_bytes) / MIN_BYTES_PER_S
         self._taken_bytes, self._stalls_at = taken, min(extended, now + READ_S)
         return now >= self._stalls_at
@@ -388,12 +388,12 @@ class HTTPProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as offered:
             if self._is_answering():
                 raise
-            head = self._head_without_offer()
+            head = self._head_without_upgrade_offer()
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
             self.parser.feed_data(head + data[offered.args[0] :])
 
-    def _head_without_offer(self) -> bytes:
+    def _head_without_upgrade_offer(self) -> bytes:
         """Return the request head without the option `upgrade` in the headers `Connection` and
         `Proxy-Connection`, which httptools treats alike. Without this option, the header `Upgrade`
         has no effect."""
@@ -436,7 +436,7 @@ class CoalescingTransport(asyncio.Transport):
         self._passed_bytes = 0
 
     @property
-    def taken_bytes(self) -> int:
+    def bytes_accepted_by_kernel(self) -> int:
         """Number of the written bytes that the kernel has accepted."""
         return self._passed_bytes - self._transport.get_write_buffer_size()
 
@@ -536,7 +536,7 @@ class HTTPServer(uvicorn.Server):
 
 
 class _ShutdownMiddleware:
-    """Sends a ServerStopsError as the response to each request that the shutdown cancels, unless
+    """Sends a ServerStoppingError as the response to each request that the shutdown cancels, unless
     the response has begun."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -558,5 +558,5 @@ class _ShutdownMiddleware:
                 raise
             # A response that has begun stays incomplete, and uvicorn closes the connection.
             if not has_begun:
-                response = error_response(Request(scope), ServerStopsError())
+                response = error_response(Request(scope), ServerStoppingError())
                 await response(scope, receive, with_request_id(scope, send))

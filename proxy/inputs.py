@@ -1,8 +1,9 @@
 """The input files of a request.
 
-`Inputs` finds the files in the request, among the client's uploads and on the web, and replaces
-them in the messages by their paths in the sandbox. `ModelMedia` encodes the files that are also
-sent to the model. `TextTokenCounter` counts the tokens of long texts, which become files as well.
+`InputLoader` finds the files in the request, among the client's uploads and on the web, and
+replaces them in the messages by their paths in the sandbox. `MediaPartBuilder` encodes the files
+that are also sent to the model. `TextTokenCounter` counts the tokens of long texts, which become
+files as well.
 """
 
 import asyncio
@@ -84,7 +85,7 @@ for the backend, if any."""
 
 @dataclass(frozen=True, slots=True)
 class InputContext:
-    """The properties of a request, apart from its messages, that `Inputs` needs."""
+    """The properties of a request, apart from its messages, that `InputLoader` needs."""
 
     owner: str
     model: str
@@ -116,7 +117,7 @@ class _FileContent:
     """The downloaded file of a part with a URL."""
 
 
-class Inputs:
+class InputLoader:
     """Extracts the files of requests. `modalities` are the kinds of files that the model
     accepts."""
 
@@ -154,13 +155,13 @@ class Inputs:
         """
         messages, parts = extract_files(messages_with_files)
         parts = [*uploads_in_sandbox_field(body), *parts]
-        await self._check_other_urls(messages, parts, context.owner)
+        await self._check_unfetched_urls(messages, parts, context.owner)
         limits = context.limits
         sizes: Mapping[str, int] = {}
         if parts:
             parts = await asyncio.to_thread(_with_identities, parts)
             sizes = await stepwise.run(_measure_inline_files(parts, limits))
-        media = ModelMedia(context.reservation)
+        media = MediaPartBuilder(context.reservation)
         local_contents = [
             await self._local_content(part, sizes, context.owner, media) for part in parts
         ]
@@ -168,10 +169,18 @@ class Inputs:
             return await self._replace_files_by_paths(messages, parts, local_contents, context)
         bytes_left = (limits.max_total_mib << 20) - sum(sizes.values())
         budget = ByteBudget(bytes_left, context.owner, context.reservation)
-        download = partial(self._download, messages, parts, local_contents, budget, media, context)
+        download = partial(
+            self._download_and_replace_files,
+            messages,
+            parts,
+            local_contents,
+            budget,
+            media,
+            context,
+        )
         return PendingInput(messages_with_files, context.container_files, download)
 
-    async def _check_other_urls(
+    async def _check_unfetched_urls(
         self, messages: Sequence[Message], parts: Sequence[FilePart], owner: str
     ) -> None:
         """Check the URLs that only some backends download: the URLs in parts without a type and in
@@ -181,13 +190,13 @@ class Inputs:
         if urls := [url for url in others if url not in fetched]:
             await self.refuse_unsafe_urls(urls, owner)
 
-    async def _download(
+    async def _download_and_replace_files(
         self,
         messages: Sequence[Message],
         parts: Sequence[FilePart],
         local_contents: Sequence[_FileContent],
         budget: ByteBudget,
-        media: "ModelMedia",
+        media: "MediaPartBuilder",
         context: InputContext,
     ) -> AgentInput:
         """Download the files, and return the messages and all files."""
@@ -212,7 +221,7 @@ class Inputs:
             self._received_file(part, content)
             for part, content in zip(parts, contents, strict=True)
         ]
-        over = await self._text_limit(messages, context)
+        over = await self._text_threshold_tokens(messages, context)
         near = texts_to_count(messages, over) if self._token_counter else ()
         counted: Mapping[str, int] = {}
         if self._token_counter and near:
@@ -243,7 +252,9 @@ class Inputs:
             documents_tokens=workspace.tokens_saved,
         )
 
-    async def _text_limit(self, messages: Sequence[Message], context: InputContext) -> int | None:
+    async def _text_threshold_tokens(
+        self, messages: Sequence[Message], context: InputContext
+    ) -> int | None:
         """Return the number of tokens above which a text is moved to files, or None for no limit.
         The model's context window is looked up only if a text is long."""
         limit = context.limits.offload_text_over_tokens
@@ -257,7 +268,7 @@ class Inputs:
         return {each for each in file_ids if await self._uploads.find(owner, each) is None}
 
     async def _local_content(
-        self, part: FilePart, sizes: Mapping[str, int], owner: str, media: "ModelMedia"
+        self, part: FilePart, sizes: Mapping[str, int], owner: str, media: "MediaPartBuilder"
     ) -> _FileContent:
         """Return the content of a part, or an empty content if it must be downloaded."""
         match part.source:
@@ -300,7 +311,7 @@ class Inputs:
         await refuse_private_urls(self._fetcher or Fetcher(), urls, owner)
 
     async def _with_content_part(
-        self, part: FilePart, content: _FileContent, media: "ModelMedia"
+        self, part: FilePart, content: _FileContent, media: "MediaPartBuilder"
     ) -> _FileContent:
         """Return the content of a downloaded file, with a content part if the model accepts its
         kind. The part contains the bytes in place of the URL, because the backend would download
@@ -352,7 +363,7 @@ class Inputs:
     # Uploads
 
     async def _upload_content(
-        self, part: FilePart, owner: str, file_id: str, media: "ModelMedia"
+        self, part: FilePart, owner: str, file_id: str, media: "MediaPartBuilder"
     ) -> _FileContent:
         upload = await self._uploads.find(owner, file_id)
         if upload is None:
@@ -436,7 +447,7 @@ def _measure_inline_files(parts: Sequence[FilePart], limits: InputLimits) -> Ste
     return sizes
 
 
-class ModelMedia:
+class MediaPartBuilder:
     """Makes content parts with data URLs of the files that the model receives with one request. A
     file is encoded once. Its size counts for each part that names it, because the backend's request
     repeats the file for each part."""

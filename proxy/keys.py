@@ -1,7 +1,7 @@
 """API keys: those that the operator issued, and clients' own keys for the backend.
 
-`Keyring` has the keys of the configuration. `ClientKeys` verifies a client's own key with the
-backend, and caches the result by the key's digest.
+`Keyring` has the keys of the configuration. `ClientKeyVerifier` verifies a client's own key with
+the backend, and caches the result by the key's digest.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ class Keyring:
         return self.is_open or (len(self._keys) == 1 and self.find(secret) is not None)
 
 
-class ClientKeys:
+class ClientKeyVerifier:
     """Verifies clients' own keys for the backend, and caches the results."""
 
     def __init__(
@@ -157,7 +157,7 @@ class ClientKeys:
     async def _is_accepted(self, credentials: Credentials) -> bool:
         try:
             async with asyncio.timeout(CHECK_S), self._check_slots:
-                if await self._model_list_decides():
+                if await self._model_list_needs_key():
                     status = await self._listing_status(credentials)
                     if status not in _UNDECIDED_STATUSES:
                         return status not in _REFUSED_STATUSES
@@ -165,7 +165,7 @@ class ClientKeys:
         except TimeoutError as error:
             raise timeout_error("it does not say whether it accepts the key") from error
 
-    async def _model_list_decides(self) -> bool:
+    async def _model_list_needs_key(self) -> bool:
         """Return True if the backend lists its models only for valid keys. A request with a random
         key tests this, and the result is cached. Raises BackendError if the backend accepts any
         key."""

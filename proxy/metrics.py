@@ -95,7 +95,7 @@ class Metrics(Collector):
         self.counts = _Counts(self._registry)
         self.totals = _RunTotals()
         self._registry.register(self.totals)
-        self._readings = _Readings()
+        self._readings = _ScrapedValues()
         self._registry.register(self._readings)
         self.models = _LabelValues(MAX_MODELS, models)
         self.profiles = _LabelValues(MAX_PROFILES)
@@ -118,7 +118,7 @@ class Metrics(Collector):
 
     # Model calls
 
-    async def model_call(
+    async def observe_model_call(
         self, complete: Complete, body: Mapping[str, Any], on_delta: OnDelta | None
     ) -> Completion:
         """Return the completion of a model call, and observe its duration. The model has a label
@@ -148,7 +148,7 @@ class Metrics(Collector):
     def observe_pool(self, pool: Pool) -> None:
         """Observe the leases of a pool, and read its counts."""
         self.register_pool_stats(pool.stats)
-        pool.when_acquired(self._on_acquired)
+        pool.set_acquired_handler(self._observe_acquired_lease)
 
     def register_pool_stats(self, get_stats: Callable[[], PoolStats]) -> None:
         """Register `get_stats`, which returns the current counts of the pool."""
@@ -158,7 +158,7 @@ class Metrics(Collector):
         """Return the counts of the pool, or None before `register_pool_stats`."""
         return self._readings.pool_stats() if self._readings.pool_stats else None
 
-    def _on_acquired(self, queued_s: float, acquired_s: float) -> None:
+    def _observe_acquired_lease(self, queued_s: float, acquired_s: float) -> None:
         self.durations.queue_wait.observe(queued_s)
         self.durations.acquire.observe(acquired_s)
 
@@ -355,7 +355,7 @@ def _clamp(number: int) -> int:
     return number if number < MAX_AMOUNT else MAX_AMOUNT
 
 
-class _Readings(Collector):
+class _ScrapedValues(Collector):
     """Metrics whose values belong to other objects and are read at each scrape."""
 
     def __init__(self) -> None:

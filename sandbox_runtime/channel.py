@@ -153,7 +153,7 @@ class Channel:
         self._write(stream.opening_frames(request), more=more)
         return stream  # no await since the request was sent: a cancelled caller leaves no stream
 
-    def widen(self, number: int) -> bool:
+    def widen_window(self, number: int) -> bool:
         """Allow a stream WINDOW_BYTES of unread data and return True; return False if
         MAX_WIDE_STREAMS other streams have as much."""
         if len(self._wide_streams) >= MAX_WIDE_STREAMS:
@@ -293,7 +293,7 @@ class Channel:
             self._dispatch(number, kind, payload)
             if self._frame_cost >= FRAMES_PER_BATCH:
                 frames.close()  # the remaining frames stay in the decoder
-        pause_s = self._frame_rate.count(self._frame_cost, len(data), now_s)
+        pause_s = self._frame_rate.count_and_get_pause_s(self._frame_cost, len(data), now_s)
         return pause_s if pause_s or self._frame_cost >= FRAMES_PER_BATCH else None
 
     def _watch_silence(self) -> None:

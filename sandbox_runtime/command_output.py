@@ -139,7 +139,7 @@ class OutputRetention:
         """Release the bytes that a command has reserved and not used."""
         self._bytes -= files.bytes_left
 
-    def add_restored(self, size: bytes) -> None:
+    def count_restored_files(self, size: bytes) -> None:
         """Count the files of a restored workspace; `size` is the output of PRUNE. If it is not a
         number, no output is kept from now on."""
         self._bytes += int(size) if size.strip().isdigit() else MAX_KEPT_BYTES
@@ -160,7 +160,7 @@ class RetainedFiles:
         reading, and `size` the number of bytes that the file keeps."""
         return f"{self.name}-{reading}.{stream}" if self.name is not None and size > 0 else ""
 
-    def with_added(self, size: int) -> "RetainedFiles":
+    def with_added_bytes(self, size: int) -> "RetainedFiles":
         """Return these values after `size` more bytes were written to the files."""
         if self.name is None:
             return self

@@ -34,7 +34,7 @@ from sandbox_runtime.reports import (
     CommandReport,
     ListingReader,
     command_report,
-    exit_of,
+    exit_code_and_stderr,
     failure_in,
     is_truncated,
     size_in,
@@ -301,7 +301,7 @@ class GuestSandbox:
         else forget it."""
         result = exec_result(id, report, output, job.files, self._new_limit_events(report))
         kept_bytes = sum(output.kept_bytes for output in report.outputs.values())
-        files = job.files.with_added(kept_bytes)
+        files = job.files.with_added_bytes(kept_bytes)
         if report.running:
             self._jobs[id] = replace(job, next_reading=report.reading + 1, files=files)
         else:
@@ -401,7 +401,7 @@ class GuestSandbox:
                 if len(printed) > MAX_COUNT_CHARS:
                     raise ProtocolError("the agent sent more data than a count of bytes")
         await self._raise_if_failed("unpacking the workspace", stream, accepted_codes=(0,))
-        self._retention.add_restored(printed)
+        self._retention.count_restored_files(printed)
 
     @asynccontextmanager
     async def _operation(
@@ -430,7 +430,7 @@ class GuestSandbox:
         self, action: str, stream: Stream, *, accepted_codes: tuple[int, ...]
     ) -> None:
         await self._raise_if_file_error(stream)
-        exit_code, stderr = await self._parse_report(exit_of, stream)
+        exit_code, stderr = await self._parse_report(exit_code_and_stderr, stream)
         if exit_code not in accepted_codes:
             raise SandboxFileError(f"{action} failed: {stderr.strip()}")
 

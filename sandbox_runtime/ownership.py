@@ -42,7 +42,7 @@ class Owner:
         finally:
             os.close(fd)
 
-    def forget_dead(self) -> None:
+    def remove_dead_records(self) -> None:
         """Remove the lock files of dead owners; their ids still count as dead. Renew the
         modification time of this owner's lock file: call this regularly, or a cleaner of old files
         may remove the lock, and this owner would count as dead."""

@@ -123,7 +123,7 @@ class FrameRate:
         self._frames_left = float(BURST_FRAMES)
         self._counted_at_s = 0.0
 
-    def count(self, frames: int, size: int, now_s: float) -> float:
+    def count_and_get_pause_s(self, frames: int, size: int, now_s: float) -> float:
         """Count frames with `size` bytes in total; return the seconds for which the guest should
         not be read."""
         frames -= size // FREE_BYTES

@@ -104,7 +104,7 @@ def is_truncated(report: Report) -> bool:
     return _flag(report, "truncated")
 
 
-def exit_of(report: Report) -> tuple[int, str]:
+def exit_code_and_stderr(report: Report) -> tuple[int, str]:
     """Return the exit code of a program and the tail of its standard error.
 
     Raises ProtocolError.
@@ -208,7 +208,7 @@ def _entry(line: bytes) -> DirectoryEntry:
             value = None
         match value:
             case [str(path), "file" | "directory" | "other" as kind, size, *rest] if (
-                type(size) is int and 0 <= size < MAX_NUMBER and _is_path(path)
+                type(size) is int and 0 <= size < MAX_NUMBER and _is_valid_path(path)
             ):
                 match rest:
                     case []:
@@ -218,7 +218,7 @@ def _entry(line: bytes) -> DirectoryEntry:
     raise ProtocolError(f"the agent sent a malformed listing: {line[:80]!r}")
 
 
-def _is_path(path: str) -> bool:
+def _is_valid_path(path: str) -> bool:
     """Return True if a path is relative, has no empty, `.` or `..` component and no NUL, and is at
     most MAX_PATH_BYTES long."""
     try:

@@ -101,13 +101,13 @@ class _FlowControl:
         # Credit is given half a window at a time: most operations end before any is due.
         if self._credit_due >= self._window // 2 and not self._is_over:
             credit, self._credit_due = self._credit_due, 0
-            await self._channel.send(self._credit_frame(credit + self._widen()))
+            await self._channel.send(self._credit_frame(credit + self._widen_window()))
         return kind, bytes(data)
 
-    def _widen(self) -> int:
+    def _widen_window(self) -> int:
         """Widen the window to WINDOW_BYTES if the channel allows it. Return the number of bytes by
         which the window has grown."""
-        if self._window == WINDOW_BYTES or not self._channel.widen(self.number):
+        if self._window == WINDOW_BYTES or not self._channel.widen_window(self.number):
             return 0
         self._window = WINDOW_BYTES
         return WINDOW_BYTES - FIRST_WINDOW_BYTES
@@ -152,7 +152,7 @@ class _FlowControl:
             self._pieces[place] = kind, last
         last += payload
 
-    def _take_credit(self, payload: bytes) -> None:
+    def _add_credit(self, payload: bytes) -> None:
         if len(payload) != CREDIT.size or payload == NO_CREDIT:
             raise ProtocolError("malformed credit")
         self._credit += CREDIT.unpack(payload)[0]
@@ -171,7 +171,7 @@ class Stream(_FlowControl):
     def opening_frames(self, request: Mapping[str, object]) -> bytes:
         """Return the frames that open the stream: the request, and credit for a full window if the
         channel allows it."""
-        credit = self._widen()
+        credit = self._widen_window()
         return json_frame(self.number, OPEN, request) + (
             self._credit_frame(credit) if credit else b""
         )
@@ -204,7 +204,7 @@ class Stream(_FlowControl):
         if kind in OUTPUT_KINDS:
             self._accept_data(kind, payload)
         elif kind == WINDOW:
-            self._take_credit(payload)
+            self._add_credit(payload)
         elif kind == END:
             self._report = {} if self._is_reset else parse_object(payload)
             self._is_over = True
@@ -267,7 +267,7 @@ class ProgramConnection(_FlowControl):
         if kind == DATA and not self._program_finished:
             self._accept_data(kind, payload)
         elif kind == WINDOW:
-            self._take_credit(payload)
+            self._add_credit(payload)
         elif kind == EOF and not self._program_finished and not payload:
             self._program_finished = True
             self._notify_channel_if_both_finished()

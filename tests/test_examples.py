@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from proxy.bootstrap import build_keyring, require_keys
-from proxy.config import parse, secret
+from proxy.config import parse, read_secret
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import build_profiles
 from tests.clients.stacks.environments import node_command, python_of, variables
@@ -222,7 +222,7 @@ def test_example_configuration_is_valid(path: Path, monkeypatch: pytest.MonkeyPa
     config = parse(yaml.safe_load(path.read_text(encoding="utf-8")), str(path))
     require_keys(config, config.server.host)
     keyring = build_keyring(config)
-    assert all(keyring.find(secret(key.env) or "") for key in config.keys)
+    assert all(keyring.find(read_secret(key.env) or "") for key in config.keys)
     assert build_profiles(config).default.name == config.profile
 
 

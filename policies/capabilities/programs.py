@@ -67,17 +67,17 @@ def code_of_file(path: str, text: str) -> tuple[CodeFragment, ...]:
 # Programs by name
 
 
-def name_set(text: str) -> frozenset[str]:
+def word_set(text: str) -> frozenset[str]:
     """Return the words of a text as a set."""
     return frozenset(text.split())
 
 
-_FETCHING_PROGRAMS = name_set("""
+_FETCHING_PROGRAMS = word_set("""
     curl wget aria2c http https xh ftp sftp scp ssh telnet nc ncat netcat ping dig nslookup host
     whois traceroute yt-dlp youtube-dl gdown lynx w3m links npx pnpx uvx gh hf huggingface-cli
     aws gsutil gcloud kaggle s3cmd rclone
 """)
-_FILE_PROGRAMS = name_set("""
+_FILE_PROGRAMS = word_set("""
     ls dir find fd fdfind tree du stat file cp mv rm rmdir mkdir touch ln chmod chown tar zip unzip
     zipinfo gzip gunzip bzip2 bunzip2 xz unxz zstd 7z unrar rename split csplit truncate shred dd
     rsync patch diff cmp comm md5sum sha1sum sha256sum b2sum cksum strings xxd hexdump od readlink
@@ -87,7 +87,7 @@ _FILE_PROGRAMS = name_set("""
     ffmpeg ffprobe sox fluidsynth timidity lame sqlite3 in2csv csvcut csvgrep csvlook csvstat
     csvsql vi vim nano ed pdflatex xelatex latex dot
 """)
-_COMPUTING_PROGRAMS = name_set("""
+_COMPUTING_PROGRAMS = word_set("""
     bc dc factor expr let octave maxima gp sage julia R Rscript matlab qalc units gnuplot
     gcc g++ cc c++ clang clang++ tcc gfortran rustc ghc javac java nasm ld make cmake ninja
     node deno bun ruby perl lua php ghci runghc ocaml swipl sbcl
@@ -98,30 +98,30 @@ _COMPUTING_PROGRAMS = name_set("""
 _FETCHING_SUBCOMMANDS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(
         ("pip", "conda", "mamba", "micromamba", "uv", "pipx", "poetry", "pipenv", "pdm"),
-        name_set("install download wheel create update upgrade add sync search"),
+        word_set("install download wheel create update upgrade add sync search"),
     ),
     **dict.fromkeys(
         ("apt", "apt-get", "aptitude", "dnf", "yum", "apk", "brew", "pacman", "zypper", "snap"),
-        name_set(
+        word_set(
             "install update upgrade dist-upgrade full-upgrade add source build-dep -S -Sy -Syu"
         ),
     ),
-    **dict.fromkeys(("npm", "yarn", "pnpm"), name_set("install i ci add update upgrade view info")),
-    **dict.fromkeys(("gem", "cargo", "go", "luarocks", "cpan"), name_set("install add get update")),
-    "git": name_set("clone pull fetch push ls-remote submodule"),
-    "docker": name_set("pull push"),
-    "svn": name_set("checkout co update"),
+    **dict.fromkeys(("npm", "yarn", "pnpm"), word_set("install i ci add update upgrade view info")),
+    **dict.fromkeys(("gem", "cargo", "go", "luarocks", "cpan"), word_set("install add get update")),
+    "git": word_set("clone pull fetch push ls-remote submodule"),
+    "docker": word_set("pull push"),
+    "svn": word_set("checkout co update"),
 }
 _COMPUTING_SUBCOMMANDS = {
-    **dict.fromkeys(("go", "cargo"), name_set("run build test bench")),
-    **dict.fromkeys(("npm", "yarn", "pnpm", "bun"), name_set("run test start")),
+    **dict.fromkeys(("go", "cargo"), word_set("run build test bench")),
+    **dict.fromkeys(("npm", "yarn", "pnpm", "bun"), word_set("run test start")),
 }
-_SUBCOMMAND_GROUPS = name_set("pip tool env global")
+_SUBCOMMAND_GROUPS = word_set("pip tool env global")
 """Words between a program and its subcommand, such as `pip` in `uv pip install`."""
 _OPTIONS_WITH_VALUE = {
-    "git": name_set("-C -c"),
-    "curl": name_set("-o -H -d -X -A -u"),
-    "wget": name_set("-O -o -P"),
+    "git": word_set("-C -c"),
+    "curl": word_set("-o -H -d -X -A -u"),
+    "wget": word_set("-O -o -P"),
 }
 _LOCAL_HOST = re.compile(r"(?:\w+://)?(?:localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|\[::1?\])\b|\d+$")
 
@@ -141,28 +141,28 @@ class _Filter:
 
 
 _RECURSIVE_OPTION = re.compile(r"-[a-zA-Z]*[rR][a-zA-Z]*|--recursive")
-_GREP_OPTIONS_WITH_VALUE = name_set("-A -B -C -m -e -f -g -t -d --include --exclude")
-_GREP = _Filter(1, _GREP_OPTIONS_WITH_VALUE, name_set("-e -f"), can_search_tree=True)
+_GREP_OPTIONS_WITH_VALUE = word_set("-A -B -C -m -e -f -g -t -d --include --exclude")
+_GREP = _Filter(1, _GREP_OPTIONS_WITH_VALUE, word_set("-e -f"), can_search_tree=True)
 _TREE_SEARCHERS = frozenset({"rg", "ag", "ack"})
 _FILTERS = {
     **dict.fromkeys(("grep", "egrep", "fgrep", "zgrep", *_TREE_SEARCHERS), _GREP),
     **dict.fromkeys(
-        name_set(
+        word_set(
             "cat tac nl less more wc uniq paste column fold fmt rev shuf base64 bat zcat xzcat"
         ),
         _Filter(),
     ),
-    **dict.fromkeys(("head", "tail"), _Filter(0, name_set("-n -c --lines --bytes"))),
-    "sort": _Filter(0, name_set("-k -t -S -T")),
-    "join": _Filter(0, name_set("-t -1 -2 -o")),
-    "cut": _Filter(0, name_set("-d -f -c -b --delimiter --fields")),
-    "sed": _Filter(1, name_set("-e -f -l"), name_set("-e -f --expression")),
+    **dict.fromkeys(("head", "tail"), _Filter(0, word_set("-n -c --lines --bytes"))),
+    "sort": _Filter(0, word_set("-k -t -S -T")),
+    "join": _Filter(0, word_set("-t -1 -2 -o")),
+    "cut": _Filter(0, word_set("-d -f -c -b --delimiter --fields")),
+    "sed": _Filter(1, word_set("-e -f -l"), word_set("-e -f --expression")),
     **dict.fromkeys(
-        ("awk", "gawk", "mawk", "nawk"), _Filter(1, name_set("-F -v -f"), frozenset({"-f"}))
+        ("awk", "gawk", "mawk", "nawk"), _Filter(1, word_set("-F -v -f"), frozenset({"-f"}))
     ),
-    "jq": _Filter(1, name_set("--indent"), name_set("-f --from-file")),
+    "jq": _Filter(1, word_set("--indent"), word_set("-f --from-file")),
     "yq": _Filter(1),
-    "xmllint": _Filter(0, name_set("--xpath")),
+    "xmllint": _Filter(0, word_set("--xpath")),
     "json.tool": _Filter(),
     "tee": _Filter(),
     "look": _Filter(1),
@@ -171,30 +171,30 @@ _AWK_ARITHMETIC = re.compile(
     r"[-+*/%^]=|\+\+|[\w)\]] ?[*/^%] ?[\w(\[$]|\b(?:sqrt|exp|log|sin|cos|int)\("
 )
 _VERSIONED_NAME = re.compile(r"(?:python|pypy|ipython|pip|pytest)[\d.]*")
-_SHELLS = name_set("bash sh zsh dash ksh ash")
-_VERSION_AND_HELP_ARGUMENTS = name_set("--version -V --help -version version help -v")
+_SHELLS = word_set("bash sh zsh dash ksh ash")
+_VERSION_AND_HELP_ARGUMENTS = word_set("--version -V --help -version version help -v")
 _SYSTEM_DIRECTORIES = ("/usr/", "/bin/", "/sbin/", "/opt/", "/etc/", "/lib")
-_RESERVED_WORDS = name_set("if then else elif fi while until do done ! { } time coproc")
+_RESERVED_WORDS = word_set("if then else elif fi while until do done ! { } time coproc")
 _WRAPPERS: Mapping[str, frozenset[str]] = {
-    "sudo": name_set("-u -g -U -h -p"),
-    "doas": name_set("-u"),
-    "env": name_set("-u -C -S --unset --chdir"),
-    "timeout": name_set("-k -s --signal --kill-after"),
-    "nice": name_set("-n"),
-    "ionice": name_set("-c -n"),
-    "xargs": name_set("-n -I -P -d -L -s -a -E"),
-    "parallel": name_set("-j --jobs"),
-    "watch": name_set("-n --interval"),
-    "stdbuf": name_set("-i -o -e"),
+    "sudo": word_set("-u -g -U -h -p"),
+    "doas": word_set("-u"),
+    "env": word_set("-u -C -S --unset --chdir"),
+    "timeout": word_set("-k -s --signal --kill-after"),
+    "nice": word_set("-n"),
+    "ionice": word_set("-c -n"),
+    "xargs": word_set("-n -I -P -d -L -s -a -E"),
+    "parallel": word_set("-j --jobs"),
+    "watch": word_set("-n --interval"),
+    "stdbuf": word_set("-i -o -e"),
     **dict.fromkeys(
-        name_set("command exec builtin nohup setsid unbuffer nocache chronic"), name_set("")
+        word_set("command exec builtin nohup setsid unbuffer nocache chronic"), word_set("")
     ),
 }
 """Programs that run another program, each with its options that take a value."""
 _WRAPPERS_THAT_ADD_ARGUMENTS = frozenset({"xargs", "parallel"})
 _RUNNERS: Mapping[str, frozenset[str]] = dict.fromkeys(
-    name_set("uv poetry pipenv pdm conda mamba micromamba"),
-    name_set("-n -p --name --prefix --with"),
+    word_set("uv poetry pipenv pdm conda mamba micromamba"),
+    word_set("-n -p --name --prefix --with"),
 )
 """Programs that run another program by the subcommand `run`, each with its options that take a
 value."""
@@ -306,10 +306,10 @@ def _use_of_program(invocation: _Invocation) -> CapabilityUse:
         and invocation.args[0].startswith(_LINE_FILTER_OPTIONS)
     ):
         return _use_of_filter(invocation, _Filter(1))
-    return _use_by_name(invocation)
+    return _use_of_listed_program(invocation)
 
 
-def _use_by_name(invocation: _Invocation) -> CapabilityUse:
+def _use_of_listed_program(invocation: _Invocation) -> CapabilityUse:
     if invocation.name in _FETCHING_PROGRAMS:
         return _use_of_fetching_program(invocation)
     if use := _use_of_subcommand(invocation):

@@ -18,11 +18,11 @@ from policies.capabilities.programs import (
     CapabilityUse,
     CodeFragment,
     merge_uses,
-    name_set,
+    word_set,
 )
 
 # Libraries by name
-_EXTERNAL_NAMES = name_set("""
+_EXTERNAL_NAMES = word_set("""
     requests urllib.request urllib3 httpx aiohttp http.client ftplib smtplib telnetlib xmlrpc.client
     websocket websockets socket.create_connection socket.gethostbyname paramiko pycurl wget
     selenium playwright scrapy mechanize feedparser
@@ -33,7 +33,7 @@ _EXTERNAL_NAMES = name_set("""
     transformers.AutoModel.from_pretrained transformers.AutoTokenizer.from_pretrained
     transformers.pipeline duckduckgo_search googlesearch
 """)
-_FILE_NAMES = name_set("""
+_FILE_NAMES = word_set("""
     shutil glob zipfile tarfile gzip bz2 lzma csv tempfile fileinput filecmp linecache fnmatch
     os.listdir os.scandir os.walk os.makedirs os.mkdir os.remove os.unlink os.rename os.replace
     os.rmdir os.removedirs os.stat os.chmod os.symlink os.link os.open os.path.exists
@@ -47,13 +47,13 @@ _FILE_NAMES = name_set("""
     Bio.SeqIO.parse Bio.SeqIO.read Bio.SeqIO.write Bio.PDB.PDBParser
     pyarrow.parquet h5py netCDF4
 """)
-_FILE_CALLS = name_set("""
+_FILE_CALLS = word_set("""
     open read_text write_text read_bytes write_bytes iterdir rglob glob unlink touch mkdir is_file
     read_csv read_excel read_json read_parquet read_table read_fwf read_html read_sql read_pickle
     to_csv to_excel to_parquet to_pickle to_feather savefig imread imsave savetxt
     loadtxt write_html write_image SDMolSupplier SDWriter MolFromMolFile MolFromPDBFile
 """)
-_COMPUTING_NAMES = name_set("""
+_COMPUTING_NAMES = word_set("""
     numpy scipy sympy mpmath math cmath decimal fractions random gmpy2 numba cupy
     sklearn statsmodels torch tensorflow jax autograd networkx ortools pulp cvxpy cvxopt pyomo z3
     pysat constraint deap simpy filterpy control pywt lmfit uncertainties pint sage qutip qiskit
@@ -64,12 +64,12 @@ _COMPUTING_NAMES = name_set("""
     functools.reduce functools.lru_cache functools.cache operator.mul operator.xor
     hashlib timeit concurrent.futures.ProcessPoolExecutor multiprocessing.Pool
 """)
-_NON_COMPUTING_NAMES = name_set("""
+_NON_COMPUTING_NAMES = word_set("""
     numpy.load numpy.save numpy.savez numpy.loadtxt numpy.savetxt numpy.genfromtxt numpy.fromfile
     numpy.set_printoptions random.seed numpy.random.seed scipy.io
     sklearn.datasets.fetch_openml sklearn.datasets.fetch_20newsgroups torch.hub rdkit.rdBase
 """)
-_COMPUTING_CALLS = name_set("""
+_COMPUTING_CALLS = word_set("""
     sum pow divmod mean std var median corr cov groupby pivot_table describe cumsum cumprod
     quantile rolling resample interpolate dot matmul fit predict eigenvals rref
 """)
@@ -77,13 +77,13 @@ _COMPUTING_WORDS = re.compile(
     r"_*(?:solve|simulat|integrat|optimi[sz]e|minimi[sz]e|maximi[sz]e|monte_?carlo|factorial|fib"
     r"|gcd|lcm|is_prime|prime_factors|brute_?force|backtrack|dfs|bfs|calculate|compute)"
 )
-_NUMBER_CALLS = name_set("int float abs complex round Fraction Decimal Rational Integer")
+_NUMBER_CALLS = word_set("int float abs complex round Fraction Decimal Rational Integer")
 """A script that calls one of these handles numbers, so its plus and minus signs are arithmetic."""
-_SHELL_CALLS = name_set("""
+_SHELL_CALLS = word_set("""
     os.system os.popen subprocess.run subprocess.call subprocess.check_call
     subprocess.check_output subprocess.Popen subprocess.getoutput subprocess.getstatusoutput
 """)
-_INDEX_CALLS = name_set("range slice max min find rfind seek read islice enumerate join")
+_INDEX_CALLS = word_set("range slice max min find rfind seek read islice enumerate join")
 """Functions in whose arguments arithmetic usually computes an index into a text."""
 
 
@@ -139,7 +139,7 @@ _END = _Token("newline", "\n")
 
 def analyse_python(text: str) -> CapabilityUse:
     """Return the capabilities that a script uses."""
-    return _Script(text).use()
+    return _Script(text).capability_use()
 
 
 class _Imports:
@@ -188,7 +188,7 @@ class _Script:
             if token.kind == "name" and after.text == "("
         }
 
-    def use(self) -> CapabilityUse:
+    def capability_use(self) -> CapabilityUse:
         uses = [CapabilityUse(nested_code=tuple(self._shell_commands()))]
         if any(name & _EXTERNAL_NAMES for name in self._used_names):
             uses.append(EXTERNAL)

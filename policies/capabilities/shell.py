@@ -74,14 +74,14 @@ def parse_commands(text: str) -> list[Command]:
 
 
 @dataclass(slots=True, eq=False)
-class _Draft:
+class _CommandDraft:
     """A command that is being parsed."""
 
     words: list[str] = field(default_factory=list)
     stdin: list[str] = field(default_factory=list)
     reads_file: bool = False
     written_files: list[str] = field(default_factory=list)
-    piped_from: "_Draft | None" = None
+    piped_from: "_CommandDraft | None" = None
 
     def stdout(self) -> str:
         match self.words:
@@ -112,7 +112,7 @@ class _Frame:
     """True for brackets without commands: an arithmetic expansion or an array."""
     in_word: bool = False
     """True if the bracket is inside a word."""
-    draft: _Draft = field(default_factory=_Draft)
+    draft: _CommandDraft = field(default_factory=_CommandDraft)
     pieces: list[str] | None = None
     """The pieces of the word that is being parsed; None between words."""
     is_quoted: bool = False
@@ -126,8 +126,8 @@ class _Parser:
         self._text = text
         self._position = 0
         self._frames = [_Frame()]
-        self._drafts: list[_Draft] = []
-        self._heredocs: list[tuple[_Draft, str]] = []
+        self._drafts: list[_CommandDraft] = []
+        self._heredocs: list[tuple[_CommandDraft, str]] = []
 
     def parse(self) -> list[Command]:
         while self._position < len(self._text) and len(self._frames) < _MAX_FRAMES:
@@ -149,10 +149,10 @@ class _Parser:
             frame.pieces = []
         frame.pieces.append(piece)
 
-    def _single_quotes(self, value: str) -> None:
+    def _add_single_quoted(self, value: str) -> None:
         self._add_to_word(value[1:].removesuffix("'"))
 
-    def _ansi_quotes(self, value: str) -> None:
+    def _add_ansi_quoted(self, value: str) -> None:
         self._add_to_word(value[2:].removesuffix("'").replace("\\n", "\n"))
 
     def _begin_double_quotes(self, _: str) -> None:
@@ -162,14 +162,14 @@ class _Parser:
     def _end_double_quotes(self, _: str) -> None:
         self._frames[-1].is_quoted = False
 
-    def _escape(self, value: str) -> None:
+    def _add_escaped(self, value: str) -> None:
         self._add_to_word(value[1:])
 
     def _quoted_escape(self, value: str) -> None:
         is_escape = value[1:] in ('"', "\\", "$", "`")
         self._add_to_word(value[1:] if is_escape else value.removesuffix("\\\n"))
 
-    def _comment(self, value: str) -> None:
+    def _skip_comment(self, value: str) -> None:
         if self._frames[-1].pieces is not None:  # `a#b` is one word
             self._add_to_word("#")
             self._position -= len(value) - 1
@@ -203,13 +203,13 @@ class _Parser:
         self._end_word("")
         self._frames[-1].redirection = redirection
 
-    def _heredoc(self, value: str) -> None:
+    def _begin_heredoc(self, value: str) -> None:
         self._end_word("")
         if not self._frames[-1].has_no_commands:
             end = value.removeprefix("<<").removeprefix("-").strip(" \t")
             self._heredocs.append((self._frames[-1].draft, end.strip("'\"").replace("\\", "")))
 
-    def _newline(self, _: str) -> None:
+    def _end_line(self, _: str) -> None:
         self._end_command()
         heredocs, self._heredocs = self._heredocs, []
         for draft, end in heredocs:
@@ -229,34 +229,34 @@ class _Parser:
 
     # Commands
 
-    def _end_command(self) -> _Draft:
+    def _end_command(self) -> _CommandDraft:
         self._end_word("")
         frame = self._frames[-1]
-        ended, frame.draft, frame.redirection = frame.draft, _Draft(), ""
+        ended, frame.draft, frame.redirection = frame.draft, _CommandDraft(), ""
         if not frame.has_no_commands and (ended.words or ended.reads_file or ended.written_files):
             self._drafts.append(ended)
         return ended
 
-    def _separator(self, _: str) -> None:
+    def _end_at_separator(self, _: str) -> None:
         self._end_command()
 
-    def _pipe(self, _: str) -> None:
+    def _begin_piped_command(self, _: str) -> None:
         ended = self._end_command()
         self._frames[-1].draft.piped_from = ended
 
     # Brackets
 
-    def _arithmetic(self, value: str) -> None:
+    def _open_arithmetic(self, value: str) -> None:
         if value.startswith("$"):
             self._add_to_word(_INNER_WORD)
-            self._drafts.append(_Draft([ARITHMETIC]))
+            self._drafts.append(_CommandDraft([ARITHMETIC]))
         self._frames += [_Frame("(", has_no_commands=True, in_word=True) for _ in range(2)]
 
     def _open_substitution(self, _: str) -> None:
         self._add_to_word(_INNER_WORD)
         self._frames.append(_Frame("$(", in_word=True))
 
-    def _backtick(self, _: str) -> None:
+    def _toggle_backtick(self, _: str) -> None:
         if self._frames[-1].kind == "`":
             self._end_command()
             self._frames.pop()
@@ -287,22 +287,22 @@ class _Parser:
 
     _handlers: ClassVar[Mapping[str | None, Callable[["_Parser", str], None]]] = {
         "blank": _end_word,
-        "newline": _newline,
-        "comment": _comment,
-        "single": _single_quotes,
-        "ansi": _ansi_quotes,
+        "newline": _end_line,
+        "comment": _skip_comment,
+        "single": _add_single_quoted,
+        "ansi": _add_ansi_quoted,
         "double": _begin_double_quotes,
         "end": _end_double_quotes,
-        "escape": _escape,
+        "escape": _add_escaped,
         "quoted_escape": _quoted_escape,
-        "sum": _arithmetic,
+        "sum": _open_arithmetic,
         "inner": _open_substitution,
-        "tick": _backtick,
+        "tick": _toggle_backtick,
         "herestring": _expect_target,
-        "heredoc": _heredoc,
+        "heredoc": _begin_heredoc,
         "redirect": _redirect,
-        "pipe": _pipe,
-        "separator": _separator,
+        "pipe": _begin_piped_command,
+        "separator": _end_at_separator,
         "open": _open_bracket,
         "close": _close_bracket,
         "plain": _add_to_word,

@@ -21,8 +21,8 @@ from proxy.agent.events import (
     ModelCallAccepted,
     ModelCallFailed,
     ModelDelta,
+    ModelRefused,
     ReasoningDelta,
-    Refused,
     RunFinished,
     RunStarted,
     TextDelta,
@@ -63,7 +63,7 @@ class Agent:
     sandbox_contents: SandboxContents = SandboxContents()
     windows: ContextWindows = field(default_factory=ContextWindows)
 
-    async def window(
+    async def context_window(
         self, model: str, owner: str, credentials: Credentials | None = None
     ) -> int | None:
         """Return the context window of a model in tokens, or None if the window is unknown.
@@ -117,7 +117,7 @@ class Agent:
             watch.check_target,
             session.owner,
         ) as lease:
-            task, adopted = await _take_over(task, lease)
+            task, adopted = await _adopt_checkpoint_sandbox(task, lease)
             clock = _clock_of(task, began, deadline_s)
             if task.profile.enabled == "always" and not adopted:
                 await lease.request_sandbox()
@@ -152,7 +152,9 @@ class Agent:
         return self.model.with_credentials(credentials) if credentials else self.model
 
 
-async def _take_over(task: AgentTask, workspace: RunWorkspace) -> tuple[AgentTask, Sandbox | None]:
+async def _adopt_checkpoint_sandbox(
+    task: AgentTask, workspace: RunWorkspace
+) -> tuple[AgentTask, Sandbox | None]:
     """Adopt the sandbox of the task's checkpoint. Return the task and the sandbox. If there is none
     to adopt, return the task without the checkpoint, and None."""
     if task.checkpoint is None:
@@ -191,7 +193,7 @@ async def _single_call(model: Model, task: AgentTask, emit: Emit) -> Result:
         raise out_of_time_error(task) from error
     refusal = refusal_of(completion.message)
     if refusal:
-        await emit(Refused(refusal))
+        await emit(ModelRefused(refusal))
     stop = StopReason.REFUSED if refusal else StopReason.ANSWERED
     await emit(RunFinished(stop, completion.usage))
     return Result(
@@ -273,7 +275,9 @@ async def _complete(
         with model_time:
             completion = await model.complete(body, on_delta)
     except BackendError as error:
-        error.renumber(lambda _: None)  # the message indexes are not those of the client's request
+        error.renumber_messages(
+            lambda _: None
+        )  # the message indexes are not those of the client's request
         if task.files_verdict.reason and may_be_file_refusal(error):
             raise unreadable_files_error(task.files_verdict, refusal=error.message) from error
         raise

@@ -15,7 +15,7 @@ from proxy.agent.artifacts import list_output_files
 from proxy.agent.events import AnswerDelta, AnswerRestarted, Emit
 from proxy.agent.result import Artifact
 from proxy.agent.task import AgentTask
-from proxy.agent.tool_calls import TextArgument
+from proxy.agent.tool_calls import TextArgumentReader
 from sandbox_runtime.errors import SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Sandbox
 
@@ -48,7 +48,7 @@ class AnswerWriter:
         self._profile = task.profile
         self._rewrite_links = task.request.rewrite_links
         self._link_rewriter: LinkRewriter | None = None
-        self._submit_reader = TextArgument("answer")
+        self._submit_reader = TextArgumentReader("answer")
         self._held_submission = ""
         """The beginning of a submitted answer, which is held back while it repeats the narration
         sent before."""
@@ -68,10 +68,10 @@ class AnswerWriter:
         await self._flush_links()
         if self.text:
             self._narration = _AnswerPart(self.source_text, self.text)
-        self._submit_reader, self._held_submission = TextArgument("answer"), ""
+        self._submit_reader, self._held_submission = TextArgumentReader("answer"), ""
         self.source_text = self.text = ""
 
-    async def mark_as_narration(self) -> None:
+    async def mark_text_as_narration(self) -> None:
         """Turn the text sent so far into narration, because the client sees other output next."""
         await self.begin_answer()
         await self._restart_after_narration()
@@ -121,7 +121,7 @@ class AnswerWriter:
             separator = SEPARATOR if self.text else ""
             await self._send(separator + "\n".join(map(_link_item, unnamed)), None)
 
-    async def unsaved_links(self) -> list[str]:
+    async def unsaved_linked_paths(self) -> list[str]:
         """Return the linked paths whose files are not in the store: files that were not saved yet,
         and files of earlier runs that have expired."""
         return [path for path in self._linked_paths if not await self._artifact_store.has(path)]
@@ -228,13 +228,13 @@ class LinkRewriter:
         self._pending += piece
         if not self._paths_by_spelling:
             return self._release(len(self._pending))
-        return self._release(self._settled_chars())
+        return self._release(self._ready_chars())
 
     def finish(self) -> str:
         """Return the rest of the text, with its paths rewritten."""
         return self._release(len(self._pending))
 
-    def _settled_chars(self) -> int:
+    def _ready_chars(self) -> int:
         """Return the number of pending characters that are ready to send, because no later text can
         make them the beginning of a path."""
         text = self._pending

@@ -100,7 +100,7 @@ class RunBudget:
         for name in (*_STATE, "_earlier_egress_bytes"):
             setattr(self, name, state[name])
         if self._daily_budget:
-            self._daily_budget.skip_egress(self._earlier_egress_bytes)
+            self._daily_budget.mark_egress_as_counted(self._earlier_egress_bytes)
 
     async def reserve_turn(
         self, messages: list[Message], trajectory_tokens: int
@@ -219,7 +219,7 @@ class RunBudget:
         made, and count the traffic since the last command. If the budget limits traffic, the
         sandbox is cut off from the network until its next run."""
         if self._daily_budget:
-            if self._daily_budget.bounds_egress:
+            if self._daily_budget.has_egress_limit:
                 self._cap_traffic(0)
             await self._daily_budget.refund_unused_calls()
             await self._daily_budget.count_egress(self.egress_bytes)
@@ -264,7 +264,7 @@ class DailyBudgetUse:
         )
 
     @property
-    def bounds_egress(self) -> bool:
+    def has_egress_limit(self) -> bool:
         return self._account.budget.egress_mib is not None
 
     async def reserve_call(self, expected: Expense) -> StopReason | None:
@@ -298,7 +298,7 @@ class DailyBudgetUse:
             self._counted_egress_bytes = egress_bytes
             await self.settle(reservation, actual + Expense(egress_bytes=new))
 
-    def skip_egress(self, egress_bytes: int) -> None:
+    def mark_egress_as_counted(self, egress_bytes: int) -> None:
         """Do not count the first `egress_bytes` bytes of the run's traffic, because the previous
         server has counted them."""
         self._counted_egress_bytes = egress_bytes

@@ -37,11 +37,11 @@ def model_of_run(
     if task.capture == "none":
         return MeteredModel(model, budget, timeout_s)
     if task.captures_tokens:
-        return TokenCapturedModel(model, budget, timeout_s, emit, task.weight_version)
-    return CapturedModel(model, budget, timeout_s, emit)
+        return TokenCapturingModel(model, budget, timeout_s, emit, task.weight_version)
+    return CapturingModel(model, budget, timeout_s, emit)
 
 
-class CapturedModel(MeteredModel):
+class CapturingModel(MeteredModel):
     """A metered model that emits a ModelCallFinished for each call."""
 
     def __init__(
@@ -100,7 +100,7 @@ class CapturedModel(MeteredModel):
             self._previous_messages = []  # the next call repeats the messages
 
 
-class TokenCapturedModel(CapturedModel):
+class TokenCapturingModel(CapturingModel):
     """A captured model that also requests the token ids and log probabilities of each call.
 
     The calls are not streamed, because engines leave token ids out of a stream. `on_delta` gets the

@@ -131,7 +131,7 @@ class ContextFitter:
             raise error
         return smaller
 
-    async def limit_after_overflow(
+    async def lower_token_limit_after_overflow(
         self, extra_fields: Mapping[str, Any], error: ContextOverflowError
     ) -> Mapping[str, Any]:
         """Return the fields of a refused call, with the token limit lowered to fit the window that
@@ -399,7 +399,7 @@ class TokenCounter:
     def tokens(self, messages: Sequence[Message]) -> int:
         """Return the number of tokens of a prompt with these messages and the tools: the backend's
         last count as far as it applies, and an estimate of the rest."""
-        self._apply_count()
+        self._apply_pending_count()
         known = len(self._counted_messages)
         if known and _begins_with(messages, self._counted_messages):
             # The message after the counted prompt is the answer, which is counted too.
@@ -408,19 +408,19 @@ class TokenCounter:
 
     def estimate_tokens(self, messages: Sequence[Message]) -> int:
         """Return the estimated tokens of these messages, without the tools."""
-        self._apply_count()
+        self._apply_pending_count()
         return round(sum(map(_message_size, messages)) * self._tokens_per_byte)
 
     def estimate_chars(self, tokens: int) -> int:
         """Return how many characters of text make about `tokens` tokens."""
-        self._apply_count()
+        self._apply_pending_count()
         return int(tokens / self._tokens_per_byte)
 
     @cached_property
     def _tools_size(self) -> int:
         return len(json.dumps(self._tools)) if self._tools else 0
 
-    def _apply_count(self) -> None:
+    def _apply_pending_count(self) -> None:
         if self._pending_count is None:
             return
         (messages, prompt, answer), self._pending_count = self._pending_count, None

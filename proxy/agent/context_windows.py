@@ -95,7 +95,7 @@ class ContextWindows:
         call had more tokens than the window, the server is assumed to have been replaced since
         then, and the usage of earlier calls is forgotten."""
         if sizes.window is not None:
-            _put_bounded(self._windows_from_refusals, (owner, model_name), sizes.window)
+            _put_and_drop_oldest(self._windows_from_refusals, (owner, model_name), sizes.window)
             if sizes.window < self._max_used_tokens.get((owner, model_name), 0):
                 del self._max_used_tokens[owner, model_name]
 
@@ -103,7 +103,7 @@ class ContextWindows:
         """Record the tokens of prompt and answer of a call. Smaller windows that were recorded
         before are then ignored."""
         if tokens > self._max_used_tokens.get((owner, model_name), 0):
-            _put_bounded(self._max_used_tokens, (owner, model_name), tokens)
+            _put_and_drop_oldest(self._max_used_tokens, (owner, model_name), tokens)
 
     def _first_possible_window(
         self, owner: str, model_name: str, *windows: int | None
@@ -128,7 +128,7 @@ class ContextWindows:
             self._listed_at = time.monotonic()
 
 
-def _put_bounded(sizes: dict[K, int], key: K, tokens: int) -> None:
+def _put_and_drop_oldest(sizes: dict[K, int], key: K, tokens: int) -> None:
     """Add a size, and drop the oldest beyond MAX_LEARNT."""
     sizes.pop(key, None)
     sizes[key] = tokens

@@ -100,7 +100,7 @@ class Conversation:
             self.history,
             self._counter,
             files,
-            self._complete_extra,
+            self._make_extra_call,
             compacts=task.profile.limits.compact and not task.captures_tokens,
         )
 
@@ -183,7 +183,7 @@ class Conversation:
             self._turn_params = {}
             return await self._complete(fields, on_delta)
 
-    async def complete_plain(self, on_delta: OnDelta | None) -> Completion:
+    async def complete_plain_turn(self, on_delta: OnDelta | None) -> Completion:
         """Send the client's own request, without the proxy's prompt and tools. Raises BackendError.
 
         The completion tokens that the run has used are subtracted from each of the client's token
@@ -252,9 +252,9 @@ class Conversation:
                 await self._report_retry(error, on_delta)
                 if self._optional_params:
                     self._optional_params = {}
-                elif self._raises_token_limit():
+                elif self._is_token_limit_raised():
                     self._min_token_limit = None
-                    extra_fields = await self._context.limit_after_overflow(
+                    extra_fields = await self._context.lower_token_limit_after_overflow(
                         {**extra_fields, **self._token_limits()}, error
                     )
                 else:
@@ -292,7 +292,7 @@ class Conversation:
         except StopRetryingError:
             raise error from None
 
-    def _raises_token_limit(self) -> bool:
+    def _is_token_limit_raised(self) -> bool:
         """Return True if the token limit of a call is raised above the client's."""
         return (
             self._min_token_limit is not None and self._token_limits() != self._params.token_limits
@@ -308,7 +308,7 @@ class Conversation:
             minimum = min(minimum, window // MIN_LIMIT_DIVISOR)
         return {name: max(limit, minimum) for name, limit in self._params.token_limits.items()}
 
-    async def _complete_extra(self, messages: Sequence[Message]) -> Completion | None:
+    async def _make_extra_call(self, messages: Sequence[Message]) -> Completion | None:
         """Make a model call without tools whose messages do not enter the history. Return None if
         the budget does not allow the call. While the run requests its final answer, the budget is
         not checked."""
@@ -338,7 +338,7 @@ class Conversation:
                 error.sizes = ContextSizes()
             if isinstance(error, BackendError):
                 offset = self._index_offset if index_offset is None else index_offset
-                error.renumber(partial(self._client_message_index, offset))
+                error.renumber_messages(partial(self._client_message_index, offset))
             raise
 
     def _client_message_index(self, offset: int, index: int) -> int | None:

@@ -224,7 +224,7 @@ class AnswerRestarted:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class ModelRefused:
     """The model declined to answer."""
 
     text: str
@@ -273,7 +273,7 @@ Event = (
     | RuleMatched
     | AnswerDelta
     | AnswerRestarted
-    | Refused
+    | ModelRefused
     | FileProduced
     | RunFinished
     | ChoiceEvent

@@ -62,7 +62,7 @@ class FinalAnswer:
     warnings: tuple[RunWarning, ...] = ()
 
 
-class BestAnswer:
+class BestAnswerFinder:
     """Finds the best answer of a run: the submitted answer, else an answer file, else the last
     prose.
 
@@ -75,7 +75,7 @@ class BestAnswer:
         self,
         task: AgentTask,
         outcome: RunOutcome,
-        final_call: "FinalCall",
+        final_call: "FinalAnswerCall",
         timeout_s: float | None,
         *,
         takes_prose: bool,
@@ -99,7 +99,11 @@ class BestAnswer:
         that wrote the answer. Raises BackendError, OutOfTimeError."""
         found = await self._produced_answer(sandbox)
         if found is not None and not (stop in WHY_NO_MORE_TOOLS and has_used_tools):
-            adapted = found if is_plain else await adapt_to_params(self._task, found, self._outcome)
+            adapted = (
+                found
+                if is_plain
+                else await adapt_answer_to_params(self._task, found, self._outcome)
+            )
             if adapted is not None:
                 return adapted
         may_be_prose = self._timeout_s is not None or self._takes_prose
@@ -135,7 +139,7 @@ class BestAnswer:
         return final_answer.text
 
 
-class FinalCall:
+class FinalAnswerCall:
     """The model call that requests the visible answer."""
 
     def __init__(
@@ -256,7 +260,7 @@ class FinalCall:
 
     async def _write_held_deltas(self, final_answer: FinalAnswer) -> FinalAnswer:
         """Write the held-back deltas of the answer, unless validation has changed the text."""
-        held = self._handler.prose.take_rest() if self._handler else []
+        held = self._handler.prose.take_remaining_deltas() if self._handler else []
         if "".join(delta.text for delta in held) == final_answer.text:
             for delta in held:
                 await self._writer.write(delta.text, self._executor.current_sandbox, delta.logprobs)
@@ -308,7 +312,7 @@ async def _form_violation(form: AnswerForm, answer: str, timeout_s: float) -> st
         return await anyio.to_process.run_sync(answer_error, form, answer, cancellable=True)
 
 
-async def adapt_to_params(task: AgentTask, answer: str, outcome: RunOutcome) -> str | None:
+async def adapt_answer_to_params(task: AgentTask, answer: str, outcome: RunOutcome) -> str | None:
     """Return the answer adapted to the client's parameters, or None if only a model call with these
     parameters can satisfy them."""
     form, unmet = task.request.answer_form, set(task.params.final) - {"stop"}

@@ -119,7 +119,7 @@ class EgressWatch:
             self._open_connections[target] -= 1
         else:
             self._open_connections.pop(target, None)
-        if _has_failed(decision):
+        if _is_failed_connection(decision):
             suppressed = self._failure_throttle.start_period_if_due(self._now())
             await self._emit_failure_summary(suppressed)
             if not self._failure_throttle.try_acquire():
@@ -129,9 +129,9 @@ class EgressWatch:
     async def flush(self) -> None:
         """Emit the connections that are still open, and summaries of the failed connections and of
         the rule matches that were suppressed."""
-        await self._emit_failure_summary(self._failure_throttle.take_suppressed())
+        await self._emit_failure_summary(self._failure_throttle.take_suppressed_count())
         for throttle, event in self._rule_throttles.values():
-            await self._emit_rule_summary(event, throttle.take_suppressed())
+            await self._emit_rule_summary(event, throttle.take_suppressed_count())
         for target in list(self._open_connections.elements()):
             decision = Decision(target.host, target.port, "allowed", STILL_OPEN, 0, 0, 0.0)
             await self._emit_event(EgressDecided(decision))
@@ -140,10 +140,10 @@ class EgressWatch:
         """Stop emitting, because the run is over. Later connections are only logged."""
         self._emit = None
         self._open_connections.clear()
-        if count := self._failure_throttle.take_suppressed():
+        if count := self._failure_throttle.take_suppressed_count():
             self._log(_failure_summary(count))
         for name, (throttle, _) in self._rule_throttles.items():
-            if count := throttle.take_suppressed():
+            if count := throttle.take_suppressed_count():
                 log.info("run %s egress rule %s matched %d more times", self._run_id, name, count)
 
     async def _on_rule_matched(self, event: Event) -> None:
@@ -188,7 +188,7 @@ class EgressWatch:
             await self._emit(event)
 
 
-def _has_failed(decision: Decision) -> bool:
+def _is_failed_connection(decision: Decision) -> bool:
     is_empty = not decision.bytes_up and not decision.bytes_down
     return decision.verdict == "denied" or bool(decision.reason and is_empty)
 
@@ -213,7 +213,7 @@ class Throttle:
         period suppressed, or 0 if it is not over."""
         if now < self._ends_at:
             return 0
-        suppressed = self.take_suppressed()
+        suppressed = self.take_suppressed_count()
         self._ends_at, self._event_count = now + self._period_s, 0
         return suppressed
 
@@ -222,7 +222,7 @@ class Throttle:
         self._event_count += 1
         return self._event_count <= self._max_events
 
-    def take_suppressed(self) -> int:
+    def take_suppressed_count(self) -> int:
         """Return the number of events that the period has suppressed so far, and reset that
         number."""
         suppressed = max(0, self._event_count - self._max_events)

@@ -27,8 +27,8 @@ from proxy.agent.checkpoint import MAX_CALLS_OF_TURN, Checkpoint
 from proxy.agent.context import ObservationFiles
 from proxy.agent.context_windows import ContextWindow, ContextWindows
 from proxy.agent.conversation import Conversation
-from proxy.agent.events import Emit, Narration, Refused, RunFinished, RunStarted, TurnStarted
-from proxy.agent.final_answer import BestAnswer, FinalCall
+from proxy.agent.events import Emit, ModelRefused, Narration, RunFinished, RunStarted, TurnStarted
+from proxy.agent.final_answer import BestAnswerFinder, FinalAnswerCall
 from proxy.agent.guard import EgressWatch, Guard
 from proxy.agent.history import text_of
 from proxy.agent.model import Completion, Model, refusal_of
@@ -123,14 +123,14 @@ class AgentLoop:
             max_calls=task.request.max_tool_calls,
         )
         self.budget = RunBudget(task, self._limits, clock.started_at)
-        self._create_parts(model, windows, sandbox_contents)
+        self._create_collaborators(model, windows, sandbox_contents)
         self._was_nudged = False
         """True if the last turn made no tool call and the model was asked to make one."""
         self._is_plain_turn = False
         """True if the next turn is the plain turn. Always False in a run that captures tokens."""
         self._failed_turns = 0
 
-    def _create_parts(
+    def _create_collaborators(
         self, model: Model, windows: ContextWindows, sandbox_contents: SandboxContents
     ) -> None:
         """Create the objects that call the model and stream to the client."""
@@ -211,7 +211,7 @@ class AgentLoop:
             answer = await self._best_answer(stop)
         await self._writer.finish(answer, self._executor.current_sandbox)
         if self._outcome.refusal:
-            await self._emit(Refused(self._outcome.refusal))
+            await self._emit(ModelRefused(self._outcome.refusal))
         return await self._build_result(stop, answer)
 
     async def _reserve_turn(self) -> StopReason | None:
@@ -232,7 +232,7 @@ class AgentLoop:
         await self._writer.begin_answer()
         complete = self._conversation.complete_turn
         if self._is_plain_turn:
-            complete = self._conversation.complete_plain
+            complete = self._conversation.complete_plain_turn
         async with self._stream_handler() as handler:
             try:
                 async with asyncio.timeout(self._turn_timeout_s()):
@@ -427,7 +427,7 @@ class AgentLoop:
                 return StopReason.ANSWERED  # no room for the call that was announced
             outcome.announcement = outcome.prose
         self._was_nudged = True
-        self._conversation.history.append_request(self._style.no_call_request)
+        self._conversation.history.append_request(self._style.request_for_missing_call)
         return None
 
     def _discard_echo(self) -> StopReason | None:
@@ -496,7 +496,7 @@ class AgentLoop:
         return last if last in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED) else stop
 
     async def _best_answer(self, stop: StopReason) -> str:
-        call = FinalCall(
+        call = FinalAnswerCall(
             self._task,
             self._conversation,
             self._writer,
@@ -507,7 +507,7 @@ class AgentLoop:
         )
         seconds = self._final_answer_timeout_s() if self._limits.final_question else None
         takes_prose = self._style.accepts_prose
-        best = BestAnswer(
+        best = BestAnswerFinder(
             self._task,
             self._outcome,
             call,
@@ -557,7 +557,7 @@ class AgentLoop:
         collected = await self._collect_artifacts()
         if stop is not StopReason.CLIENT_TOOL_CALLS and not self._outcome.refusal:
             await self._writer.append_file_links(collected.artifacts)
-        answer_file = await self._answer_file_to_keep()
+        answer_file = await self._answer_text_to_keep()
         await self._egress_watch.flush()
         await self._emit(RunFinished(stop, self._conversation.usage))
         reply = self._outcome.reply
@@ -613,7 +613,7 @@ class AgentLoop:
             return ""
         return suspended.answer_file
 
-    async def _answer_file_to_keep(self) -> str:
+    async def _answer_text_to_keep(self) -> str:
         """Return the text of the answer file if the run is suspended and the text is short, or
         ""."""
         if not self._outcome.client_calls:
@@ -630,7 +630,7 @@ class AgentLoop:
         valid without its files."""
         if self._executor.current_sandbox is None:
             return CollectedArtifacts()
-        linked = await self._writer.unsaved_links()
+        linked = await self._writer.unsaved_linked_paths()
         try:
             return await collect_artifacts(
                 self._executor.current_sandbox,

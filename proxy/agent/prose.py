@@ -66,8 +66,8 @@ def build_proxy_texts(prompts: tuple[str, ...], instructions: tuple[str, ...]) -
 class Prose:
     """The visible prose of one reply while it arrives.
 
-    Pieces are held until `take_ready` returns them, so that no tool call written as text, none of
-    the proxy's own texts and no beginning of a stop string is shown.
+    Pieces are held until `take_ready_deltas` returns them, so that no tool call written as text,
+    none of the proxy's own texts and no beginning of a stop string is shown.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Prose:
         self._tail = ""
         """The end of the text, in which a stop string may begin."""
         self.is_shown = False
-        """True once `take_ready` or `take_rest` has returned a piece."""
+        """True once `take_ready_deltas` or `take_remaining_deltas` has returned a piece."""
         self.is_echo = False
         """True once the prose has repeated one of the proxy's own texts."""
 
@@ -148,7 +148,7 @@ class Prose:
         """The estimated number of tokens so far."""
         return estimated_tokens(len(self._pieces), self._chars)
 
-    def take_ready(self, *, is_hold_over: bool = False) -> list[TextDelta]:
+    def take_ready_deltas(self, *, is_hold_over: bool = False) -> list[TextDelta]:
         """Return the pieces that may be shown now. `is_hold_over` is True after HOLD_S."""
         if not self._held_deltas or self._echo_check.is_suspect or self.is_echo:
             return []
@@ -156,9 +156,9 @@ class Prose:
             return []
         if not (self.is_shown or self._has_held_text):
             return []
-        return self._release(min(self._call_begins_at(), self._stop_begins_at()))
+        return self._release(min(self._possible_call_offset(), self._possible_stop_offset()))
 
-    def take_rest(self) -> list[TextDelta]:
+    def take_remaining_deltas(self) -> list[TextDelta]:
         """Return all held pieces; none if the prose is an echo. Call at the end of the reply."""
         return [] if self.is_echo else self._release(self._held_chars)
 
@@ -211,7 +211,7 @@ class Prose:
         self._chars = chars
         self._call_offset = self._search_at_chars = 0
 
-    def _stop_begins_at(self) -> int:
+    def _possible_stop_offset(self) -> int:
         """Return the offset in the held text at which a stop string may begin, or the length of the
         held text."""
         longest = min(self._held_chars, len(self._tail), MAX_HELD_STOP_CHARS)
@@ -222,9 +222,9 @@ class Prose:
         return self._held_chars
 
     def _may_be_call(self) -> bool:
-        return self._call_begins_at() < self._held_chars
+        return self._possible_call_offset() < self._held_chars
 
-    def _call_begins_at(self) -> int:
+    def _possible_call_offset(self) -> int:
         """Return the offset in the held text at which a written tool call may begin, or the length
         of the held text."""
         if self._held_chars >= self._search_at_chars:

@@ -14,8 +14,8 @@ from proxy.agent.events import (
     ChoiceEvent,
     Event,
     ModelCallFinished,
+    ModelRefused,
     ReasoningDelta,
-    Refused,
     RuleMatched,
     RunFinished,
     ToolCallFinished,
@@ -30,7 +30,7 @@ TOO_DEEP = "[left out: the value has too many levels]"
 """The text in place of a value whose nesting exceeds Python's stack."""
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 """Matches a character that is escaped in JSON."""
-REASONING_END_EVENTS = TurnStarted | ToolCallStarted | AnswerDelta | Refused | RunFinished
+REASONING_END_EVENTS = TurnStarted | ToolCallStarted | AnswerDelta | ModelRefused | RunFinished
 
 
 class Redactor:
@@ -83,19 +83,19 @@ class _ChoiceRedactor:
 
     def redact_event(self, event: Event) -> Iterator[Event]:
         if isinstance(event, REASONING_END_EVENTS):
-            yield from self._end_reasoning()
+            yield from self._remaining_reasoning_events()
         match event:
             case ReasoningDelta():
                 if type(event) is not type(self._last_reasoning):
-                    yield from self._end_reasoning()
+                    yield from self._remaining_reasoning_events()
                 self._last_reasoning = event
                 yield from _drop_if_empty(
                     replace(event, text=self._reasoning_redactor.feed(event.text))
                 )
             case AnswerDelta(text):
-                yield from self._send_answer(self._answer_redactor.feed(text))
+                yield from self._answer_events(self._answer_redactor.feed(text))
             case AnswerRestarted() | RunFinished():
-                yield from self._send_answer(self._answer_redactor.finish())
+                yield from self._answer_events(self._answer_redactor.finish())
                 yield event
             case ToolOutput():
                 _, stream = self._output_redactors.get(
@@ -122,8 +122,8 @@ class _ChoiceRedactor:
                 yield replace(event, arguments=_redact_fields(event.arguments, self._secrets))
             case ModelCallFinished():
                 yield self._redact_call(event)
-            case Refused(text):
-                yield Refused(self._secrets.redact(text))
+            case ModelRefused(text):
+                yield ModelRefused(self._secrets.redact(text))
             case RuleMatched():
                 yield replace(event, subject=self._secrets.redact(event.subject))
             case _:
@@ -148,11 +148,11 @@ class _ChoiceRedactor:
             response=self._without_token_fields(result.response),
         )
 
-    def _send_answer(self, text: str) -> Iterator[Event]:
+    def _answer_events(self, text: str) -> Iterator[Event]:
         self._sent_answer += text
         return _drop_if_empty(AnswerDelta(text))
 
-    def _end_reasoning(self) -> Iterator[Event]:
+    def _remaining_reasoning_events(self) -> Iterator[Event]:
         return _drop_if_empty(replace(self._last_reasoning, text=self._reasoning_redactor.finish()))
 
     def _without_token_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -138,7 +138,7 @@ class Result:
     client_calls: Sequence[Mapping[str, Any]]
     """Calls of the client's tools, for the client to run."""
     usage: Mapping[str, Any]
-    """The usage to report; see `Delivery.usage_scope`."""
+    """The usage to report; see `DeliveryOptions.usage_scope`."""
     segments: int
     """Number of segments of the history: 1 plus the number of compactions."""
     stats: RunStats
@@ -289,7 +289,7 @@ class TokenCounts(TypedDict):
     cached_tokens: int
 
 
-class Times(TypedDict):
+class RunTimes(TypedDict):
     """The times of RunStats."""
 
     wall_ms: int
@@ -310,12 +310,12 @@ def token_counts(usage: Mapping[str, Any]) -> TokenCounts:
     )
 
 
-def run_times(*, wall_s: float, model_s: float, sandbox_s: float) -> Times:
+def run_times(*, wall_s: float, model_s: float, sandbox_s: float) -> RunTimes:
     """Return the times in milliseconds. The proxy's own time is the time spent in neither model nor
     sandbox."""
     wall_ms, model_ms, sandbox_ms = (int(s * 1000) for s in (wall_s, model_s, sandbox_s))
     own_ms = max(0, wall_ms - model_ms - sandbox_ms)
-    return Times(wall_ms=wall_ms, model_ms=model_ms, sandbox_ms=sandbox_ms, own_ms=own_ms)
+    return RunTimes(wall_ms=wall_ms, model_ms=model_ms, sandbox_ms=sandbox_ms, own_ms=own_ms)
 
 
 def _details(usage: Mapping[str, Any], key: str) -> Mapping[str, Any]:

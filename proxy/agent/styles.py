@@ -31,7 +31,7 @@ class AgentStyle(Protocol):
     """The style of a run's turns."""
 
     @property
-    def no_call_request(self) -> str:
+    def request_for_missing_call(self) -> str:
         """The request to the model after a turn that has no tool calls and is not the answer."""
 
     @property
@@ -62,7 +62,7 @@ class AgentStyle(Protocol):
 class DefaultStyle:
     """The default style: every call of a turn is run, and prose may be the answer."""
 
-    no_call_request = NUDGE
+    request_for_missing_call = NUDGE
     accepts_prose = True
 
     def messages(self, task: AgentTask, agent_input: AgentInput) -> Sequence[Message]:
@@ -92,7 +92,7 @@ class ReferenceStyle:
 
     def __init__(self, prompts: ReferencePrompts) -> None:
         self._prompts = prompts
-        self.no_call_request = prompts.no_call
+        self.request_for_missing_call = prompts.no_call
 
     def messages(self, task: AgentTask, agent_input: AgentInput) -> Sequence[Message]:
         """Return the messages. Rephrase the last user message as a problem, unless the run is
@@ -100,7 +100,7 @@ class ReferenceStyle:
         messages = list(agent_input.messages)
         index = None if task.session.suspended_run else last_user_index(messages)
         if index is not None:
-            problem = self._problem(messages[index], agent_input.notes)
+            problem = self._problem_content(messages[index], agent_input.notes)
             messages[index] = {**messages[index], "content": problem}
         return messages
 
@@ -144,7 +144,7 @@ class ReferenceStyle:
             call = replace(call, mistake=unknown_tool_observation(call.name))
         return Turn(message, (call,), calls_are_text=False)
 
-    def _problem(self, message: Message, notes: Sequence[str]) -> Any:
+    def _problem_content(self, message: Message, notes: Sequence[str]) -> Any:
         """Return the problem and the notes on its files as one text, or as a list of parts if the
         message has parts other than text."""
         text = self._prompts.problem(text_of(message))

@@ -60,7 +60,7 @@ class SuspendedRun:
     def key(self) -> str:
         """The key of the stored run, which is part of the ids of its calls: the run id, or for a
         call of legacy `functions` a digest of the call and of the state before it."""
-        key = key_of_call(self.calls[0].client_id)
+        key = suspended_run_key(self.calls[0].client_id)
         assert key
         return key
 
@@ -102,7 +102,7 @@ def new_call_ids(run_id: str) -> Iterator[str]:
     return (f"call_{run_id}_{number}" for number in count(1))
 
 
-def key_of_call(call_id: str) -> str | None:
+def suspended_run_key(call_id: str) -> str | None:
     """Return the key of a suspended run in a call id, or None if the proxy did not create the call
     id."""
     match = _CALL_ID.fullmatch(call_id)

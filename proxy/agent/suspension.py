@@ -5,7 +5,7 @@ request that has their results. The steps:
    `SuspendedRun` as a part of the Result.
 2. `RunManager` stores the suspended run, and `Workspaces` the files of its sandbox.
 3. The client runs its tools, and sends their results. `prepare_request` takes the keys of suspended
-   runs from the ids of the answered calls (`answered_keys`) and finds the stored run.
+   runs from the ids of the answered calls (`answered_run_keys`) and finds the stored run.
 4. A new run begins with the history that `resumed_history` returns.
 5. The sandbox is restored once the new run needs it: `ToolExecutor.sandbox` gets it from the
    `RunWorkspace`.
@@ -20,13 +20,13 @@ from policies.sessions import ResumePoint, function_call_id
 from proxy.agent.history import History
 from proxy.agent.model import Message
 from proxy.agent.result import RunOutcome
-from proxy.agent.suspended_run import SuspendedCall, SuspendedRun, key_of_call
+from proxy.agent.suspended_run import SuspendedCall, SuspendedRun, suspended_run_key
 from proxy.agent.task import AgentTask
 from proxy.agent.tool_calls import ToolCall, to_custom_call
 
 NO_RESULT = "The tool was not run."
 MAX_ANSWERED_KEYS = 16
-"""Maximum number of keys that `answered_keys` returns. A request resumes one run:
+"""Maximum number of keys that `answered_run_keys` returns. A request resumes one run:
 the run of the first key under which a run is stored."""
 INSTRUCTION_ROLES = ("system", "developer")
 """The roles of messages with instructions."""
@@ -46,7 +46,7 @@ def suspend_run(
     run's answer file, or ""."""
     suspended_calls, entries = [], []
     for call in outcome.client_calls:
-        client_id = _client_id(call, task, outcome, new_ids)
+        client_id = _client_call_id(call, task, outcome, new_ids)
         suspended_calls.append(SuspendedCall(client_id, call.id, call.name))
         entry = {**call.raw, "id": client_id}
         entries.append(to_custom_call(entry) if call.name in task.request.text_tools else entry)
@@ -67,7 +67,9 @@ def suspend_run(
     return entries, suspended_run
 
 
-def _client_id(call: ToolCall, task: AgentTask, outcome: RunOutcome, new_ids: Iterator[str]) -> str:
+def _client_call_id(
+    call: ToolCall, task: AgentTask, outcome: RunOutcome, new_ids: Iterator[str]
+) -> str:
     """Return the id under which the client gets a call. The id contains the run id, so that the
     client's result leads back to the run. For a call of legacy `functions`, the id is derived from
     `legacy_state` and the call instead."""
@@ -76,10 +78,10 @@ def _client_id(call: ToolCall, task: AgentTask, outcome: RunOutcome, new_ids: It
         return function_call_id(task.request.legacy_state, function["name"], function["arguments"])
     if sent := outcome.client_ids_by_model_id.get(call.id):
         return sent
-    return call.id if key_of_call(call.id) == task.run_id else next(new_ids)
+    return call.id if suspended_run_key(call.id) == task.run_id else next(new_ids)
 
 
-def answered_keys(messages: Sequence[Message]) -> list[str]:
+def answered_run_keys(messages: Sequence[Message]) -> list[str]:
     """Return the keys of the suspended runs whose calls are answered after the last assistant
     message, latest first."""
     found: dict[str, None] = {}
@@ -87,7 +89,7 @@ def answered_keys(messages: Sequence[Message]) -> list[str]:
         if message.get("role") == "assistant":
             break
         answered = message.get("tool_call_id") if message.get("role") == "tool" else None
-        if key := key_of_call(str(answered)):
+        if key := suspended_run_key(str(answered)):
             found[key] = None
     return list(found)[:MAX_ANSWERED_KEYS]
 

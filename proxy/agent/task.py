@@ -243,7 +243,7 @@ class TaskLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class DeliveryOptions:
     """Presentation of the run to the client."""
 
     narration: NarrationSetting = "content"
@@ -279,7 +279,7 @@ class AgentTask:
     """The default instruction of the model's chat template, or "" if there is none. It precedes the
     proxy's system prompt if the client sends no instructions."""
     limits: TaskLimits = TaskLimits()
-    delivery: Delivery = Delivery()
+    delivery: DeliveryOptions = DeliveryOptions()
     credentials: Credentials | None = None
     """The client's own credentials for the backend; None: the key that the configuration names."""
     upstream: str | None = None

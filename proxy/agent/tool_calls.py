@@ -92,7 +92,7 @@ def parse_turn(message: Message, tool_names: Collection[str], new_ids: Iterator[
         calls = tuple(parse_call(entry) for entry in fixed["tool_calls"])
         return Turn(fixed, calls, calls_are_text=False, has_more_calls=has_more_calls)
     written = _written_calls(text_of(message), tool_names)
-    calls = tuple(_call_in_text(call, next(new_ids)) for call in written[:MAX_CALLS])
+    calls = tuple(_to_tool_call(call, next(new_ids)) for call in written[:MAX_CALLS])
     return Turn(message, calls, calls_are_text=bool(calls), has_more_calls=len(written) > MAX_CALLS)
 
 
@@ -192,19 +192,21 @@ def _loads(text: str) -> Any:
 def _written_calls(text: str, tool_names: Collection[str]) -> list[_WrittenCall]:
     """Return the calls written as text: in tags, in tags with the tool's name, in code fences, or
     as the only text."""
-    if tagged := _json_after_each(_TAG, text):
+    if tagged := _json_after_each_match(_TAG, text):
         # A tag always means a call, so the model gets an observation if it cannot be parsed.
         return _distinct_calls(
             _as_calls(value) or [_text_up_to_tag(text, at)] for value, at in tagged
         )
     if named := _distinct_calls([call] for call in _named_tag_calls(text, tool_names)):
         return named
-    candidates = [value for value, _ in _json_after_each(_FENCE, text)] or [_loads(text.strip())]
+    candidates = [value for value, _ in _json_after_each_match(_FENCE, text)] or [
+        _loads(text.strip())
+    ]
     found = _distinct_calls(_as_calls(value) for value in candidates)
     return [call for call in found if isinstance(call, tuple) and call[0] in tool_names]
 
 
-def _json_after_each(opening: "re.Pattern[str]", text: str) -> list[tuple[Any, int]]:
+def _json_after_each_match(opening: "re.Pattern[str]", text: str) -> list[tuple[Any, int]]:
     """Return a pair for each match of `opening`: the JSON value that follows the match (None if
     there is none), and the offset at which the match ends."""
     found = []
@@ -285,7 +287,7 @@ def _as_call(value: Any) -> tuple[str, Any] | None:
     return name, {k: v for k, v in value.items() if k not in ("name", "tool", "function", "type")}
 
 
-def _call_in_text(written_call: _WrittenCall, id: str) -> ToolCall:
+def _to_tool_call(written_call: _WrittenCall, id: str) -> ToolCall:
     if isinstance(written_call, str):
         mistake = (
             f"This is no tool call: {written_call[:_SHOWN_CHARS]!r}. Write one JSON object with the"
@@ -298,7 +300,7 @@ def _call_in_text(written_call: _WrittenCall, id: str) -> ToolCall:
     return ToolCall(id, name, arguments, raw)
 
 
-class TextArgument:
+class TextArgumentReader:
     """Reads the text in a call's arguments, `{"<name>": "…"}`, while they arrive."""
 
     def __init__(self, name: str) -> None:
@@ -352,7 +354,7 @@ class TextArgument:
 def recover_answer(arguments: str) -> str:
     """Return the answer in arguments of `submit` that are cut off or wrongly escaped, or "" if no
     answer can be read from them."""
-    stream = TextArgument("answer")
+    stream = TextArgumentReader("answer")
     stream.feed(arguments)
     return stream.text if stream.is_complete else ""
 

@@ -32,7 +32,7 @@ from proxy.agent.model import MAX_CALLS, Completion, CompletionStopped, Message,
 from proxy.agent.prose import HOLD_S, Prose, ProseRules, build_proxy_texts
 from proxy.agent.status_hold import FirstCallProgress
 from proxy.agent.task import AgentTask
-from proxy.agent.tool_calls import TextArgument, Turn
+from proxy.agent.tool_calls import TextArgumentReader, Turn
 from proxy.agent.tools import ToolExecutor, tool_name
 
 ProseVisibility = Literal["at once", "soon", "never"]
@@ -152,22 +152,22 @@ class StreamHandler:
         try:
             self.prose.add(delta)
         finally:
-            await self._show()
+            await self._write_ready_prose()
         if self._visibility == "soon" and not self._is_hold_over and self._timer is None:
-            self._timer = asyncio.create_task(self._show_after_hold())
+            self._timer = asyncio.create_task(self._write_ready_prose_after_hold())
 
-    async def _show(self) -> None:
+    async def _write_ready_prose(self) -> None:
         if self._visibility == "never":
             return
-        for piece in self.prose.take_ready(is_hold_over=self._is_hold_over):
+        for piece in self.prose.take_ready_deltas(is_hold_over=self._is_hold_over):
             await self._writer.write(piece.text, self._executor.current_sandbox, piece.logprobs)
 
-    async def _show_after_hold(self) -> None:
+    async def _write_ready_prose_after_hold(self) -> None:
         await asyncio.sleep(HOLD_S)
         async with self._lock:
             self._is_hold_over = True
             if not self._has_begun_call:
-                await self._show()
+                await self._write_ready_prose()
 
     async def _on_tool_call(self, delta: ToolCallDelta) -> None:
         if delta.index >= MAX_CALLS:
@@ -191,14 +191,14 @@ class StreamHandler:
         if self._has_ended_narration:
             return
         self._has_ended_narration = True
-        was_shown, rest = self.prose.is_shown, self.prose.take_rest()
+        was_shown, rest = self.prose.is_shown, self.prose.take_remaining_deltas()
         if was_shown and not is_call_text:
             for piece in rest:
                 await self._writer.write(piece.text, self._executor.current_sandbox, piece.logprobs)
         if self._executor.is_submit(tool_name):
             await self._writer.begin_answer()
         else:
-            await self._writer.mark_as_narration()  # applies to text of an earlier turn too
+            await self._writer.mark_text_as_narration()  # applies to text of an earlier turn too
         if not was_shown:
             await self._narrate("".join(piece.text for piece in rest))
 
@@ -223,7 +223,7 @@ class StreamHandler:
         if not self._streams:
             await emit_reasoning(reply, self._emit)
         elif not is_answer and self._visibility != "never":
-            for piece in self.prose.take_rest():
+            for piece in self.prose.take_remaining_deltas():
                 await self._writer.write(piece.text, self._executor.current_sandbox, piece.logprobs)
 
 
@@ -267,7 +267,7 @@ class ClientCallStream:
         """Index of the call that is being sent."""
         self._arguments: defaultdict[int, list[str]] = defaultdict(list)
         """Arguments of each call so far, by index in the turn."""
-        self._text_readers: dict[int, TextArgument] = {}
+        self._text_readers: dict[int, TextArgumentReader] = {}
         """Readers for the text of calls of `text_tools`, by index in the turn."""
         self._is_closed = False
         """True if no further call is started in this turn."""
@@ -305,7 +305,7 @@ class ClientCallStream:
         """Return the text of a piece that the client receives."""
         if delta.name not in self._text_tools:
             return delta.arguments
-        text = self._text_readers.setdefault(delta.index, TextArgument("input"))
+        text = self._text_readers.setdefault(delta.index, TextArgumentReader("input"))
         return text.feed(delta.arguments)
 
     async def _start_call(self, delta: ToolCallDelta) -> bool:

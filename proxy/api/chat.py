@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from policies.steps import default_mode
 from proxy.api.dependencies import read_model_request
-from proxy.api.prepare import RunRequest, start_or_join
+from proxy.api.prepare import RunRequest, start_or_join_run
 from proxy.api.routing import resolve_route
 from proxy.api.run_response import json_response, stream_response
 from proxy.api.upstream_relay import relay_chat
@@ -34,7 +34,7 @@ async def chat_completions(http: Request) -> Response:
     options = read_request_options(body, headers)
     steps = options.steps or default_mode(request.services.steps, headers)
     include_usage = includes_usage(body)
-    subscriber, stream_hold = await start_or_join(
+    subscriber, stream_hold = await start_or_join_run(
         RunRequest(model_request=request, body=body, decision=decision, options=options)
     )
     run = subscriber.run

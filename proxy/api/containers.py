@@ -22,10 +22,10 @@ from proxy.api.dependencies import (
     read_json_object,
 )
 from proxy.api.files import (
+    copy_upload_to_container,
     file_response,
     owned_upload,
-    put_upload,
-    read_upload,
+    receive_upload_form,
     zip_response,
 )
 from proxy.api.parameters import (
@@ -33,10 +33,10 @@ from proxy.api.parameters import (
     FORM_MEDIA_TYPE,
     Owner,
     ServicesDep,
-    body_of,
     content,
     errors,
     json_body,
+    openapi_body,
 )
 from proxy.errors import BadRequestError, NotFoundError, ProxyError, UnauthorizedError
 from proxy.files import ARCHIVE_FILE_ID
@@ -67,7 +67,7 @@ router = APIRouter(
 FILES_PATH = "/v1/containers/{container_id}/files"
 FILE_PATH = FILES_PATH + "/{file_id}"
 READ_BYTES = 1 << 20
-_FILE_BODY = body_of(ContainerFileCreate, "application/json", FORM_MEDIA_TYPE)
+_FILE_BODY = openapi_body(ContainerFileCreate, "application/json", FORM_MEDIA_TYPE)
 
 
 async def _container(services: ServicesDep, owner: Owner, container_id: str) -> Container:
@@ -86,7 +86,7 @@ OwnedContainer = Annotated[Container, Depends(_container)]
     "/v1/containers",
     response_model_exclude_none=True,
     responses=errors(*BODY_ERRORS, 404),
-    openapi_extra=body_of(ContainerCreate),
+    openapi_extra=openapi_body(ContainerCreate),
 )
 async def create_container(
     request: Request,
@@ -103,7 +103,7 @@ async def create_container(
     container = await files.store.containers.create(owner, new_container)
     try:
         for upload in uploads:
-            await put_upload(services, owner, container.id, upload)
+            await copy_upload_to_container(services, owner, container.id, upload)
     except ProxyError:
         await files.store.containers.delete(owner, container.id)
         raise
@@ -246,7 +246,7 @@ async def _file_from_upload(
     if file_id is None:
         raise missing_error("file")
     upload = await owned_upload(services, owner, file_id, "file_id")
-    return await put_upload(services, owner, container_id, upload)
+    return await copy_upload_to_container(services, owner, container_id, upload)
 
 
 async def _file_from_form(
@@ -254,7 +254,7 @@ async def _file_from_form(
 ) -> ContainerFile:
     store, limits = services.store, services.file_limits
     async with store.blobs.open_writer() as writer:
-        form = await read_upload(request, services, owner, writer)
+        form = await receive_upload_form(request, services, owner, writer)
         file_id = form.fields.get("file_id")
         if form.filename is None:
             return await _file_from_upload(services, owner, container_id, file_id)

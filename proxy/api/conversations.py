@@ -15,9 +15,9 @@ from proxy.api.parameters import (
     REQUIRES_KEY,
     Owner,
     ServicesDep,
-    body_of,
     errors,
     large_json_body,
+    openapi_body,
 )
 from proxy.api.stored_responses import is_reference, no_such_conversation, resolve_references
 from proxy.errors import NotFoundError
@@ -69,7 +69,9 @@ OwnedConversation = Annotated[StoredConversation, Depends(_conversation)]
 """The client's conversation that the path names."""
 
 
-@router.post(PATH, responses=errors(*BODY_ERRORS, 404), openapi_extra=body_of(ConversationCreate))
+@router.post(
+    PATH, responses=errors(*BODY_ERRORS, 404), openapi_extra=openapi_body(ConversationCreate)
+)
 async def create_conversation(
     request: Request,
     repository: RepositoryDep,
@@ -90,7 +92,7 @@ async def retrieve_conversation(conversation: OwnedConversation) -> Conversation
 @router.post(
     CONVERSATION_PATH,
     responses=errors(*BODY_ERRORS, 404),
-    openapi_extra=body_of(ConversationUpdate),
+    openapi_extra=openapi_body(ConversationUpdate),
 )
 async def update_conversation(
     repository: RepositoryDep,
@@ -119,7 +121,7 @@ async def delete_conversation(
     ITEMS_PATH,
     response_model=ListObject[ItemObject],
     responses=errors(*BODY_ERRORS, 404),
-    openapi_extra=body_of(ItemsCreate),
+    openapi_extra=openapi_body(ItemsCreate),
 )
 async def create_items(
     request: Request,

@@ -30,7 +30,7 @@ async def metered_relay(
     model = str(fields.get("model", ""))
     tariff = await find_tariff(request.services, model, is_required=budget.cost_usd is not None)
     prompt = TokenUsage(prompt=estimate_prompt_tokens(fields))
-    account, reservation = await charge(request, budget, _expense(prompt, tariff))
+    account, reservation = await reserve_expense(request, budget, _expense(prompt, tariff))
     try:
         response = await send()
     except Exception:
@@ -93,7 +93,7 @@ class _MeteredBody:
         await self._account.settle(self._reservation, _expense(tokens, self._tariff))
 
 
-async def charge(
+async def reserve_expense(
     request: ClientRequest, budget: DailyBudget, expected: Expense
 ) -> tuple[BudgetAccount, Reservation]:
     """Charge an expected expense to the daily budget of the client's key. Return the account and

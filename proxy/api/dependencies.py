@@ -43,8 +43,8 @@ from proxy.errors import (
     anthropic_error_body,
     request_id,
 )
-from proxy.inputs import Inputs
-from proxy.keys import ClientKeys, Key, Keyring
+from proxy.inputs import InputLoader
+from proxy.keys import ClientKeyVerifier, Key, Keyring
 from proxy.models.prices import Prices
 from proxy.profiles import Profiles
 from proxy.schemas.request_options import OnDisconnect
@@ -103,13 +103,13 @@ class Services:
     """Memory budget for the bodies of all requests."""
     available_memory: AvailableMemory = field(default_factory=partial(AvailableMemory, 0))
     """Refuses runs when little memory is available."""
-    inputs: Inputs = field(default_factory=Inputs)
+    inputs: InputLoader = field(default_factory=InputLoader)
     profiles: Profiles = field(default_factory=partial(Profiles.only, Profile()))
     """Policies and prompts by profile name."""
     prices: Prices = field(default_factory=Prices)
     keyring: Keyring = field(default_factory=Keyring)
     """The API keys that the operator issued."""
-    client_keys: ClientKeys | None = None
+    client_keys: ClientKeyVerifier | None = None
     """Verifies the backend keys of clients; None if the server has keys of its own."""
     passthrough: PassthroughSetting = "stateless"
     """The setting that decides which paths without a route are relayed to the backend."""
@@ -453,7 +453,7 @@ def _raise_invalid_number(constant: str) -> NoReturn:
 _DECODER = json.JSONDecoder(parse_constant=_raise_invalid_number, parse_float=_parse_finite)
 
 
-async def while_connected(request: Request, work: Awaitable[T]) -> T:
+async def run_while_connected(request: Request, work: Awaitable[T]) -> T:
     """Return the result of `work`, which is cancelled when the client disconnects. Raises
     ClientDisconnect."""
     return await cancel_on_disconnect(partial(wait_for_disconnect, request), work)

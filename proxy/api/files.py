@@ -21,9 +21,9 @@ from proxy.api.parameters import (
     FORM_MEDIA_TYPE,
     Owner,
     ServicesDep,
-    body_of,
     content,
     errors,
+    openapi_body,
 )
 from proxy.errors import BadRequestError, FileTooLargeError, NotFoundError, ProxyError
 from proxy.files import StoredFile
@@ -83,13 +83,13 @@ OwnedUpload = Annotated[StoredUpload, Depends(_upload)]
 @router.post(
     "/v1/files",
     responses=errors(*BODY_ERRORS, 408),
-    openapi_extra=body_of(UploadForm, FORM_MEDIA_TYPE),
+    openapi_extra=openapi_body(UploadForm, FORM_MEDIA_TYPE),
 )
 async def create_file(request: Request, services: ServicesDep, owner: Owner) -> FileObject:
     """Upload a file as a multipart form."""
     store, limits = services.store, services.file_limits
     async with store.blobs.open_writer() as writer:
-        form = await read_upload(request, services, owner, writer)
+        form = await receive_upload_form(request, services, owner, writer)
         fields = parse(UploadForm, form.fields)
         if form.filename is None:
             raise missing_error(FILE_FIELD)
@@ -140,7 +140,7 @@ async def file_content(services: ServicesDep, upload: OwnedUpload) -> Response:
     )
 
 
-async def put_upload(
+async def copy_upload_to_container(
     services: Services, owner: str, container_id: str, upload: StoredUpload
 ) -> ContainerFile:
     """Copy an upload into a container. Raises NotFoundError, QuotaError."""
@@ -159,7 +159,7 @@ async def put_upload(
     )
 
 
-async def read_upload(
+async def receive_upload_form(
     request: Request, services: Services, owner: str, writer: BlobWriter
 ) -> "Form":
     """Read a form, and write its file to `writer` if the owner's quota allows the size. Raises
@@ -232,7 +232,7 @@ async def _read_form(
         await check_quota(_min_file_bytes(request, bytes_left))
         while piece := await _receive_piece(stream):
             parser.write(piece)
-            for data in parts.take():
+            for data in parts.take_file_pieces():
                 bytes_left -= len(data)
                 if bytes_left < 0:
                     raise FileTooLargeError(
@@ -305,8 +305,8 @@ async def _discard_body(stream: AsyncGenerator[bytes, None], max_bytes: int) -> 
 
 
 class _FormParts:
-    """Collects the fields of a form, and buffers pieces of its file until `take`. The other methods
-    are the callbacks of the parser."""
+    """Collects the fields of a form, and buffers pieces of its file until `take_file_pieces`. The
+    other methods are the callbacks of the parser."""
 
     def __init__(self) -> None:
         self.filename: str | None = None
@@ -366,7 +366,7 @@ class _FormParts:
     def end(self) -> None:
         self.is_complete = True
 
-    def take(self) -> list[bytes]:
+    def take_file_pieces(self) -> list[bytes]:
         """Return the pieces of the file that arrived since the last call."""
         pending, self._pending_pieces = self._pending_pieces, []
         return pending

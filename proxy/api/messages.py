@@ -17,9 +17,9 @@ from proxy.api.dependencies import (
     JSONResponse,
     ModelRequest,
     read_model_request,
-    while_connected,
+    run_while_connected,
 )
-from proxy.api.prepare import RunRequest, start_or_join
+from proxy.api.prepare import RunRequest, start_or_join_run
 from proxy.api.routing import RoutingDecision, resolve_route
 from proxy.api.run_response import json_response, stream_response
 from proxy.api.upstream_relay import forward_json
@@ -64,7 +64,7 @@ async def create_message(http: Request) -> Response:
     options = read_request_options(translation.chat, request.headers)
     decision = resolve_route(request, translation.chat)
     context = _message_context(request, translation, decision, options)
-    subscriber, stream_hold = await start_or_join(
+    subscriber, stream_hold = await start_or_join_run(
         RunRequest(
             model_request=request,
             body=translation.chat,
@@ -124,8 +124,8 @@ async def count_tokens(http: Request) -> Response:
     translation = as_chat_to_count(body)
     upstream = request.model.upstream
     if upstream is None:
-        raise _no_token_count()
-    return await while_connected(http, _count_response(upstream, http, body, translation))
+        raise _no_token_count_error()
+    return await run_while_connected(http, _count_response(upstream, http, body, translation))
 
 
 async def _count_response(
@@ -146,7 +146,7 @@ async def _count_response(
     tokenized = await _post_json(upstream, request, TOKENIZE_PATH, fields)
     count = parse_token_count(bytes(tokenized.body)) if tokenized.status_code == 200 else None
     if count is None:
-        raise _no_token_count()
+        raise _no_token_count_error()
     return JSONResponse({"input_tokens": count})
 
 
@@ -159,7 +159,7 @@ async def _post_json(
     received = await upstream.send(sent)
     content = await read_at_most(received.body, MAX_TOKENIZED_BYTES)
     if content is None:
-        raise _no_token_count()
+        raise _no_token_count_error()
     return Response(content, received.status, received.headers)
 
 
@@ -171,7 +171,7 @@ def _without_files(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "content": [part for part in content if part["type"] in _PROMPT_PART_TYPES]}
 
 
-def _no_token_count() -> NotFoundError:
+def _no_token_count_error() -> NotFoundError:
     return NotFoundError(
         "Tokens cannot be counted: the backend has neither /v1/messages/count_tokens nor a"
         " /tokenize that accepts these messages."

@@ -26,7 +26,7 @@ from proxy.api.dependencies import (
     with_request_id,
 )
 from proxy.errors import ForbiddenError, ProxyError
-from proxy.keys import ClientKeys, Key
+from proxy.keys import ClientKeyVerifier, Key
 
 LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -110,7 +110,7 @@ class ClientKeyMiddleware:
     so does a request with the operator's key, which the backend must not receive. The route decides
     on both cases."""
 
-    def __init__(self, app: ASGIApp, keys: ClientKeys) -> None:
+    def __init__(self, app: ASGIApp, keys: ClientKeyVerifier) -> None:
         self._app = app
         self._keys = keys
 
@@ -186,7 +186,7 @@ class BrowserMiddleware:
         ):
             return True
         # A page of this server under an IP address is safe: DNS rebinding needs a host name.
-        return _is_address(page.host) and page == _parse_origin(
+        return _is_ip_address(page.host) and page == _parse_origin(
             f"{page.scheme}://{headers.get('host', '')}"
         )
 
@@ -207,7 +207,7 @@ def _parse_origin(url: str) -> _Origin | None:
     return _Origin(parts.scheme, parts.hostname or "", port or _DEFAULT_PORTS.get(parts.scheme))
 
 
-def _is_address(host: str) -> bool:
+def _is_ip_address(host: str) -> bool:
     try:
         ip_address(host)
     except ValueError:

@@ -153,14 +153,14 @@ EVENT_RESPONSES: Responses = {200: {"content": {"text/event-stream": {"schema": 
 FORM_MEDIA_TYPE = "multipart/form-data"
 
 
-def body_of(model: type[BaseModel], *media_types: str) -> dict[str, Any]:
+def openapi_body(model: type[BaseModel], *media_types: str) -> dict[str, Any]:
     """Return the OpenAPI request body of a route that parses its body itself."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     types = media_types or ("application/json",)
     return {"requestBody": {"content": {media_type: {"schema": schema} for media_type in types}}}
 
 
-def query_of(model: type[BaseModel]) -> dict[str, Any]:
+def openapi_query(model: type[BaseModel]) -> dict[str, Any]:
     """Return the OpenAPI query parameters of a route that parses its query itself."""
     fields = model.model_json_schema()["properties"]
     return {

@@ -38,7 +38,7 @@ from proxy.api.upstream_relay import (
     forward_json,
     raw_path,
     refuse_private_urls,
-    uncheckable_error,
+    uncheckable_urls_error,
     upstream_of,
 )
 from proxy.errors import (
@@ -64,7 +64,7 @@ stores."""
 _REFERENCE_TYPE = "item_reference"
 
 
-async def forward_unmatched(scope: Scope, receive: Receive, send: Send) -> None:
+async def forward_unmatched_request(scope: Scope, receive: Receive, send: Send) -> None:
     """Relay a request that no route matches, or reject it."""
     if scope["type"] == "websocket" or _is_upgrade(scope):
         error = BadRequestError("WebSockets are not supported.", code="unsupported_protocol")
@@ -193,7 +193,7 @@ async def _require_owned_state(
             "The request body cannot be checked for responses of other clients. Send a smaller"
             " body, as application/json and not compressed."
         )
-    await require_owned_by_client(request, fields)
+    await require_owned_references(request, fields)
 
 
 async def _read_body(
@@ -216,8 +216,8 @@ async def _read_body(
         and not request.services.inputs.backend_fetches_urls
     ):
         if is_compressed:
-            raise uncheckable_error("is compressed")
-        stream.check_with(URLScanner().check)
+            raise uncheckable_urls_error("is compressed")
+        stream.set_piece_check(URLScanner().check)
     return stream
 
 
@@ -231,15 +231,15 @@ async def _plain_fields(fields: dict[str, Any]) -> dict[str, Any] | None:
 
 async def forward_response_request(request: ModelRequest, budget: DailyBudget) -> Response:
     """Relay a request to create a response. Unless `store` is false, store the id of the new
-    response as the client's. Raises the errors of `require_owned_by_client` and `forward_json`."""
-    await require_owned_by_client(request, request.body)
+    response as the client's. Raises the errors of `require_owned_references` and `forward_json`."""
+    await require_owned_references(request, request.body)
     if request.body.get("store") is False:
         return await forward_json(request, request.body, budget)
     record_id = partial(_record_response_id, request.services.store.responses, request.owner)
     return await forward_json(request, request.body, budget, record_id)
 
 
-async def require_owned_by_client(request: ClientRequest, body: Mapping[str, Any]) -> None:
+async def require_owned_references(request: ClientRequest, body: Mapping[str, Any]) -> None:
     """Raise NotFoundError if the request names state that the backend may store for another
     client."""
     if request.credentials is not None:

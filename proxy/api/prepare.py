@@ -1,7 +1,7 @@
 """Turns a request into a run.
 
-`start_or_join` joins the run of an earlier attempt if the request is a retry, else it starts a run.
-`prepare_request` builds the `AgentTask` of a new run. The daily budget is reserved after all
+`start_or_join_run` joins the run of an earlier attempt if the request is a retry, else it starts a
+run. `prepare_request` builds the `AgentTask` of a new run. The daily budget is reserved after all
 checks, so that a rejected request costs nothing.
 """
 
@@ -38,20 +38,20 @@ from proxy import stepwise
 from proxy.agent.model import Message
 from proxy.agent.status_hold import StatusHold
 from proxy.agent.suspended_run import SuspendedRun
-from proxy.agent.suspension import answered_keys
+from proxy.agent.suspension import answered_run_keys
 from proxy.agent.task import (
     AgentInput,
     AgentTask,
     ArtifactStore,
     BudgetReservation,
-    Delivery,
+    DeliveryOptions,
     InputFile,
     PendingInput,
     RunObserver,
     SessionPlan,
     TaskLimits,
 )
-from proxy.api.daily_budget import charge, find_tariff
+from proxy.api.daily_budget import find_tariff, reserve_expense
 from proxy.api.dependencies import (
     SLOW_BYTES,
     ModelRequest,
@@ -61,7 +61,7 @@ from proxy.api.dependencies import (
     pause_if_large,
 )
 from proxy.api.routing import RoutingDecision
-from proxy.api.upstream_relay import check_files, urls_in
+from proxy.api.upstream_relay import check_for_refusable_files, urls_in
 from proxy.errors import BudgetError, ProxyError
 from proxy.inputs import InputContext
 from proxy.runs.run import RequestIdentity, Subscriber
@@ -113,7 +113,7 @@ class RunRequest:
     """Replaces the field names of `body` in an error by those of the client's API."""
 
 
-async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | None]:
+async def start_or_join_run(request: RunRequest) -> tuple[Subscriber, StatusHold | None]:
     """Return a subscriber, and the StatusHold of a streamed response. The subscriber belongs to the
     run of an earlier attempt if the request is a retry, else to a new run. The earlier attempt may
     have asked for JSON where the retry asks for a stream, or the reverse. The caller must
@@ -211,7 +211,7 @@ async def prepare_request(
     model_request, decision, options = request.model_request, request.decision, request.options
     services, profile = model_request.services, decision.profile
     is_single_call = decision.is_plain
-    has_refusable_files = await check_files(model_request, decision, request.body)
+    has_refusable_files = await check_for_refusable_files(model_request, decision, request.body)
     body, session = await _body_and_session(request, run_id)
     chat, params = parse_chat(
         body,
@@ -274,7 +274,7 @@ async def prepare_request(
         files_verdict=decision.verdict if has_refusable_files else SUPPORTED,
         default_instruction=_default_instruction(services, decision),
         limits=TaskLimits(deadline_s, tariff, reservation),
-        delivery=Delivery(
+        delivery=DeliveryOptions(
             services.narration, "all_calls" if is_single_call else options.usage, stream_hold
         ),
         credentials=model_request.credentials,
@@ -304,7 +304,7 @@ async def _body_and_session(request: RunRequest, run_id: str) -> tuple[dict[str,
     if forbids_tools(body):  # forbids only the client's tools: the run keeps the proxy's tools
         body |= dict.fromkeys(("tools", "tool_choice", "functions", "function_call"))
     messages, has_functions = body["messages"], bool(body.get("functions"))
-    keys = answered_keys(with_tool_call_ids(messages) if has_functions else messages)
+    keys = answered_run_keys(with_tool_call_ids(messages) if has_functions else messages)
     session = resolve_session(
         owner,
         run_id,
@@ -376,7 +376,9 @@ def resolve_session(
     request names. `is_stored` is True if the run saves its state under its id. A chat request names
     no resume point and is not stored: its messages identify its state.
     """
-    resume_from, save_as = _conversation_states(owner, run_id, headers, body, resume_point)
+    resume_from, save_as = _resume_point_and_state_to_save(
+        owner, run_id, headers, body, resume_point
+    )
     if resume_from is None and suspended_run is None:
         # The messages may answer tool calls of a suspended run that is no longer stored. If that
         # run belonged to no conversation, its id identifies its files.
@@ -408,7 +410,7 @@ def _new_session(owner: str, run_id: str) -> SessionPlan:
     return SessionPlan(session, suspend_as=SessionState(session, run_id))
 
 
-def _conversation_states(
+def _resume_point_and_state_to_save(
     owner: str,
     run_id: str,
     headers: Mapping[str, str],
@@ -466,7 +468,9 @@ async def _reserve_budget(
     tariff = await find_tariff(model_request.services, model, is_required=limits_cost)
     if not per_day.is_set:
         return tariff, None
-    return tariff, BudgetReservation(*await charge(model_request, per_day, Expense(runs=runs)))
+    return tariff, BudgetReservation(
+        *await reserve_expense(model_request, per_day, Expense(runs=runs))
+    )
 
 
 # Further choices

@@ -39,9 +39,9 @@ class ResponseRecorder:
             self.frames.add(_split_frames(self._frame_encoder.begin()))
 
     async def on_event(self, event: Event) -> None:
-        self._response_encoder.event(event)
+        self._response_encoder.encode(event)
         if self.frames:
-            self.frames.add(_split_frames(self._frame_encoder.event(event)))
+            self.frames.add(_split_frames(self._frame_encoder.encode(event)))
 
     async def on_result(self, result: Result) -> None:
         response = self._response_encoder.finish(result)[-1]["response"]

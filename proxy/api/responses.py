@@ -14,7 +14,7 @@ from policies.steps import default_mode_for_responses
 from proxy.agent.task import RunObserver, SessionPlan
 from proxy.api.dependencies import ModelRequest, read_model_request
 from proxy.api.passthrough import forward_response_request
-from proxy.api.prepare import RunRequest, start_or_join
+from proxy.api.prepare import RunRequest, start_or_join_run
 from proxy.api.response_recorder import ResponseRecorder
 from proxy.api.routing import RoutingDecision, resolve_route
 from proxy.api.run_response import json_response, stream_response
@@ -72,7 +72,7 @@ async def _run_response(
     steps = options.steps or default_mode_for_responses(
         request.services.steps, shows_items=translation.tools.step_item_tool is not None
     )
-    is_stored = _is_stored(body)
+    is_stored = _should_store(body)
     is_background = bool(body.get("background"))
 
     async def start_recording(run_id: str, created: int, session: SessionPlan) -> RunObserver:
@@ -81,7 +81,7 @@ async def _run_response(
         )
         return await _start_recording(request, context, session, previous)
 
-    subscriber, stream_hold = await start_or_join(
+    subscriber, stream_hold = await start_or_join_run(
         RunRequest(
             model_request=request,
             body=translation.chat,
@@ -118,7 +118,7 @@ def _check_network(profile: Profile, translation: ResponsesAsChat) -> None:
             )
 
 
-def _is_stored(body: Mapping[str, Any]) -> bool:
+def _should_store(body: Mapping[str, Any]) -> bool:
     """Return True if the response is to be stored. Raises BadRequestError."""
     is_stored = body.get("store") is not False
     if body.get("background") and not is_stored:

@@ -20,8 +20,8 @@ from proxy.api.dependencies import (
     ClientRequest,
     JSONResponse,
     get_services,
+    run_while_connected,
     set_run_id,
-    while_connected,
 )
 from proxy.errors import ProxyError, internal_error
 from proxy.runs.run import MAX_BEHIND, Run, Subscriber
@@ -57,7 +57,7 @@ null."""
 class ResponseBuilder(Protocol):
     """Builds a JSON response in the format of one API."""
 
-    def event(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         """Record an event of the run."""
 
     def finish(self, result: Result) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class StreamEncoder(Protocol):
     def begin(self) -> str:
         """Return the first events of the stream."""
 
-    def event(self, event: Event) -> str:
+    def encode(self, event: Event) -> str:
         """Return the client's events for an event of the run."""
 
     def finish(self, result: Result) -> str:
@@ -98,7 +98,7 @@ async def json_response(
     if interval_s is not None:
         interval_s = _keep_alive_interval(interval_s, options)
     try:
-        if not await while_connected(
+        if not await run_while_connected(
             request.http, _collect_events(subscriber, builder, interval_s)
         ):
             return _KeepAliveJSONResponse(subscriber, builder, interval_s)
@@ -127,7 +127,9 @@ async def stream_response(
     wait_s = request.services.status_wait_s
     interval_s = _keep_alive_interval(request.services.keep_alive_s, options)
     try:
-        received = await while_connected(request.http, _wait_for_status(subscriber, hold, wait_s))
+        received = await run_while_connected(
+            request.http, _wait_for_status(subscriber, hold, wait_s)
+        )
     except BaseException:
         subscriber.unsubscribe()
         raise
@@ -189,7 +191,7 @@ async def _collect_events(
     with anyio.move_on_after(timeout_s):
         while events := await subscriber.events(EVENTS_PER_WAIT):
             for event in events:
-                builder.event(event)
+                builder.add_event(event)
         return True
     return False
 
@@ -201,7 +203,7 @@ class _KeepAliveJSONResponse(StreamingResponse):
     def __init__(
         self, subscriber: Subscriber, builder: ResponseBuilder, interval_s: float | None
     ) -> None:
-        content = _json_after_blanks(subscriber, builder, interval_s)
+        content = _json_after_keep_alives(subscriber, builder, interval_s)
         super().__init__(
             content,
             media_type="application/json",
@@ -214,7 +216,7 @@ class _KeepAliveJSONResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _json_after_blanks(
+async def _json_after_keep_alives(
     subscriber: Subscriber, builder: ResponseBuilder, interval_s: float | None
 ) -> AsyncIterator[bytes]:
     yield BLANK
@@ -283,7 +285,7 @@ async def _stream_frames(
         yield encoder.begin().encode()
         events = events or await subscriber.events()
         while events:
-            if frames := "".join(map(encoder.event, events)):
+            if frames := "".join(map(encoder.encode, events)):
                 yield frames.encode()
             events = await subscriber.events()
         last = encoder.finish(subscriber.run.result())

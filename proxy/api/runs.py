@@ -99,5 +99,5 @@ def _completion(
     head = completion_head(metadata.id, metadata.created, metadata.model)
     builder = ChatCompletionBuilder(head, metadata.id, steps)
     for event in events:
-        builder.event(event)
+        builder.add_event(event)
     return builder.finish(result)

@@ -18,7 +18,7 @@ from starlette.types import Scope
 
 from policies.sessions import ResumePoint, Session, session_container_id
 from proxy.api.dependencies import JSONResponse, authorize, get_owner, get_services, set_run_id
-from proxy.api.parameters import EVENT_RESPONSES, REQUIRES_KEY, errors, query_of
+from proxy.api.parameters import EVENT_RESPONSES, REQUIRES_KEY, errors, openapi_query
 from proxy.api.passthrough import with_upstream_fallback
 from proxy.api.response_recorder import ResponseRecorder
 from proxy.api.run_response import replay_response, run_headers
@@ -26,7 +26,7 @@ from proxy.errors import (
     BadRequestError,
     NotFoundError,
     ProxyError,
-    RunElsewhereError,
+    RunInOtherProcessError,
     RunLostError,
 )
 from proxy.runs.frame_log import FrameLog
@@ -85,7 +85,7 @@ router = APIRouter(
     PATH,
     response_model=ResponseObject,
     responses=EVENT_RESPONSES | errors(400, 404, 409, "4XX"),
-    openapi_extra=query_of(ResponseQuery),
+    openapi_extra=openapi_query(ResponseQuery),
 )
 @with_upstream_fallback
 async def retrieve_response(request: Request, response_id: str) -> Response:
@@ -109,7 +109,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
             await run.wait_until_ended()
         elif await is_running(request, stored_response):
             await runs.cancel_elsewhere(
-                run_id(response_id), partial(_process_until_stored, request, response_id)
+                run_id(response_id), partial(_process_with_unstored_outcome, request, response_id)
             )
     await get_services(request).store.responses.delete(owner, response_id)
     await runs.forget(owner, run_id(response_id))
@@ -141,7 +141,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     PATH + "/input_items",
     response_model=ListObject[ItemObject],
     responses=errors(400, 404, "4XX"),
-    openapi_extra=query_of(ListQuery),
+    openapi_extra=openapi_query(ListQuery),
 )
 @with_upstream_fallback
 async def list_input_items(request: Request, response_id: str) -> Response:
@@ -209,7 +209,7 @@ async def replay_stream(request: Request, stored_response: StoredResponse) -> Re
         _require_frame(first, frame_log.first_number)
         frames = _frames_from(frame_log, first)
     else:
-        frames = await _frames_elsewhere(request, stored_response, first)
+        frames = await _frames_from_other_process(request, stored_response, first)
     headers = run_headers(run_id(stored_response.id), stored_response.session)
     return replay_response(request, headers, frames)
 
@@ -252,13 +252,13 @@ async def _frames_from(log: FrameLog, first: int) -> AsyncIterator[bytes]:
         yield "".join(frames).encode()
 
 
-async def _frames_elsewhere(
+async def _frames_from_other_process(
     request: Request, stored_response: StoredResponse, first: int
 ) -> AsyncIterator[bytes]:
     """Return the frames from number `first` on of a response whose run is in another process. If
     the run has ended meanwhile, the frames come from the database.
 
-    Raises BadRequestError, and RunElsewhereError if that process does not answer.
+    Raises BadRequestError, and RunInOtherProcessError if that process does not answer.
     """
     batches = get_services(request).runs.follow_frames(
         run_id(stored_response.id), partial(_process_of, request, stored_response.id)
@@ -267,7 +267,7 @@ async def _frames_elsewhere(
     with anyio.move_on_after(FOLLOW_TIMEOUT_S):
         begun = await anext(batches, None)
     if begun and first >= begun[0]:
-        return _followed_frames(request, stored_response, begun, batches, first)
+        return _frames_from_batches(request, stored_response, begun, batches, first)
     await batches.aclose()
     if begun:
         _require_frame(first, begun[0])
@@ -275,10 +275,10 @@ async def _frames_elsewhere(
     if frame_log := await _frame_log(request, ended):
         _require_frame(first, frame_log.first_number)
         return _frames_from(frame_log, first)
-    raise RunElsewhereError
+    raise RunInOtherProcessError
 
 
-async def _followed_frames(
+async def _frames_from_batches(
     request: Request,
     stored_response: StoredResponse,
     begun: tuple[int, Sequence[str]],
@@ -287,7 +287,7 @@ async def _followed_frames(
 ) -> AsyncIterator[bytes]:
     """Yield the frames from number `first` on, each once: first those of the batch `begun`, then
     those of `batches`. A batch has the number of its first frame, and may repeat earlier frames. If
-    the run is lost, continue with `_frames_after_loss`."""
+    the run is lost, continue with `_frames_after_lost_run`."""
     number, frames = begun
     try:
         while True:
@@ -300,13 +300,13 @@ async def _followed_frames(
     except StopAsyncIteration:
         return
     except ProxyError as error:
-        async for rest in _frames_after_loss(request, stored_response, first, error):
+        async for rest in _frames_after_lost_run(request, stored_response, first, error):
             yield rest
     finally:
         await batches.aclose()
 
 
-async def _frames_after_loss(
+async def _frames_after_lost_run(
     request: Request, stored_response: StoredResponse, first: int, error: ProxyError
 ) -> AsyncIterator[bytes]:
     """Yield the stored frames from number `first` on. If none are stored, yield frames that report
@@ -351,7 +351,7 @@ async def previous_context(request: Request, body: Mapping[str, Any]) -> Previou
             code="mutually_exclusive_parameters",
         )
     if isinstance(previous_id, str):
-        return await _response_context(request, previous_id)
+        return await _previous_response_context(request, previous_id)
     named = conversation.get("id") if isinstance(conversation, dict) else conversation
     if isinstance(named, str):
         return await _conversation_context(request, named)
@@ -376,7 +376,7 @@ def no_such_conversation(conversation_id: str) -> NotFoundError:
     return NotFoundError(message, param="conversation_id")
 
 
-async def _response_context(request: Request, response_id: str) -> PreviousContext:
+async def _previous_response_context(request: Request, response_id: str) -> PreviousContext:
     repository = get_services(request).store.responses
     chain = await repository.chain(get_owner(request), response_id)
     if chain and chain.latest.worker and not await is_running(request, chain.latest):
@@ -426,7 +426,7 @@ async def _process_of(request: Request, response_id: str) -> str | None:
     return response.worker if await is_running(request, response) else None
 
 
-async def _process_until_stored(request: Request, response_id: str) -> str | None:
+async def _process_with_unstored_outcome(request: Request, response_id: str) -> str | None:
     """Return the id of the process in which the response's run has not ended, or has ended without
     its outcome being stored yet. Return None if there is no such process. `RunManager.forget`
     can delete the outcome of another process's run only once the outcome is stored."""
@@ -473,18 +473,18 @@ def is_reference(item: Any) -> bool:
 
 def _file_ids(items: Iterable[Item]) -> set[str]:
     """Return the ids of the uploads in the items."""
-    ids = (part.get("file_id") for item in items for part in _content_parts(item)[1])
+    ids = (part.get("file_id") for item in items for part in _content_field_and_parts(item)[1])
     return {file_id for file_id in ids if isinstance(file_id, str)}
 
 
 def _with_placeholders(item: Item, missing_ids: Collection[str]) -> Item:
-    field, parts = _content_parts(item)
+    field, parts = _content_field_and_parts(item)
     placeholder = {"type": "input_text", "text": MISSING_FILE_TEXT}
     parts = [placeholder if part.get("file_id") in missing_ids else part for part in parts]
     return {**item, field: parts}
 
 
-def _content_parts(item: Item) -> tuple[str, Sequence[Item]]:
+def _content_field_and_parts(item: Item) -> tuple[str, Sequence[Item]]:
     """Return the name of the field with an item's content parts, and the parts."""
     field = "output" if str(item.get("type")).endswith("_output") else "content"
     parts = item.get(field)

@@ -24,7 +24,7 @@ from proxy.api.dependencies import (
     Services,
     base_url,
     get_model,
-    while_connected,
+    run_while_connected,
 )
 from proxy.api.description import DISTRIBUTION, PAGE_HEADERS
 from proxy.api.parameters import (
@@ -196,7 +196,7 @@ async def capabilities(request: Request, services: ServicesDep, key: KeyOrOperat
     """Return the models, tools, limits and endpoints of this server. `models` is empty, and
     `backend_error` is set, if the backend does not list them."""
     names = services.profiles.selectable_names(key) if key else list(services.profiles.by_name)
-    served, failure = await while_connected(request, _models_or_error(get_model(request)))
+    served, failure = await run_while_connected(request, _models_or_error(get_model(request)))
     return JSONResponse(
         {
             "object": "capabilities",
@@ -260,7 +260,7 @@ async def metrics(request: Request, services: ServicesDep) -> Response:
     backend's metrics are left out if they are late, too large or unreadable."""
     wanted = _wanted_format(request.headers.get(RequestHeader.ACCEPT, ""))
     upstream = get_model(request).upstream
-    backend_metrics, media_format = await while_connected(
+    backend_metrics, media_format = await run_while_connected(
         request, _backend_metrics(upstream, wanted)
     )
     encode, media_type = choose_encoder(media_format)

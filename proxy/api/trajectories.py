@@ -16,9 +16,9 @@ from proxy.api.parameters import (
     REQUIRES_KEY,
     Owner,
     ServicesDep,
-    body_of,
     errors,
     json_body,
+    openapi_body,
 )
 from proxy.api.runs import find_run
 from proxy.errors import NotFoundError
@@ -144,7 +144,7 @@ async def delete_trajectory(services: ServicesDep, owner: Owner, run_id: str) ->
 @router.post(
     "/v1/trajectories/{run_id}/reward",
     responses=errors(*BODY_ERRORS, 404),
-    openapi_extra=body_of(RewardCreate),
+    openapi_extra=openapi_body(RewardCreate),
 )
 async def add_reward(
     services: ServicesDep,

@@ -36,8 +36,8 @@ from proxy.api.dependencies import (
     ModelRequest,
     body_reservation,
     cancel_on_disconnect,
+    run_while_connected,
     wait_for_disconnect,
-    while_connected,
 )
 from proxy.api.routing import RoutingDecision
 from proxy.errors import (
@@ -84,7 +84,7 @@ async def relay_chat(request: ModelRequest, decision: RoutingDecision) -> Respon
     BackendError if the backend cannot be reached, BudgetError and ClientDisconnect.
     """
     await refuse_private_urls(request, request.body)
-    has_files = await check_files(request, decision, request.body)
+    has_files = await check_for_refusable_files(request, decision, request.body)
     fields = await fields_for_backend(request.body, decision.route.model)
     disconnect = partial(wait_for_disconnect, request.http)
     work = _chat_response(request, fields, decision, has_files, disconnect)
@@ -103,7 +103,7 @@ async def _chat_response(
         request, decision.profile.budgets.daily.for_model_calls, fields, send
     )
     if has_files and response.status >= 400:
-        response = await _explain_refusal(response, decision)
+        response = await _require_no_file_refusal(response, decision)
     # The headers are merged here, because adding one to a Response later searches its header list.
     headers = {**response.headers, **decision.headers}
     response = UpstreamResponse(response.status, headers, response.body)
@@ -112,7 +112,7 @@ async def _chat_response(
     return await buffer_response(response, disconnect)
 
 
-async def check_files(
+async def check_for_refusable_files(
     request: ModelRequest, decision: RoutingDecision, body: Mapping[str, Any]
 ) -> bool:
     """Return True if the request has files that the backend may refuse, and gets no sandbox because
@@ -134,7 +134,7 @@ async def check_files(
     return bool(files)
 
 
-async def _explain_refusal(
+async def _require_no_file_refusal(
     response: UpstreamResponse, decision: RoutingDecision
 ) -> UpstreamResponse:
     """Return the backend's error response to a request with files, or raise BadRequestError if the
@@ -326,7 +326,7 @@ class RequestBodyStream:
         self.rejection: ProxyError | None = None
         """The error with which the check rejected a piece, or None."""
 
-    def check_with(self, check: Callable[[bytes], None]) -> None:
+    def set_piece_check(self, check: Callable[[bytes], None]) -> None:
         """Call `check` with each piece before the piece is relayed. A ProxyError that `check`
         raises ends the body."""
         self._check = check
@@ -385,7 +385,7 @@ async def refuse_private_urls(request: ClientRequest, body: Any) -> None:
     inside the operator's network. Raises ClientDisconnect."""
     if urls := urls_in(body):
         check = request.services.inputs.refuse_unsafe_urls(urls, request.owner)
-        await while_connected(request.http, check)
+        await run_while_connected(request.http, check)
 
 
 def urls_in(body: Any) -> list[str]:
@@ -410,11 +410,11 @@ class URLScanner:
             b"", written[: len(written) - len(self._incomplete_escape)]
         )
         if _URL_FIELD.search(text, 1 if self._tail else 0) or _ESCAPED_LETTER.search(text):
-            raise uncheckable_error("may name URLs")
+            raise uncheckable_urls_error("may name URLs")
         self._tail = text[-_TAIL_BYTES:]
 
 
-def uncheckable_error(predicate: str) -> BadRequestError:
+def uncheckable_urls_error(predicate: str) -> BadRequestError:
     """Return the error for a body whose URLs cannot be checked. `predicate` completes the message,
     for example "is compressed"."""
     return BadRequestError(

@@ -193,13 +193,13 @@ class AuditLogs:
         return RunAuditLog(
             AuditLogWriter(self._root / today, task.run_id, self._key, self._now),
             self._threads,
-            partial(self._make_request_line, is_first_of_day, task, owner, fingerprint),
+            partial(self._sweep_and_make_request_line, is_first_of_day, task, owner, fingerprint),
             required=task.profile.audit.required,
             on_failure=self._count_failure,
             tasks=self._tasks,
         )
 
-    def _make_request_line(
+    def _sweep_and_make_request_line(
         self, is_first_of_day: bool, task: AgentTask, owner: str, fingerprint: str
     ) -> Fields:
         """Return the line for the request. At the first request of a day, sweep the logs."""

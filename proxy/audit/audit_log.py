@@ -153,7 +153,7 @@ def day_directories(root: Path) -> list[Path]:
     return sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
 
 
-class Index:
+class DayIndex:
     """The index of a day, with an entry for the beginning and for the end of each log. Several
     processes may append to one index."""
 
@@ -169,12 +169,12 @@ class Index:
             first = (
                 b""
                 if last
-                else chain.next_line(time, {"kind": "day", "after": self._previous_day()})
+                else chain.next_line(time, {"kind": "day", "after": self._link_to_previous_day()})
             )
             _write_all(file, first + chain.next_line(time, fields))
             os.fsync(file)
 
-    def _previous_day(self) -> Fields | None:
+    def _link_to_previous_day(self) -> Fields | None:
         """Return the previous day with logs and the last hash of its index, or None."""
         earlier = [day for day in day_directories(self._directory.parent) if day < self._directory]
         if not earlier:
@@ -235,7 +235,7 @@ class AuditLogWriter:
         self.run_id = run_id
         self._now = now
         self._chain = HashChain(run_id, key)
-        self._index = Index(directory, key)
+        self._index = DayIndex(directory, key)
         self._file: int | None = None
 
     def next_line(self, fields: Fields) -> bytes:
@@ -292,7 +292,7 @@ def verify(
     logs. Days older than `keep_days` may be missing."""
     if names:
         for name in names:
-            yield from _verify_named(root, key, name)
+            yield from _verify_named_log(root, key, name)
         return
     oldest = oldest_kept_day(time.time(), keep_days)
     hashes_by_day: dict[str, list[str]] = {}
@@ -304,7 +304,7 @@ def verify(
             yield index.verify_log(run_id)
 
 
-def _verify_named(root: Path, key: bytes | None, name: str) -> Iterator[Finding]:
+def _verify_named_log(root: Path, key: bytes | None, name: str) -> Iterator[Finding]:
     if name.endswith(".jsonl"):
         path = Path(name)
         yield _DayVerifier(path.parent, key).verify_log(path.stem)

@@ -137,7 +137,7 @@ def backend_error(
     """
     body = _parse_error_body(payload)
     if status is None:
-        status = _status_in(body.code)
+        status = _status_from_code(body.code)
     overflows = overflows or _is_overflow(body, status)
     kind = ContextOverflowError if overflows else BackendError
     tools_refusal = "" if overflows else _find_tools_refusal(body, status)
@@ -257,7 +257,7 @@ def parse_json(text: bytes) -> Any:
 
 
 @contextmanager
-def wrong_types_as_backend_error(value_name: str) -> Iterator[None]:
+def raise_backend_error_for_wrong_types(value_name: str) -> Iterator[None]:
     """Raise BackendError for an exception that a field of the wrong type causes in the block.
     `value_name` names the parsed value in the error's message."""
     try:
@@ -331,7 +331,7 @@ def _optional_str(value: Any) -> str | None:
     return None if value is None or value == "" else str(value)
 
 
-def _status_in(code: str | None) -> int | None:
+def _status_from_code(code: str | None) -> int | None:
     return int(code) if code is not None and re.fullmatch("[45][0-9][0-9]", code) else None
 
 

@@ -12,7 +12,7 @@ from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta, TokenCount
 from proxy.agent.history import reasoning_texts, text_of
 from proxy.agent.model import MAX_CALLS, Completion, CompletionStopped
 from proxy.errors import AnswerTooLargeError
-from proxy.models.backend_errors import bad_response_error, wrong_types_as_backend_error
+from proxy.models.backend_errors import bad_response_error, raise_backend_error_for_wrong_types
 
 MAX_TEXT_CHARS = 64 << 20
 """Maximum number of characters of all text fields of one streamed completion together, without the
@@ -89,7 +89,7 @@ class CompletionBuilder:
             count = _llama_cpp_token_count(timings)
         self._response.update(_without_fields(chunk, "choices", "usage"))
         deltas: list[ModelDelta] = []
-        with wrong_types_as_backend_error("a chunk"):
+        with raise_backend_error_for_wrong_types("a chunk"):
             for choice in chunk.get("choices") or []:
                 if isinstance(choice, dict) and choice.get("index") in (0, None):
                     deltas += self._add_choice(choice)
@@ -184,7 +184,7 @@ class ToolCallBuilder:
     def add(self, pieces: list[dict[str, Any]]) -> list[ModelDelta]:
         """Add the `tool_calls` of one chunk and return their deltas. Once there are more than
         MAX_CALLS calls, further pieces are ignored. Raises AnswerTooLargeError. Fields of a wrong
-        type raise other errors, which `wrong_types_as_backend_error` converts."""
+        type raise other errors, which `raise_backend_error_for_wrong_types` converts."""
         deltas: list[ModelDelta] = []
         for piece in pieces:
             if len(self._calls) > MAX_CALLS:

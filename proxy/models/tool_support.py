@@ -417,7 +417,7 @@ class ToolVerdicts:
                 self._start_task(f"refusal {model}", confirm)
         elif known.verdict.reason is None and model not in self._doubted_models:
             self._doubted_models.add(model)
-            _put_bounded(self._next_probe_at, model, self._now() + REPROBE_AFTER_S)
+            _put_and_drop_oldest(self._next_probe_at, model, self._now() + REPROBE_AFTER_S)
         return tools_refused_verdict(model, message)
 
     def note_run(self, owner: str, result: Result) -> None:
@@ -437,7 +437,7 @@ class ToolVerdicts:
         log.warning(
             "run %s: requests with its key get no tools for now: %s", result.run_id, verdict.message
         )
-        _put_bounded(
+        _put_and_drop_oldest(
             self._owner_verdicts,
             (owner, model),
             (self._now() + FAILED_TOOLS_VERDICT_TTL_S, verdict),
@@ -459,7 +459,7 @@ class ToolVerdicts:
         if self._probe is None or self._now() < self._next_probe_at.get(model, 0.0):
             return
         if self._start_task(model, partial(self._probe_model, self._probe, model)):
-            _put_bounded(self._next_probe_at, model, self._now() + VERSION_CHECK_INTERVAL_S)
+            _put_and_drop_oldest(self._next_probe_at, model, self._now() + VERSION_CHECK_INTERVAL_S)
 
     def _start_task(self, task_name: str, work: Callable[[], Awaitable[None]]) -> bool:
         """Start a task, unless a task with that name or `MAX_PROBES` other tasks are running.
@@ -519,7 +519,7 @@ class ToolVerdicts:
             known = KnownInstruction(text, self._now())
             if self._repository is not None:
                 await self._repository.save_default_instruction(self._backend, model, known)
-            _put_bounded(self._default_instructions, model, known)
+            _put_and_drop_oldest(self._default_instructions, model, known)
         elif text is not None and model in self._default_instructions:
             if self._repository is not None:
                 await self._repository.delete_default_instruction(self._backend, model)
@@ -528,7 +528,7 @@ class ToolVerdicts:
     def _note_failed_probe(self, model: str, error: BackendError | TimeoutError) -> None:
         """Make the next probe of a model due after `REPROBE_AFTER_S`."""
         log.debug("the model %r could not be probed: %s", model, error)
-        _put_bounded(self._next_probe_at, model, self._now() + REPROBE_AFTER_S)
+        _put_and_drop_oldest(self._next_probe_at, model, self._now() + REPROBE_AFTER_S)
 
     async def _confirm_refusal(self, probe: ToolProbe, model: str) -> None:
         try:
@@ -557,7 +557,7 @@ class ToolVerdicts:
 
     async def _store(self, model: str, known_verdict: KnownVerdict) -> None:
         before = self._known_verdicts.get(model)
-        _put_bounded(self._known_verdicts, model, known_verdict)
+        _put_and_drop_oldest(self._known_verdicts, model, known_verdict)
         if before is None or before.verdict != known_verdict.verdict:
             _warn_if_unsupported(known_verdict.verdict)
         if self._repository is not None:
@@ -584,7 +584,7 @@ def _refusal_error(verdict: ToolVerdict, error: ToolsRefusedError) -> BackendErr
     )
 
 
-def _put_bounded(table: dict[K, V], key: K, value: V) -> None:
+def _put_and_drop_oldest(table: dict[K, V], key: K, value: V) -> None:
     """Put a value into a table, and remove the oldest value beyond `MAX_MODELS`."""
     table.pop(key, None)
     table[key] = value
@@ -603,7 +603,7 @@ class MonitoredModel(ModelWrapper):
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         try:
-            return await self._metrics.model_call(self._model.complete, body, on_delta)
+            return await self._metrics.observe_model_call(self._model.complete, body, on_delta)
         except ToolsRefusedError as error:
             if is_quoted(error.words, body):
                 raise  # a quotation of the client's own text proves nothing

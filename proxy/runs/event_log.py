@@ -17,6 +17,7 @@ from proxy.agent.events import (
     ClientCallDelta,
     EgressDecided,
     Event,
+    ModelRefused,
     ReasoningDelta,
     RuleMatched,
     RunFinished,
@@ -176,6 +177,7 @@ _EVENT_TYPES: Mapping[str, Any] = {
     # The names of these events in runs that the last release stored.
     "OfChoice": ChoiceEvent,
     "RuleMet": RuleMatched,
+    "Refused": ModelRefused,
 }
 _OLD_FIELDS = {
     "tally": "stats",

@@ -14,7 +14,7 @@ from typing import TypeVar
 import anyio
 
 from proxy.agent.events import Emit, Event, ToolCallStarted, ToolOutput
-from proxy.errors import RunElsewhereError, RunLostError, StoreUnavailableError
+from proxy.errors import RunInOtherProcessError, RunLostError, StoreUnavailableError
 from proxy.runs.event_log import MAX_LIVE_CHARS, event_from_json, event_to_json
 from proxy.runs.frame_log import FrameLog, RecordsFrames, frames_from_json, frames_to_json
 from proxy.runs.run import Run
@@ -74,14 +74,14 @@ class RunExchange:
 
     async def cancel(self, run_id: str, find_process: Callable[[], Awaitable[str | None]]) -> None:
         """Cancel a run of another process and wait for its end. `find_process` returns the id of
-        the process while the run is running, then None. Raises RunElsewhereError if the other
+        the process while the run is running, then None. Raises RunInOtherProcessError if the other
         process does not react."""
         with anyio.move_on_after(CANCEL_S):
             while process_id := await find_process():
                 await self._send(process_id, Message("cancel", run_id))
                 await anyio.sleep(POLL_S)
             return
-        raise RunElsewhereError
+        raise RunInOtherProcessError
 
     async def follow(self, stored: StoredRun, emit: Emit) -> bool:
         """Emit the events of another process's run as they come, except for event types that this

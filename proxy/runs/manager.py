@@ -28,7 +28,7 @@ from proxy.errors import (
     IdempotencyError,
     PausedError,
     ProxyError,
-    RunElsewhereError,
+    RunInOtherProcessError,
     RunLostError,
     SandboxUnavailableError,
 )
@@ -281,7 +281,7 @@ class RunManager:
 
         If the processes cannot exchange messages, cancel nothing: only wait, at most
         STORED_WITHIN_S seconds, in case the run has ended and its end is not stored yet. Raises
-        RunElsewhereError if the other process does not react or cannot be reached.
+        RunInOtherProcessError if the other process does not react or cannot be reached.
         """
         if self._exchange:
             await self._exchange.cancel(run_id, find_process)
@@ -290,16 +290,16 @@ class RunManager:
             while await find_process():  # noqa: ASYNC110 - another process ends the run
                 await anyio.sleep(POLL_S)
             return
-        raise RunElsewhereError
+        raise RunInOtherProcessError
 
     def follow_frames(
         self, run_id: str, find_process: Callable[[], Awaitable[str | None]]
     ) -> AsyncGenerator[tuple[int, Sequence[str]]]:
         """Return the frames of a stored response whose run is in another process, as they come:
-        see RunExchange.follow_frames. Raises RunElsewhereError if the other process cannot be
+        see RunExchange.follow_frames. Raises RunInOtherProcessError if the other process cannot be
         reached."""
         if self._exchange is None:
-            raise RunElsewhereError
+            raise RunInOtherProcessError
         return self._exchange.follow_frames(run_id, find_process)
 
     async def process_of(self, owner: str, run_id: str) -> str | None:
@@ -308,8 +308,8 @@ class RunManager:
 
     async def cancel_in_container(self, owner: str, container_id: str) -> None:
         """Cancel the owner's runs in a container that is being deleted, and wait for their end.
-        Raises RunElsewhereError if another process has such a run and does not react or cannot be
-        reached."""
+        Raises RunInOtherProcessError if another process has such a run and does not react or cannot
+        be reached."""
         running = [
             run
             for run in self._running_runs()

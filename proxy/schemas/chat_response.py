@@ -18,7 +18,7 @@ from proxy.agent.events import (
     ClientCallDelta,
     ClientCallStarted,
     Event,
-    Refused,
+    ModelRefused,
 )
 from proxy.agent.result import Result
 from proxy.errors import ProxyError
@@ -137,7 +137,7 @@ class ChatEncoder:
                 if logprobs is not None:
                     chunk.choice["logprobs"] = _complete_logprobs(logprobs)
                 return [chunk]
-            case Refused(text):
+            case ModelRefused(text):
                 return [self._chunk({"refusal": text})]
             case ClientCallStarted() | ClientCallDelta():
                 return self._client_call_chunks(event)
@@ -212,7 +212,7 @@ class CompletionStreamEncoder:
     def begin(self) -> str:
         return self._frame(self._choices[0].begin())
 
-    def event(self, event: Event) -> str:
+    def encode(self, event: Event) -> str:
         if isinstance(event, ChoiceEvent):
             chunks = self._choice(event.index).encode(event.event)
         else:
@@ -268,7 +268,7 @@ class ChatCompletionBuilder:
         self._reasoning = defaultdict[int, list[str]](list)
         self._steps = defaultdict[int, list[Mapping[str, Any]]](list)
 
-    def event(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         index, event = (event.index, event.event) if isinstance(event, ChoiceEvent) else (0, event)
         if isinstance(event, AnswerDelta | AnswerRestarted):
             return

@@ -22,8 +22,8 @@ from proxy.agent.events import (
     ClientCallFinished,
     ClientCallStarted,
     Event,
+    ModelRefused,
     Narration,
-    Refused,
     ToolCallFinished,
     ToolCallStarted,
     ToolOutput,
@@ -71,7 +71,7 @@ class MessageBuilder:
         self._encoder = MessagesEncoder(run_id, context)
         self._events = self._encoder.begin()
 
-    def event(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         if not isinstance(event, AnswerDelta | AnswerRestarted):  # the result has the final answer
             self._events += self._encoder.encode(event)
 
@@ -103,7 +103,7 @@ class MessageStreamEncoder:
     def begin(self) -> str:
         return _frames(self._encoder.begin())
 
-    def event(self, event: Event) -> str:
+    def encode(self, event: Event) -> str:
         return _frames(self._encoder.encode(event))
 
     def finish(self, result: Result) -> str:
@@ -174,7 +174,7 @@ class MessagesEncoder:
         """Return the stream events for an event with the model's output, or with a step that is
         shown as text."""
         match event:
-            case AnswerDelta() | Refused():
+            case AnswerDelta() | ModelRefused():
                 return self._write("text", event.text)
             case ClientCallStarted(_, call_id, name):
                 self._state.sent_call_ids.add(call_id)
@@ -194,7 +194,7 @@ class MessagesEncoder:
         if not text:
             return []
         is_shown_step = self._context.has_thinking and isinstance(event, ToolCallStarted)
-        if not is_shown_step and not isinstance(event, TurnStarted | AnswerDelta | Refused):
+        if not is_shown_step and not isinstance(event, TurnStarted | AnswerDelta | ModelRefused):
             return []
         self._narration = ""
         return self._think(self._text.render(Narration(text)))

@@ -22,7 +22,7 @@ from policies.observation import ObservationLimits
 from policies.profile import Capture, Enabled, PromptStyle
 from policies.steps import STEPS_MODES, USAGE_SCOPES, StepsMode, UsageScope, default_usage_scope
 from policies.workspace import InputLimits
-from proxy.deprecated_settings import REQUEST_RULES, SpelledTwiceError, find_header, upgrade
+from proxy.deprecated_settings import REQUEST_RULES, DuplicateSettingError, find_header, upgrade
 from proxy.errors import BadRequestError
 from proxy.schemas.validation import boolean, mapping, text
 
@@ -198,7 +198,7 @@ def _with_new_spellings(sandbox: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a request's `sandbox` with the new names of its fields. Raises BadRequestError."""
     try:
         renamed: Mapping[str, Any] = upgrade(sandbox, REQUEST_RULES, lambda _: None)
-    except SpelledTwiceError as error:
+    except DuplicateSettingError as error:
         raise _spelled_twice_error(error, f"sandbox.{error.old}") from error
     return renamed
 
@@ -208,11 +208,11 @@ def _read_header(headers: Mapping[str, str], name: str) -> str | None:
     name. Raises BadRequestError if the request has both names."""
     try:
         return find_header(headers, name)
-    except SpelledTwiceError as error:
+    except DuplicateSettingError as error:
         raise _spelled_twice_error(error, error.old) from error
 
 
-def _spelled_twice_error(error: SpelledTwiceError, param: str) -> BadRequestError:
+def _spelled_twice_error(error: DuplicateSettingError, param: str) -> BadRequestError:
     return BadRequestError(f"{error}.", param=param, code="invalid_value")
 
 

@@ -17,7 +17,7 @@ from proxy.agent.events import (
     ClientCallFinished,
     ClientCallStarted,
     Event,
-    Refused,
+    ModelRefused,
     ToolCallStarted,
     ToolOutput,
 )
@@ -102,7 +102,7 @@ class ResponseEncoder:
             {"type": "response.in_progress", "response": self._response},
         ]
 
-    def event(self, event: Event) -> list[Json]:
+    def encode(self, event: Event) -> list[Json]:
         """Return the stream events for an event of the run."""
         events = self._encode_output(event)
         if self._step_items and (items := self._step_items.render(event)):
@@ -125,7 +125,7 @@ class ResponseEncoder:
             case AnswerRestarted() if self._state.answer_began:
                 narration, self._message = self._message, MessageItem(self._output)
                 return narration.end([], [], "completed")
-            case Refused(text):
+            case ModelRefused(text):
                 return [*self._reasoning_items.end(), *self._message.refuse(text)]
             case ClientCallStarted() | ClientCallDelta() | ClientCallFinished():
                 return [*self._reasoning_items.end(), *self._client_calls.event(event)]
@@ -164,13 +164,13 @@ class ResponseBodyBuilder:
     def __init__(self, context: ResponseContext) -> None:
         self._encoder = ResponseEncoder(context)
 
-    def event(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         if not isinstance(event, AnswerDelta | AnswerRestarted):  # the result has the final answer
-            self._encoder.event(event)
+            self._encoder.encode(event)
 
     def finish(self, result: Result) -> dict[str, Any]:
         if result.answer:
-            self._encoder.event(AnswerDelta(result.answer))
+            self._encoder.encode(AnswerDelta(result.answer))
         response: dict[str, Any] = self._encoder.finish(result)[-1]["response"]
         return response
 
@@ -188,8 +188,8 @@ class ResponseStreamEncoder:
     def begin(self) -> str:
         return self._frames(self._encoder.begin())
 
-    def event(self, event: Event) -> str:
-        return self._frames(self._encoder.event(event))
+    def encode(self, event: Event) -> str:
+        return self._frames(self._encoder.encode(event))
 
     def finish(self, result: Result) -> str:
         return self._frames(self._encoder.finish(result))

@@ -19,8 +19,8 @@ from proxy.agent.events import (
     EgressDecided,
     Event,
     FileProduced,
+    ModelRefused,
     ReasoningDelta,
-    Refused,
     RuleMatched,
     RunFinished,
     RunStarted,
@@ -59,7 +59,7 @@ class AnswerState:
 
     def update(self, event: Event) -> None:
         match event:
-            case AnswerDelta() | Refused():
+            case AnswerDelta() | ModelRefused():
                 self.answer_began = True
             case AnswerRestarted():
                 self.answer_began = False  # the text was narration: steps may follow

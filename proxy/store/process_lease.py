@@ -100,7 +100,7 @@ class ProcessLease:
             self._register()
             self.on_lost()
 
-    def forget_dead(self) -> None:
+    def remove_dead_records(self) -> None:
         """Delete the rows that expired more than `REMEMBER_S` ago. Rows that no process has marked
         as dead are deleted too, once the database server has been up for the time of a lease."""
         row = PROCESSES.c

@@ -167,7 +167,7 @@ class Process(Protocol):
     def is_dead(self, process_id: str) -> bool:
         """Return True if no living process has that id. May block for a query."""
 
-    def forget_dead(self) -> None:
+    def remove_dead_records(self) -> None:
         """Delete the records of processes that have been dead for long."""
 
     def release(self) -> None:

@@ -158,7 +158,7 @@ class Store:
         while missing:
             batch = {missing.pop() for _ in range(min(len(missing), SWEEP_ROWS))}
             await self._database.write(partial(self._mark_missing, blobs=batch, now=now))
-        await asyncio.to_thread(self.process.forget_dead)
+        await asyncio.to_thread(self.process.remove_dead_records)
 
     async def sweep_forever(self) -> None:
         """Sweep now and every `SWEEP_EVERY_S` seconds, until cancelled."""

@@ -30,14 +30,19 @@ from sandbox_runtime.backends.base import (
     cannot_adopt_error,
     parallel_starts_per_host,
 )
-from sandbox_runtime.backends.bubblewrap_check import PROBE, diagnose, isolation_checks
-from sandbox_runtime.backends.bubblewrap_command import PATH, BwrapCommand, as_user, mount_table
+from sandbox_runtime.backends.bubblewrap_check import PROBE, isolation_checks, start_failure_reason
+from sandbox_runtime.backends.bubblewrap_command import (
+    PATH,
+    BwrapCommand,
+    mount_table,
+    setpriv_argv,
+)
 from sandbox_runtime.backends.cgroups import Cgroups, find_cgroups
 from sandbox_runtime.backends.limits import (
     NOBODY,
     TMPFS_MEMORY_SHARE,
     guest_user,
-    has_uid_range,
+    maps_host_uids,
     new_host_uid,
     rlimits,
     tmpfs_options,
@@ -46,7 +51,7 @@ from sandbox_runtime.backends.limits import (
 from sandbox_runtime.backends.process_guest import ProcessGuest, spawn
 from sandbox_runtime.backends.seccomp import bpf_filter
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.guest.agent import GuestConfig, agent_program, first_message
+from sandbox_runtime.guest.agent import GuestConfig, agent_program, config_message
 from sandbox_runtime.sandbox import SandboxReference
 
 _TRIAL_TIMEOUT_S = 10.0
@@ -84,7 +89,7 @@ class BubblewrapBackend:
         self._rootfs = rootfs
         self._allow_weak = allow_weak
         self._state_dir = state_dir
-        if uid is None and (rootfs or not has_uid_range()):
+        if uid is None and (rootfs or not maps_host_uids()):
             uid = NOBODY
         self._uid = os.geteuid() or uid
         self._inputs = inputs
@@ -119,7 +124,7 @@ class BubblewrapBackend:
         return 0.0
 
     async def start(self, isolation: Isolation) -> ProcessGuest:
-        message = first_message(self._guest_config(isolation))
+        message = config_message(self._guest_config(isolation))
         agent = self._agent_descriptor()
         # Executed from an open descriptor, so that the sandbox needs no file with the program.
         guest = await self._spawn(isolation, (f"/proc/self/fd/{agent}",), agent)
@@ -215,7 +220,7 @@ class BubblewrapBackend:
                     self._rootfs,
                     cache=self._state_dir / "rootfs",
                     uid=uid,
-                    as_uid=as_user(uid),
+                    as_uid=setpriv_argv(uid),
                 )
                 self._prepared_rootfs = (fingerprint, prepared)
             return self._prepared_rootfs[1]
@@ -267,7 +272,9 @@ class BubblewrapBackend:
             await guest.kill()
         if not printed:
             reason = (guest.diagnostics().splitlines() or ["no error output"])[-1]
-            return [Check("trial", False, f"no sandbox starts: {reason} ({diagnose()})")]
+            return [
+                Check("trial", False, f"no sandbox starts: {reason} ({start_failure_reason()})")
+            ]
         return [Check("trial", True, "a sandbox starts"), *isolation_checks(printed)]
 
 

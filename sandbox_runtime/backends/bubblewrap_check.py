@@ -56,7 +56,7 @@ def isolation_checks(probe_output: bytes) -> list[Check]:
     ]
 
 
-def diagnose(proc: Path = Path("/proc"), root: Path = Path("/")) -> str:
+def start_failure_reason(proc: Path = Path("/proc"), root: Path = Path("/")) -> str:
     """Return a known reason why unprivileged sandboxes do not start on this host, with the remedy,
     or "for no known reason"."""
     reasons: Mapping[Path, tuple[str, str]] = {

@@ -113,7 +113,7 @@ class BwrapCommand:
         """Return the command that starts the sandbox and runs `payload` in it."""
         return (
             *_script_command(_ENTER_CGROUPS, *self.cgroup_procs_files, "--"),
-            *as_user(self.host_uid),
+            *setpriv_argv(self.host_uid),
             *("unshare", "--user", "--map-root-user", "--mount"),
             *_script_command(_MAKE_DISK, f"/proc/self/fd/{self.mounts_fd}"),
             *(_script_command(_MAKE_ROOT) if self.has_own_root else ()),
@@ -194,7 +194,7 @@ def _host_program(name: str) -> str | None:
     return found if found and Path(found).resolve().is_relative_to("/usr") else None
 
 
-def as_user(uid: int) -> tuple[str, ...]:
+def setpriv_argv(uid: int) -> tuple[str, ...]:
     """Return the prefix that runs a command as this user; empty if the proxy is not root."""
     if os.geteuid() != 0:
         return ()

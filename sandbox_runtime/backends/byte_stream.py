@@ -66,7 +66,7 @@ class ByteStreamProtocol(asyncio.Protocol):
         requests it. Raises ProtocolError."""
         self._on_data = on_data
         try:
-            self._undelivered_bytes = self._take_early(len(self._early_bytes))
+            self._undelivered_bytes = self._take_early_bytes(len(self._early_bytes))
             self._deliver()
             await self._ended.wait()
             # No more bytes arrive, so the rest is delivered without pauses.
@@ -90,7 +90,7 @@ class ByteStreamProtocol(asyncio.Protocol):
                 raise ValueError(f"no {mark!r} in its first {len(self._early_bytes)} bytes")
             self._changed.clear()
             await self._changed.wait()
-        return self._take_early(at + len(mark))
+        return self._take_early_bytes(at + len(mark))
 
     async def drain(self) -> None:
         """Wait until the write buffer has room. Raises BrokenPipeError if the stream is closed."""
@@ -162,12 +162,12 @@ class ByteStreamProtocol(asyncio.Protocol):
         # A reference that stays would keep the transport from reusing the buffer's memory.
         rest, self._undelivered_bytes = self._undelivered_bytes, b""
         for start in range(0, len(rest), _MAX_CALLBACK_BYTES):
-            if self._pass_piece(rest[start : start + _MAX_CALLBACK_BYTES]):
+            if self._deliver_piece(rest[start : start + _MAX_CALLBACK_BYTES]):
                 self._undelivered_bytes = rest[start + _MAX_CALLBACK_BYTES :]
                 return
         self._transport.resume_reading()
 
-    def _pass_piece(self, turn: bytes | memoryview) -> bool:
+    def _deliver_piece(self, turn: bytes | memoryview) -> bool:
         """Call the callback with a part of the received bytes. If it requests a pause, pause
         reading and return True."""
         try:
@@ -184,14 +184,14 @@ class ByteStreamProtocol(asyncio.Protocol):
     def _resume(self) -> None:
         """Continue after a pause: call the callback with b"", then with the remaining bytes."""
         self._pause_timer = None
-        if not self._pass_piece(b""):
+        if not self._deliver_piece(b""):
             self._deliver()
 
     def _end(self) -> None:
         self._changed.set()
         self._ended.set()
 
-    def _take_early(self, count: int) -> bytes:
+    def _take_early_bytes(self, count: int) -> bytes:
         taken = bytes(self._early_bytes[:count])
         del self._early_bytes[:count]
         return taken

@@ -88,7 +88,7 @@ class Cgroup:
                 return int(found[1]) if found else 0
         return 0
 
-    def discard(self) -> None:
+    def remove_empty(self) -> None:
         """Remove the cgroup, which no process has entered yet."""
         for directory in self.directories:
             _remove_directory(directory)
@@ -129,7 +129,7 @@ class Cgroups:
                 directory.mkdir()
             cgroup.set_limits(isolation)
         except (OSError, SandboxStartError) as error:
-            cgroup.discard()
+            cgroup.remove_empty()
             raise SandboxStartError(f"cannot create cgroup {cgroup.name!r}: {error}") from error
         return cgroup
 
@@ -193,7 +193,7 @@ def _find_version_1(mounts: list[_Mount]) -> Cgroups | None:
             if mount.type == "cgroup" and controller in mount.options:
                 folder = _create_folder_in(mount.mount_point)
                 found += [Hierarchy(folder, frozenset({controller}))] if folder else []
-    return _if_sufficient(Cgroups(1, _merge_by_folder(found)))
+    return _cgroups_if_sufficient(Cgroups(1, _merge_by_folder(found)))
 
 
 def _merge_by_folder(hierarchies: list[Hierarchy]) -> tuple[Hierarchy, ...]:
@@ -216,13 +216,13 @@ def _find_version_2(mounts: list[_Mount], proc: Path) -> Cgroups | None:
     # In a container our own path may lie outside the mount, and then begins with "..".
     parts = () if ".." in below.parts else below.parts
     for depth in range(len(parts) + 1):
-        cgroups = _create_version_2_in(mount.mount_point.joinpath(*parts[:depth]))
+        cgroups = _create_version_2_cgroups(mount.mount_point.joinpath(*parts[:depth]))
         if cgroups:
             return cgroups
     return None
 
 
-def _create_version_2_in(directory: Path) -> Cgroups | None:
+def _create_version_2_cgroups(directory: Path) -> Cgroups | None:
     folder = _create_folder_in(directory)
     if folder is None:
         return None
@@ -233,13 +233,13 @@ def _create_version_2_in(directory: Path) -> Cgroups | None:
         for controller in missing & frozenset(_CONTROLLERS):
             _try_write(level / "cgroup.subtree_control", f"+{controller}")
     enabled = _read_words(folder / "cgroup.subtree_control") & frozenset(_CONTROLLERS)
-    cgroups = _if_sufficient(Cgroups(2, (Hierarchy(folder, enabled),)))
+    cgroups = _cgroups_if_sufficient(Cgroups(2, (Hierarchy(folder, enabled),)))
     if cgroups is None:
         _remove_directory(folder)
     return cgroups
 
 
-def _if_sufficient(cgroups: Cgroups) -> Cgroups | None:
+def _cgroups_if_sufficient(cgroups: Cgroups) -> Cgroups | None:
     return cgroups if set(_REQUIRED_CONTROLLERS) <= set(cgroups.controllers) else None
 
 

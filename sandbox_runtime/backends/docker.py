@@ -47,7 +47,7 @@ from sandbox_runtime.backends.docker_engine import (
 from sandbox_runtime.backends.docker_guest import DockerGuest, RunscProcesses
 from sandbox_runtime.backends.limits import FILES_PER_MIB, SANDBOX_USER, guest_user, new_host_uid
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.guest.agent import LIFETIME_S, GuestConfig, agent_program, first_message
+from sandbox_runtime.guest.agent import LIFETIME_S, GuestConfig, agent_program, config_message
 from sandbox_runtime.ownership import Owner
 from sandbox_runtime.sandbox import SandboxReference
 
@@ -178,7 +178,7 @@ class DockerBackend:
             Check("docker engine", True, f"{self._engine_info.version} at {self._engine.url}"),
             await self._check_image(),
             *engine_checks(self._engine_info, self._runtime, disk, self._block_device),
-            Check("docker users at strict", True, self._users_at_strict()),
+            Check("docker users at strict", True, self._strict_users_text()),
         ]
 
     async def aclose(self) -> None:
@@ -202,7 +202,7 @@ class DockerBackend:
         container_id = await self._create_container(name, spec)
         if self._runsc:
             await asyncio.to_thread(self._runsc.record, name, container_id)
-        return first_message(self._guest_config(isolation))
+        return config_message(self._guest_config(isolation))
 
     async def _create_container(self, name: str, spec: ContainerSpec) -> str:
         if self._has_quota:
@@ -227,7 +227,7 @@ class DockerBackend:
         cannot be used."""
         return new_host_uid() if self._has_host_uids and isolation.level == "strict" else None
 
-    def _users_at_strict(self) -> str:
+    def _strict_users_text(self) -> str:
         if self._has_host_uids:
             return "each sandbox has a host uid of its own"
         return f"all sandboxes run as uid {SANDBOX_USER.uid}"
@@ -256,7 +256,7 @@ class DockerBackend:
         await self._engine.remove_unused_volumes(label)
         if self._runsc:
             await asyncio.to_thread(self._runsc.sweep, self._has_dead_owner)
-        await asyncio.to_thread(self._owner.forget_dead)
+        await asyncio.to_thread(self._owner.remove_dead_records)
         return removed
 
     def _has_dead_owner(self, name: str) -> bool:

@@ -75,7 +75,7 @@ class AgentVolumes:
         helper = await self._create_helper(volume, image)
         try:
             if not await self._has_program(helper, program):
-                await self._engine.put(helper, AGENT_DIR, _tar_archive(program))
+                await self._engine.put_archive(helper, AGENT_DIR, _tar_archive(program))
                 if not await self._has_program(helper, program):
                     raise EngineError(
                         f"the agent cannot be written to volume {volume}: remove the volume"
@@ -119,7 +119,7 @@ class AgentVolumes:
     async def _has_program(self, container: str, program: bytes) -> bool:
         """Return True if the volume in a container holds exactly this program."""
         enough = len(program) + 2 * tarfile.RECORDSIZE
-        found = await self._engine.get(container, AGENT_PATH, enough)
+        found = await self._engine.get_archive(container, AGENT_PATH, enough)
         owners = {0, _root_uid(self._engine.info)}
         return _first_member(found) in [
             (_AGENT_FILE, tarfile.REGTYPE, _AGENT_MODE, uid, program) for uid in owners

@@ -15,7 +15,7 @@ from sandbox_runtime.backends.docker_engine import EngineJson
 from sandbox_runtime.backends.limits import (
     PENDING_SIGNAL_ATTEMPTS,
     PENDING_SIGNALS,
-    has_uid_range,
+    maps_host_uids,
 )
 
 _LIMIT_KEYS = {
@@ -72,7 +72,7 @@ def engine_info(response: EngineJson, url: str) -> EngineInfo:
         cgroup_version=str(response.get("CgroupVersion", "1")),
         may_have_quota=response.get("Driver") in _QUOTA_DRIVERS or on_xfs,
         directory=_data_directory(response) if is_local else None,
-        has_host_uids=on_this_kernel and not _maps_uids(security) and has_uid_range(),
+        has_host_uids=on_this_kernel and not _maps_uids(security) and maps_host_uids(),
     )
 
 

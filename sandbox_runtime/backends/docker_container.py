@@ -169,7 +169,7 @@ class ContainerSpec:
         # An image's volumes would have no size limit.
         disks = {path: tmpfs_options(_VOLUME_MIB) + ",exec" for path in self.image.volumes}
         if self.isolation.level == "strict":
-            disks |= self._strict_disks()
+            disks |= self._strict_disk_options()
         quota = {"StorageOpt": {"size": f"{self.isolation.disk_mib}m"}} if self.has_quota else {}
         return {"Mounts": mounts, "Tmpfs": disks, **quota}
 
@@ -180,7 +180,7 @@ class ContainerSpec:
         rates = [{"Path": self.disk_device, "Rate": mib_per_s << 20}]
         return {"BlkioDeviceReadBps": rates, "BlkioDeviceWriteBps": rates}
 
-    def _strict_disks(self) -> Mapping[str, str]:
+    def _strict_disk_options(self) -> Mapping[str, str]:
         size_mib, uid = tmpfs_size_mib(self.isolation), self._uid
         owner = f"uid={uid},gid={uid},mode=0755,exec"
         return {

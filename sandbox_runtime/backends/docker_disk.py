@@ -83,7 +83,7 @@ class _WatchedSandbox:
             or self.used.files + total_written.files - since.files > self.limit.files
         )
 
-    def excess(self) -> str:
+    def excess_text(self) -> str:
         if self.used.bytes > self.limit.bytes:
             limit_mib = self.limit.bytes >> 20
             return f"its disk use of {_to_mib(self.used)} MiB exceeded the limit of {limit_mib} MiB"
@@ -145,20 +145,20 @@ class DiskWatch:
             lambda: (self._disk.total_written(), self._disk.free_bytes())
         )
         self._total_written = total_written
-        is_full = self._is_full_round(free)
+        is_full = self._must_measure_all(free)
         due = {
             name: sandbox
             for name, sandbox in watched.items()
             if is_full or sandbox.may_exceed(total_written)
         }
         await self._measure(due, total_written)
-        reasons = {name: why for name, sandbox in due.items() if (why := sandbox.excess())}
+        reasons = {name: why for name, sandbox in due.items() if (why := sandbox.excess_text())}
         if not reasons and free is not None and free < self._reserve_bytes:
             await self._measure(watched, total_written)
-            return dict(_largest_sandbox(watched))
+            return dict(_largest_sandbox_and_reason(watched))
         return reasons
 
-    def _is_full_round(self, free: int | None) -> bool:
+    def _must_measure_all(self, free: int | None) -> bool:
         """Count a check; return True if all sandboxes must be measured, because freed space may
         hide recent writes."""
         before, self._free = self._free, free
@@ -185,7 +185,7 @@ class DiskWatch:
                 return
 
 
-def _largest_sandbox(watched: dict[str, _WatchedSandbox]) -> Iterator[tuple[str, str]]:
+def _largest_sandbox_and_reason(watched: dict[str, _WatchedSandbox]) -> Iterator[tuple[str, str]]:
     """Yield the sandbox that uses most disk space, with the reason to stop it; nothing if it uses
     at most _LARGE_BYTES."""
     name, largest = max(watched.items(), key=lambda item: item[1].used.bytes)

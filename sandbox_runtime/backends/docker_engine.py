@@ -63,7 +63,7 @@ class EngineConflictError(EngineError):
     """The name exists already, or the engine is already performing the operation."""
 
 
-def _no_engine(url: str, error: Exception) -> EngineMissingError:
+def _no_engine_error(url: str, error: Exception) -> EngineMissingError:
     return EngineMissingError(f"no Docker engine answers at {url}: {_one_line(str(error))}")
 
 
@@ -90,7 +90,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 @dataclass(frozen=True, slots=True)
-class _Description:
+class _EngineDescription:
     """An engine as it describes itself."""
 
     url: str
@@ -101,11 +101,11 @@ class _Description:
     """True if the engine has the image that was asked for, or if none was."""
 
 
-def _describe(host: str | None, image: str | None) -> _Description:
+def _describe_engine(host: str | None, image: str | None) -> _EngineDescription:
     """Ask the engine at `host` or DOCKER_HOST. Raises EngineMissingError."""
     url = host or os.environ.get("DOCKER_HOST") or _DEFAULT_URL
     if not url.startswith("unix://"):
-        return _describe_remote(host, image)
+        return _describe_remote_engine(host, image)
     connection, has_image = _UnixConnection(url.removeprefix("unix://")), True
     try:
         with contextlib.closing(connection):
@@ -117,11 +117,11 @@ def _describe(host: str | None, image: str | None) -> _Description:
                 except EngineNotFoundError:
                     has_image = False
     except (EngineError, OSError, http.client.HTTPException, KeyError, TypeError) as error:
-        raise _no_engine(url, error) from error
-    return _Description(url, version, info, has_image)
+        raise _no_engine_error(url, error) from error
+    return _EngineDescription(url, version, info, has_image)
 
 
-def _describe_remote(host: str | None, image: str | None) -> _Description:
+def _describe_remote_engine(host: str | None, image: str | None) -> _EngineDescription:
     """Ask the engine through the SDK, with the TLS settings of the environment. Raises
     EngineMissingError."""
     from sandbox_runtime.backends.docker_sdk import connect
@@ -139,8 +139,8 @@ def _describe_remote(host: str | None, image: str | None) -> _Description:
                         raise
                     has_image = False
     except OSError as error:  # all errors of requests are OSErrors
-        raise _no_engine(url, error) from error
-    return _Description(url, client.api_version, info, has_image)
+        raise _no_engine_error(url, error) from error
+    return _EngineDescription(url, client.api_version, info, has_image)
 
 
 class DockerEngine:
@@ -152,7 +152,7 @@ class DockerEngine:
     """
 
     def __init__(self, host: str | None = None, *, needs_image: str | None = None) -> None:
-        description = _describe(host, needs_image)
+        description = _describe_engine(host, needs_image)
         self.url, self.info = description.url, description.info
         self._version = description.version
         if not description.has_image:
@@ -258,7 +258,7 @@ class DockerEngine:
         )
         return [str(json.loads(line)["Action"]) for line in lines.splitlines() if line]
 
-    async def get(self, container: str, path: str, max_bytes: int) -> bytes:
+    async def get_archive(self, container: str, path: str, max_bytes: int) -> bytes:
         """Return a tar archive of a path in a container, running or not; b"" if the path does not
         exist. The archive is cut off somewhere after `max_bytes`."""
         url, params = f"containers/{container}/archive", {"path": path}
@@ -267,7 +267,7 @@ class DockerEngine:
         except EngineNotFoundError:
             return b""
 
-    async def put(self, container: str, directory: str, tar: bytes) -> None:
+    async def put_archive(self, container: str, directory: str, tar: bytes) -> None:
         """Unpack a tar archive in a container, running or not."""
         where = {"path": directory}
         await self._call("PUT", f"containers/{container}/archive", params=where, data=tar)
@@ -418,10 +418,10 @@ class AttachStream(ByteStreamProtocol):
 
         def demultiplex(data: bytes | memoryview) -> float | None:
             self._buffer += data
-            output, frames = self._take_output()
+            output, frames = self._take_output_and_frame_count()
             pause_s = on_data(output)
             now_s = asyncio.get_running_loop().time()
-            own_pause_s = self._frame_rate.count(frames, len(data), now_s)
+            own_pause_s = self._frame_rate.count_and_get_pause_s(frames, len(data), now_s)
             return max(pause_s or 0.0, own_pause_s) if own_pause_s else pause_s
 
         await super().receive(demultiplex)
@@ -430,7 +430,7 @@ class AttachStream(ByteStreamProtocol):
         """Return the tail of standard error."""
         return self._stderr.text()
 
-    def _take_output(self) -> tuple[bytes, int]:
+    def _take_output_and_frame_count(self) -> tuple[bytes, int]:
         """Remove the complete frames from the buffer; return their standard output, and the number
         of frames, including those of standard error."""
         output, frames = bytearray(), 0

@@ -129,7 +129,7 @@ class DockerGuest:
         finally:
             self._on_end(self._name)
             if self._runsc:
-                await asyncio.to_thread(self._runsc.end, self._name)
+                await asyncio.to_thread(self._runsc.kill_and_forget, self._name)
 
     async def _find_cause(self) -> str:
         """Return why the stream has ended. Wait up to _CAUSE_WAIT_S for the engine, which may
@@ -191,7 +191,7 @@ class RunscProcesses:
                 )
                 _kill_process(pid)
 
-    def end(self, name: str) -> None:
+    def kill_and_forget(self, name: str) -> None:
         """Kill the processes of a removed or failed container, and forget its id."""
         self.kill(name)
         (self._records / name).unlink(missing_ok=True)
@@ -200,7 +200,7 @@ class RunscProcesses:
         """Kill the processes of all containers for whose name `is_leftover` returns True."""
         for record in self._records.iterdir():
             if is_leftover(record.name):
-                self.end(record.name)
+                self.kill_and_forget(record.name)
 
 
 def _processes_of(container_id: str) -> Iterator[int]:

@@ -100,7 +100,7 @@ class DockerHost:
         return counted + len(self.uncounted_starts)
 
     @property
-    def discarded_count(self) -> int:
+    def discarded_start_count(self) -> int:
         """Number of starts that were given up and whose containers are not removed yet."""
         return len(self._discard_tasks)
 
@@ -210,7 +210,7 @@ class DockerHosts:
         engine counts with its sandboxes that are not removed yet, without the starts that were
         given up."""
         return sum(
-            host.sandbox_count - host.discarded_count if host.failure else host.max_sandboxes
+            host.sandbox_count - host.discarded_start_count if host.failure else host.max_sandboxes
             for host in self.hosts
         )
 
@@ -226,7 +226,7 @@ class DockerHosts:
             self._opening = asyncio.create_task(self._open())
         await asyncio.shield(self._opening)
         if not self._usable_hosts():
-            raise SandboxStartError(self._why_none())
+            raise SandboxStartError(self._no_usable_engine_text())
 
     async def _open(self) -> None:
         for host in self.hosts:
@@ -253,12 +253,14 @@ class DockerHosts:
                 if host.failure is None:
                     await self._check_answer(host)
         if failures:
-            raise SandboxStartError(_listed((each.url, why) for each, why in failures.items()))
+            raise SandboxStartError(
+                _join_reasons((each.url, why) for each, why in failures.items())
+            )
         if self._usable_hosts():
             raise NoCapacityError(
                 "every Docker engine has its max_sandboxes", retry_after_s=FULL_RETRY_AFTER_S
             )
-        raise SandboxStartError(self._why_none())
+        raise SandboxStartError(self._no_usable_engine_text())
 
     @property
     def can_adopt(self) -> bool:
@@ -274,7 +276,7 @@ class DockerHosts:
         await self.open()
         await asyncio.gather(*(self._check_answer(host) for host in self._usable_hosts()))
         if not self._usable_hosts():
-            raise SandboxStartError(self._why_none())
+            raise SandboxStartError(self._no_usable_engine_text())
         return " ".join(dict.fromkeys(host.image for host in self.hosts if host.image))
 
     async def sweep(self) -> int:
@@ -305,8 +307,8 @@ class DockerHosts:
     def _usable_hosts(self) -> list[DockerHost]:
         return [host for host in self.hosts if host.failure is None]
 
-    def _why_none(self) -> str:
-        reasons = _listed((host.url, host.failure or "") for host in self.hosts)
+    def _no_usable_engine_text(self) -> str:
+        reasons = _join_reasons((host.url, host.failure or "") for host in self.hosts)
         return f"no Docker engine can be used: {reasons}"
 
     def _least_loaded(self, excluded: Iterable[DockerHost]) -> DockerHost | None:
@@ -332,11 +334,11 @@ class DockerHosts:
             async with asyncio.timeout(self._answer_timeout_s):
                 host.image = await host.backend.fingerprint()
         except SandboxStartError as error:
-            self._lose(host, str(error))
+            self._mark_lost(host, str(error))
         except TimeoutError:
-            self._lose(host, f"no answer within {self._answer_timeout_s:g} s")
+            self._mark_lost(host, f"no answer within {self._answer_timeout_s:g} s")
 
-    def _lose(self, host: DockerHost, why: str) -> None:
+    def _mark_lost(self, host: DockerHost, why: str) -> None:
         if host.failure is None:
             host.failure = why
             host.lost.set()
@@ -354,7 +356,7 @@ class DockerHosts:
                 await self._clock.sleep(start_backoff_s(failures))
             try:
                 async with asyncio.timeout(USE_TIMEOUT_S):
-                    await self._use(host)
+                    await self._make_usable(host)
             except Exception as error:  # else the engine would never be tried again
                 failures += 1
                 if not isinstance(error, SandboxError | OSError):
@@ -366,7 +368,7 @@ class DockerHosts:
             if host.failure is None:
                 return
 
-    async def _use(self, host: DockerHost) -> None:
+    async def _make_usable(self, host: DockerHost) -> None:
         """Check the engine, sweep it, and let it get sandboxes. Raises SandboxError."""
         backend = await host.open()
         if self._admit:
@@ -379,5 +381,5 @@ class DockerHosts:
         host.lost.clear()
 
 
-def _listed(reasons: Iterable[tuple[str, str]]) -> str:
+def _join_reasons(reasons: Iterable[tuple[str, str]]) -> str:
     return "; ".join(f"{url}: {why}" for url, why in reasons)

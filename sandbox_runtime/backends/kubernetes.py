@@ -49,7 +49,7 @@ from sandbox_runtime.backends.kubernetes_pod import OWNER_LABEL, PodSpec, guest_
 from sandbox_runtime.backends.kubernetes_stream import AttachedStream
 from sandbox_runtime.backends.kubernetes_watch import PodWatch
 from sandbox_runtime.errors import SandboxGoneError, SandboxStartError
-from sandbox_runtime.guest.agent import first_message
+from sandbox_runtime.guest.agent import config_message
 from sandbox_runtime.packets import MAX_GENERATION, TOKEN_BYTES
 from sandbox_runtime.sandbox import SandboxReference
 
@@ -136,7 +136,7 @@ class KubernetesBackend:
         guest = self._new_guest(name)
         link_token = secrets.token_bytes(TOKEN_BYTES)
         try:
-            await self._begin()
+            await self._begin_ownership()
             if not self._allow_unenforced:
                 require_enforced(await self._network_verdict())
             self._guests[name] = guest
@@ -144,7 +144,7 @@ class KubernetesBackend:
             await run_to_end(self._api.create_pod(pod))
             await self._wait_until_running(name)
             stream = await self._attach(name)
-            stream.write(first_message(guest_config(isolation, link_token, self._lease_s)))
+            stream.write(config_message(guest_config(isolation, link_token, self._lease_s)))
             guest.use_stream(stream, link_token)
             await stream.drain()
         except (KubernetesError, OSError) as error:
@@ -168,7 +168,7 @@ class KubernetesBackend:
             raise SandboxGoneError(f"Pod {name} cannot be adopted again")
         guest = self._guests[name] = self._new_guest(name)
         try:
-            await self._begin()
+            await self._begin_ownership()
             await run_to_end(self._api.change_owner(name, reference["owner"], self._owner.id))
         except BaseException as error:
             # If the change had an effect nevertheless, a sweep removes the Pod.
@@ -231,7 +231,7 @@ class KubernetesBackend:
             return guest.is_abandoned
         return owner != self._owner.id
 
-    async def _begin(self) -> None:
+    async def _begin_ownership(self) -> None:
         """Create this process's Lease and start the watch of its Pods, unless that has been
         done."""
         await self._owner.begin()
@@ -271,7 +271,7 @@ class KubernetesBackend:
         SandboxStartError."""
         async with self._verdict_lock:
             if self._verdict is None:
-                await self._begin()
+                await self._begin_ownership()
                 url = urlsplit(self._api.url)
                 target = (url.hostname or "", url.port or 443)
                 self._verdict = await network_verdict(
@@ -298,15 +298,15 @@ class KubernetesBackend:
 
     async def _sweep(self) -> int:
         # The Pods first: an owner creates its Lease before its Pods.
-        pods, _ = await self._api.pods(SELECTOR)
+        pods, _ = await self._api.pods_and_version(SELECTOR)
         self._forget_abandoned({pod["metadata"]["name"] for pod in pods})
-        living = await self._owner.living()
+        living = await self._owner.living_owner_ids()
         leftovers = [pod for pod in pods if self._is_leftover(pod, living)]
         for pod in leftovers:
             metadata = pod["metadata"]
             with suppress(ConflictError):  # another process may have adopted it meanwhile
                 await self._api.delete_pod(metadata["name"], metadata["resourceVersion"])
-        await self._owner.forget_dead(living)
+        await self._owner.remove_expired_leases(living)
         return len(leftovers)
 
     def _is_leftover(self, pod: Json, living: set[str]) -> bool:

@@ -116,14 +116,14 @@ class KubernetesApi:
     async def create_pod(self, pod: Json) -> None:
         """Create a Pod. If a Pod with this name exists, do nothing: only this process chooses the
         name, so an earlier attempt has created the Pod and its response was lost."""
-        core = await self._core()
+        core = await self._core_api()
         with suppress(AlreadyExistsError):
             await self._call(core.create_namespaced_pod, self.namespace, pod)
 
-    async def pods(self, selector: str) -> tuple[list[Json], str]:
+    async def pods_and_version(self, selector: str) -> tuple[list[Json], str]:
         """Return the Pods that a label selector selects, and the version of the list, from which a
         watch can continue."""
-        core = await self._core()
+        core = await self._core_api()
         found = await self._call(core.list_namespaced_pod, self.namespace, label_selector=selector)
         return list(found["items"]), str(found["metadata"]["resourceVersion"])
 
@@ -132,7 +132,7 @@ class KubernetesApi:
     ) -> None:
         """Call `on_event` with the type and the Pod of each change since a version, for WATCH_S
         seconds. Raises ExpiredError if the API server no longer has this version."""
-        core = await self._core()
+        core = await self._core_api()
         response = await self._send(
             core.list_namespaced_pod,
             self.namespace,
@@ -155,14 +155,14 @@ class KubernetesApi:
                     raise error_of(int(changed.get("code") or 500), changed)
                 on_event(kind, changed)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise self._no_answer(error) from error
+            raise self._no_answer_error(error) from error
         finally:
             _drop(response)
 
     async def delete_pod(self, name: str, version: str | None = None) -> None:
         """Ask the API server to delete a Pod, if it exists. Returns before the Pod has ended. With
         a resource version, raises ConflictError if the Pod has changed since."""
-        core = await self._core()
+        core = await self._core_api()
         options = {"body": {"preconditions": {"resourceVersion": version}}} if version else {}
         with suppress(NotFoundError):
             await self._call(
@@ -177,7 +177,7 @@ class KubernetesApi:
         """Ask the API server to delete a Pod, if it exists. Return False and do nothing if it does
         not have the label of `owner` any more. Raises ConflictError if the Pod changes all the
         time."""
-        core = await self._core()
+        core = await self._core_api()
         for _ in range(MAX_DELETION_ATTEMPTS):
             try:
                 pod = await self._call(core.read_namespaced_pod, name, self.namespace)
@@ -194,7 +194,7 @@ class KubernetesApi:
         """Replace the owner's label of a Pod. If the Pod has the new label already, do nothing.
         Raises NotFoundError if the Pod does not exist, and KubernetesError with status 422 if the
         Pod has another owner."""
-        core = await self._core()
+        core = await self._core_api()
         path = f"/metadata/labels/{OWNER_LABEL.replace('/', '~1')}"
         changes = [
             {"op": "test", "path": path, "value": owner},
@@ -250,7 +250,7 @@ class KubernetesApi:
                 f"the API server refused to attach to Pod {name}: {error.message}", error.status
             ) from error
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
-            raise self._no_answer(error) from error
+            raise self._no_answer_error(error) from error
         assert isinstance(socket, aiohttp.ClientWebSocketResponse)
         return socket
 
@@ -258,12 +258,12 @@ class KubernetesApi:
 
     async def create_lease(self, lease: Json) -> None:
         """Create a Lease. Raises AlreadyExistsError."""
-        coordination = await self._coordination()
+        coordination = await self._coordination_api()
         await self._call(coordination.create_namespaced_lease, self.namespace, lease)
 
     async def change_lease(self, name: str, changes: Json) -> None:
         """Change fields of a Lease. Raises NotFoundError."""
-        coordination = await self._coordination()
+        coordination = await self._coordination_api()
         await self._call(
             coordination.patch_namespaced_lease,
             name,
@@ -274,7 +274,7 @@ class KubernetesApi:
 
     async def leases(self, selector: str) -> list[Json]:
         """Return the Leases that a label selector selects."""
-        coordination = await self._coordination()
+        coordination = await self._coordination_api()
         found = await self._call(
             coordination.list_namespaced_lease, self.namespace, label_selector=selector
         )
@@ -282,7 +282,7 @@ class KubernetesApi:
 
     async def delete_lease(self, name: str) -> None:
         """Remove a Lease, if it exists."""
-        coordination = await self._coordination()
+        coordination = await self._coordination_api()
         with suppress(NotFoundError):
             await self._call(coordination.delete_namespaced_lease, name, self.namespace)
 
@@ -306,11 +306,11 @@ class KubernetesApi:
                 self._api = client.ApiClient(configuration)
                 self._sockets = WsApiClient(configuration, heartbeat=HEARTBEAT_S)
 
-    async def _core(self) -> Any:
+    async def _core_api(self) -> Any:
         await self._connect()
         return client.CoreV1Api(self._api)
 
-    async def _coordination(self) -> Any:
+    async def _coordination_api(self) -> Any:
         await self._connect()
         return client.CoordinationV1Api(self._api)
 
@@ -344,7 +344,7 @@ class KubernetesApi:
                 if len(content) > MAX_RESPONSE_BYTES:
                     raise KubernetesError(f"a response of more than {MAX_RESPONSE_BYTES} bytes")
         except (aiohttp.ClientError, OSError) as error:
-            raise self._no_answer(error) from error
+            raise self._no_answer_error(error) from error
         finally:
             _drop(response)
         self._set_clock(response.headers.get("Date"))
@@ -362,11 +362,11 @@ class KubernetesApi:
                 # an owner, is refused the second time.
                 response = await method(*args, _preload_content=False, **options)
         except (aiohttp.ClientError, OSError) as error:
-            raise self._no_answer(error) from error
+            raise self._no_answer_error(error) from error
         assert isinstance(response, aiohttp.ClientResponse)
         return response
 
-    def _no_answer(self, error: Exception) -> KubernetesError:
+    def _no_answer_error(self, error: Exception) -> KubernetesError:
         if isinstance(error, KubernetesError):
             return error
         why = str(error) or type(error).__name__

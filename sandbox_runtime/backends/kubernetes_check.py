@@ -104,14 +104,14 @@ async def network_verdict(
     `timeout_s`."""
     addresses = [target[0], str(target[1])]
     run = (
-        _run_command(api, watch, spec, owner, component, addresses, timeout_s)
+        _run_check_pod(api, watch, spec, owner, component, addresses, timeout_s)
         for component in ("sandbox", CONTROL_COMPONENT)
     )
     sandbox_pod, control_pod = await asyncio.gather(*run)
     return NetworkVerdict(_reached_addresses(sandbox_pod), _reached_addresses(control_pod))
 
 
-async def _run_command(
+async def _run_check_pod(
     api: KubernetesApi,
     watch: PodWatch,
     spec: PodSpec,

@@ -96,9 +96,11 @@ def start_failure(pod: Json) -> SandboxStartError | None:
         return SandboxStartError(f"Pod {name} has ended: {cause_of_end(pod) or _exit_text(status)}")
     for image, waiting in _waiting_containers(pod):
         if waiting.get("reason") in _IMAGE_REASONS:
-            return SandboxStartError(f"image {image!r} cannot be pulled: {_text_of(waiting)}")
+            return SandboxStartError(f"image {image!r} cannot be pulled: {_state_text(waiting)}")
         if waiting.get("reason") in _UNSTARTABLE:
-            return SandboxStartError(f"a container of {image!r} cannot start: {_text_of(waiting)}")
+            return SandboxStartError(
+                f"a container of {image!r} cannot start: {_state_text(waiting)}"
+            )
     return None
 
 
@@ -110,7 +112,7 @@ def not_ready_error(pod: Json | None, name: str, waited_s: float) -> SandboxStar
         if condition.get("reason") == "Unschedulable":
             why = f"no node has room for Pod {name}: {one_line(condition.get('message'))}"
             return NoCapacityError(why, retry_after_s=CAPACITY_RETRY_S)
-    waits = [f"{image!r}: {_text_of(waiting)}" for image, waiting in _waiting_containers(pod)]
+    waits = [f"{image!r}: {_state_text(waiting)}" for image, waiting in _waiting_containers(pod)]
     why = "; ".join(waits) or str((pod.get("status") or {}).get("phase"))
     return SandboxStartError(f"Pod {name} does not run after {waited_s:g} s: {why}")
 
@@ -188,5 +190,5 @@ def _exit_text(status: Json) -> str:
     return f"its processes ended with {', '.join(map(str, _exit_codes(status)))}"
 
 
-def _text_of(state: Json) -> str:
+def _state_text(state: Json) -> str:
     return f"{state.get('reason')}: {one_line(state.get('message'))}"

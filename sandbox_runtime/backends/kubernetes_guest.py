@@ -177,7 +177,7 @@ class KubernetesGuest:
         try:
             async with asyncio.timeout_at(deadline_s):
                 # A Pod that is being removed is known to the watch before it is gone.
-                while not await self._watch.wait(self._name, _is_over, delay_s):
+                while not await self._watch.wait(self._name, _agent_has_ended, delay_s):
                     delay_s = min(MAX_RETRY_S, max(MIN_RETRY_S, 2 * delay_s))
                     try:
                         async with asyncio.timeout(ATTACH_TIMEOUT_S):
@@ -193,7 +193,7 @@ class KubernetesGuest:
         return None
 
 
-def _is_over(pod: Json | None) -> bool:
+def _agent_has_ended(pod: Json | None) -> bool:
     """Return True if the agent has certainly ended. A missing Pod object does not prove it: the
     object may be deleted while the Pod runs on a node that is cut off."""
     if pod is None or not has_ended(pod):

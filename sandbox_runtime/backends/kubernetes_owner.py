@@ -47,14 +47,14 @@ class LeaseOwner:
                 await self._create()
                 self._task = asyncio.create_task(self._renew_forever(), name="renewal of the Lease")
 
-    async def living(self) -> set[str]:
+    async def living_owner_ids(self) -> set[str]:
         """Return the ids of this owner and of all owners whose Lease has not expired. Raises
         KubernetesError."""
         leases = await self._api.leases(SELECTOR)
         now_s = self._api.now_s()
         return {self.id, *(_owner_of(lease) for lease in leases if _expiry_s(lease) > now_s)}
 
-    async def forget_dead(self, living: set[str]) -> None:
+    async def remove_expired_leases(self, living: set[str]) -> None:
         """Remove the Leases of dead owners. Raises KubernetesError."""
         for lease in await self._api.leases(SELECTOR):
             if _owner_of(lease) not in living and _expiry_s(lease) <= self._api.now_s():

@@ -98,7 +98,7 @@ class PodSpec:
         container: Mapping[str, Any],
     ) -> dict[str, Any]:
         runtime = {"runtimeClassName": self.runtime_class} if self.runtime_class else {}
-        disks = _strict_disks(isolation) if isolation.level == "strict" else {}
+        disks = _strict_disk_sizes_mib(isolation) if isolation.level == "strict" else {}
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -168,7 +168,10 @@ class PodSpec:
                 "imagePullPolicy": "IfNotPresent",
                 "command": ["/bin/cp", AGENT_IMAGE_PATH, AGENT_PATH],
                 "resources": {"requests": limits, "limits": limits},
-                "securityContext": {**_no_privileges(uid != 0), "readOnlyRootFilesystem": True},
+                "securityContext": {
+                    **_unprivileged_context(uid != 0),
+                    "readOnlyRootFilesystem": True,
+                },
                 "volumeMounts": [mount],
             }
         ]
@@ -209,13 +212,13 @@ def _resources(isolation: Isolation) -> dict[str, Any]:
 
 def _security_context(isolation: Isolation) -> dict[str, Any]:
     strict = isolation.level == "strict"
-    context = {**_no_privileges(strict), "readOnlyRootFilesystem": strict}
+    context = {**_unprivileged_context(strict), "readOnlyRootFilesystem": strict}
     if not strict:
         context["capabilities"] = {"drop": ["ALL"], "add": list(CAPABILITIES)}
     return context
 
 
-def _no_privileges(non_root: bool) -> dict[str, Any]:
+def _unprivileged_context(non_root: bool) -> dict[str, Any]:
     return {
         "runAsNonRoot": non_root,
         "allowPrivilegeEscalation": False,
@@ -224,7 +227,7 @@ def _no_privileges(non_root: bool) -> dict[str, Any]:
     }
 
 
-def _strict_disks(isolation: Isolation) -> dict[str, int]:
+def _strict_disk_sizes_mib(isolation: Isolation) -> dict[str, int]:
     """Return the writable directories at the strict level, and the size of each in MiB."""
     size_mib = tmpfs_size_mib(isolation)
     return {path: max(1, int(size_mib * share)) for path, share in _STRICT_DISKS.items()}

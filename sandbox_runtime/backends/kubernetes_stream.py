@@ -52,7 +52,7 @@ class AttachedStream(ByteStreamProtocol):
             pause_s = on_data(data)
             now_s = asyncio.get_running_loop().time()
             cost = MESSAGE_FRAMES if data else 0
-            own_pause_s = self._frame_rate.count(cost, len(data), now_s)
+            own_pause_s = self._frame_rate.count_and_get_pause_s(cost, len(data), now_s)
             return max(pause_s or 0.0, own_pause_s) if own_pause_s else pause_s
 
         await super().receive(count_messages)

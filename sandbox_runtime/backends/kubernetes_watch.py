@@ -56,7 +56,7 @@ class PodWatch:
         retry_s = _MIN_RETRY_S
         while True:
             try:
-                version = await self._list()
+                version = await self._load_pods_and_version()
                 retry_s = _MIN_RETRY_S
                 while True:
                     version = await self._watch(version)
@@ -67,8 +67,8 @@ class PodWatch:
             await asyncio.sleep(retry_s)
             retry_s = min(_MAX_RETRY_S, 2 * retry_s)
 
-    async def _list(self) -> str:
-        found, version = await self._api.pods(self._selector)
+    async def _load_pods_and_version(self) -> str:
+        found, version = await self._api.pods_and_version(self._selector)
         self._pods = {pod["metadata"]["name"]: pod for pod in found}
         self._wake()
         return version

@@ -73,12 +73,12 @@ def new_host_uid() -> int:
     return secrets.choice(HOST_UIDS)
 
 
-def has_uid_range(proc: Path = Path("/proc")) -> bool:
+def maps_host_uids(proc: Path = Path("/proc")) -> bool:
     """Return True if this process's user namespace maps HOST_UIDS; a container's may not."""
-    return all(_is_mapped(proc / "self" / name) for name in ("uid_map", "gid_map"))
+    return all(_map_contains_host_uids(proc / "self" / name) for name in ("uid_map", "gid_map"))
 
 
-def _is_mapped(file: Path) -> bool:
+def _map_contains_host_uids(file: Path) -> bool:
     try:
         lines = file.read_text(encoding="ascii").splitlines()
     except FileNotFoundError:  # not Linux

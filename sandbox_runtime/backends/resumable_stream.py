@@ -94,7 +94,7 @@ class ResumableStream:
         self._stderr = ""
         self._is_over = False
         if generation:
-            self._ask()
+            self._ask_for_received_bytes()
 
     async def receive(self, on_data: DataCallback) -> None:
         """Call `on_data` with all bytes that arrive, until no connection can be opened any more or
@@ -187,9 +187,9 @@ class ResumableStream:
         self._is_connected = True
         self._decoder = PacketDecoder(self._token, may_begin_inside=True)
         self._connection_number += 1
-        self._ask()
+        self._ask_for_received_bytes()
 
-    def _ask(self) -> None:
+    def _ask_for_received_bytes(self) -> None:
         """Ask the agent, on a new connection, which bytes it has received. If the link was adopted,
         the question is an ADOPT packet, which adopts nothing if an earlier one has arrived."""
         self._progress_at_s = asyncio.get_running_loop().time()
@@ -215,7 +215,7 @@ class ResumableStream:
         received = payloads[0] if len(payloads) == 1 else b"".join(payloads)
         pause_s = self._on_data(received) if received else None
         cost, now_s = PACKET_FRAMES * len(payloads), asyncio.get_running_loop().time()
-        own_pause_s = self._frame_rate.count(cost, len(data), now_s)
+        own_pause_s = self._frame_rate.count_and_get_pause_s(cost, len(data), now_s)
         return max(pause_s or 0.0, own_pause_s) if own_pause_s else pause_s
 
     def _accept(self, packet: Packet) -> bytes:

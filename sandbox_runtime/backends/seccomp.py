@@ -193,7 +193,7 @@ removexattrat open_tree_attr file_getattr file_setattr
 """
 
 
-def _number_syscalls(*tables: tuple[int, str]) -> Mapping[str, int]:
+def _syscall_numbers(*tables: tuple[int, str]) -> Mapping[str, int]:
     numbers = {
         name: number
         for first, names in tables
@@ -204,8 +204,8 @@ def _number_syscalls(*tables: tuple[int, str]) -> Mapping[str, int]:
 
 
 SYSCALL_NUMBERS: Mapping[str, Mapping[str, int]] = {
-    "x86_64": _number_syscalls((0, _X86_64), (_FIRST_COMMON_NUMBER, _COMMON_SYSCALLS)),
-    "aarch64": _number_syscalls((0, _AARCH64), (_FIRST_COMMON_NUMBER, _COMMON_SYSCALLS)),
+    "x86_64": _syscall_numbers((0, _X86_64), (_FIRST_COMMON_NUMBER, _COMMON_SYSCALLS)),
+    "aarch64": _syscall_numbers((0, _AARCH64), (_FIRST_COMMON_NUMBER, _COMMON_SYSCALLS)),
 }
 """The numbers of Linux's system calls by machine, as `uname -m` calls it, and by name."""
 

@@ -8,8 +8,8 @@ from policies.isolation import Isolation
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.escape.context import (
     Attack,
-    DisturbedError,
     EscapeContext,
+    NeighbourDisturbedError,
     run_python,
     running_python,
 )
@@ -214,7 +214,7 @@ def _bomb(
             except SandboxLostError:
                 printed = []  # the program ended with its sandbox
             if disturbance := await context.disturbance():
-                raise DisturbedError(disturbance)
+                raise NeighbourDisturbedError(disturbance)
         if printed and printed[-1].isdigit() and int(printed[-1]) >= min_amount:
             return f"it took {printed[-1]} {unit}"
         return None

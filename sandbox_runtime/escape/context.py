@@ -48,7 +48,7 @@ class NotTriedError(Exception):
     """An attack cannot be made here, so nothing is known about the boundary."""
 
 
-class DisturbedError(Exception):
+class NeighbourDisturbedError(Exception):
     """An attack affected the neighbour sandbox. The boundary then counts as open, even if the
     sandbox has a kernel of its own."""
 
@@ -115,8 +115,8 @@ class Attack:
     make: Callable[["EscapeContext"], Awaitable[str | None]]
     """Makes the attempt; returns what was found open, or None if the boundary held.
 
-    Raises DisturbedError if another sandbox was affected, SandboxError if the attempt could not be
-    made.
+    Raises NeighbourDisturbedError if another sandbox was affected, SandboxError if the attempt
+    could not be made.
     """
     own_kernel_holds: bool = False
     """See `Probe.own_kernel_holds`."""
@@ -135,7 +135,7 @@ class EscapeFinding:
     the backend. not tried: the attempt could not be made, which never counts as held."""
     detail: str
 
-    def check(self) -> Check:
+    def to_check(self) -> Check:
         """Return the finding as a Check of `doctor`."""
         detail = self.detail or "closed"
         shown = detail if self.verdict == "held" else f"{self.verdict.upper()}: {detail}"

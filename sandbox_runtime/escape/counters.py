@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from sandbox_runtime.escape.context import (
     Attack,
-    DisturbedError,
     EscapeContext,
     EscapeSandbox,
+    NeighbourDisturbedError,
     NotTriedError,
     run_python,
     running_python,
@@ -176,7 +176,7 @@ class _Bomb:
             after = await self.use_one(neighbour)
         if after != before:
             none = f"the neighbour sandbox gets no {self.resource} any more"
-            raise DisturbedError(f"{none}: {after!r}, before {before!r}")
+            raise NeighbourDisturbedError(f"{none}: {after!r}, before {before!r}")
         return (
             f"it took {printed.strip()} {self.resource}"
             if int(printed) >= self.min_amount

@@ -80,7 +80,7 @@ for proxy in held:
 
 
 @asynccontextmanager
-async def _with_gateway(
+async def _sandbox_with_gateway(
     context: EscapeContext,
     egress: Egress,
     internet: FakeInternet,
@@ -99,7 +99,7 @@ async def _with_gateway(
     )
     if max_mib is not None:
         gateway.traffic.limit_further_traffic(max_mib << 20)
-    async with internet.serving():
+    async with internet.running_server():
         sandbox.set_connection_handler(gateway.serve)
         try:
             yield sandbox
@@ -108,7 +108,7 @@ async def _with_gateway(
             await gateway.aclose()
 
 
-async def _send_each(
+async def _send_requests(
     context: EscapeContext,
     egress: Egress,
     requests: Sequence[bytes],
@@ -118,7 +118,7 @@ async def _send_each(
     """Send each of `requests` on its own connection. Return the fake internet, which has recorded
     what arrived."""
     internet = FakeInternet(names)
-    async with _with_gateway(context, egress, internet, forbidden) as sandbox:
+    async with _sandbox_with_gateway(context, egress, internet, forbidden) as sandbox:
         await _run_program(sandbox, _SEND.format(requests=list(requests)))
     return internet
 
@@ -131,7 +131,7 @@ async def _run_program(sandbox: EscapeSandbox, program: str) -> str:
     return result.stdout
 
 
-def _must_not_dial(
+def _dial_attack(
     name: str,
     description: str,
     *requests: bytes,
@@ -142,61 +142,61 @@ def _must_not_dial(
     """Return an attack that succeeds if any of `requests` makes the gateway dial an address."""
 
     async def make(context: EscapeContext) -> str | None:
-        internet = await _send_each(context, egress, requests, names, forbidden)
+        internet = await _send_requests(context, egress, requests, names, forbidden)
         return "{}:{} was dialed".format(*internet.dialed[0]) if internet.dialed else None
 
     return Attack(name, "egress", description, make)
 
 
-def _must_not_arrive(name: str, description: str, secret: bytes, *requests: bytes) -> Attack:
+def _leak_attack(name: str, description: str, secret: bytes, *requests: bytes) -> Attack:
     """Return an attack that sends `requests` and succeeds if a server receives `secret`."""
 
     async def make(context: EscapeContext) -> str | None:
-        internet = await _send_each(context, _LISTED, requests)
+        internet = await _send_requests(context, _LISTED, requests)
         return f"a server has received {secret!r}" if secret in internet.received else None
 
     return Attack(name, "egress", description, make)
 
 
-async def _rebinding(context: EscapeContext) -> str | None:
+async def _dial_rebound_name(context: EscapeContext) -> str | None:
     names = {"rebound.example": [[PUBLIC], ["127.0.0.1"]]}
-    internet = await _send_each(
+    internet = await _send_requests(
         context, _OPEN, [connect_request("rebound.example:8000")] * 2, names
     )
     return "127.0.0.1 was dialed" if ("127.0.0.1", 8000) in internet.dialed else None
 
 
-async def _no_server_name(context: EscapeContext) -> str | None:
+async def _omit_server_name(context: EscapeContext) -> str | None:
     tunnel = connect_request(f"{ALLOWED}:443")
-    internet = await _send_each(
+    internet = await _send_requests(
         context, _LISTED, [tunnel + client_hello(None), tunnel + b"SSH-2.0-x"]
     )
     return f"{len(internet.received)} bytes went through" if internet.received else None
 
 
-async def _lookups(context: EscapeContext) -> str | None:
+async def _ask_for_secret_names(context: EscapeContext) -> str | None:
     host = f"secret.{OTHER}"
     requests = [
         connect_request(f"{host}:443"),
         get_request(f"http://{host}/", host),
         socks_request(host, 53),
     ]
-    internet = await _send_each(context, _LISTED, requests)
+    internet = await _send_requests(context, _LISTED, requests)
     return f"{internet.lookups[0]} was asked for" if internet.lookups else None
 
 
-async def _slow_requests(context: EscapeContext) -> str | None:
+async def _send_slow_requests(context: EscapeContext) -> str | None:
     hold = _HOLD.format(count=_MAX_CONNECTIONS, words=b"GET http://")
     ask = _ASK_MEANWHILE.format(request=get_request(_ALLOWED_URL, ALLOWED))
-    async with _with_gateway(context, _FEW_CONNECTIONS, FakeInternet()) as sandbox:
+    async with _sandbox_with_gateway(context, _FEW_CONNECTIONS, FakeInternet()) as sandbox:
         printed = await _run_program(sandbox, hold + ask)
     return None if "reached" in printed else "slow requests block all others"
 
 
-async def _many_connections(context: EscapeContext) -> str | None:
+async def _open_many_connections(context: EscapeContext) -> str | None:
     internet = FakeInternet()
     hold = _HOLD.format(count=3 * _MAX_CONNECTIONS, words=connect_request(f"{ALLOWED}:8000"))
-    async with _with_gateway(context, _FEW_CONNECTIONS, internet) as sandbox:
+    async with _sandbox_with_gateway(context, _FEW_CONNECTIONS, internet) as sandbox:
         await _run_program(sandbox, hold + _READ_ALL)
     count = len(internet.dialed)
     return (
@@ -206,10 +206,10 @@ async def _many_connections(context: EscapeContext) -> str | None:
     )
 
 
-async def _much_traffic(context: EscapeContext) -> str | None:
+async def _send_much_traffic(context: EscapeContext) -> str | None:
     internet = FakeInternet()
     requests = f"[{connect_request(f'{ALLOWED}:8000')!r} + bytes(8 << 20)]"
-    async with _with_gateway(context, _OPEN, internet, max_mib=_MAX_MIB) as sandbox:
+    async with _sandbox_with_gateway(context, _OPEN, internet, max_mib=_MAX_MIB) as sandbox:
         await _run_program(sandbox, _SEND.format(requests=requests))
     mib = len(internet.received) >> 20
     return f"{mib} MiB went out, {_MAX_MIB} allowed" if mib > _MAX_MIB else None
@@ -244,7 +244,7 @@ _CONTRADICTIONS = (
 _SMUGGLED = b"0\r\n\r\n" + get_request("/smuggled", OTHER)
 
 ATTACKS = (
-    _must_not_dial(
+    _dial_attack(
         "metadata_by_proxy",
         "Asks for a cloud's metadata.",
         *_connect_requests((_METADATA, "[fd00:ec2::254]"), 80),
@@ -253,25 +253,27 @@ ATTACKS = (
         socks_request(_METADATA, 80),
         names={"metadata.internal": [[_METADATA]]},
     ),
-    _must_not_dial(
+    _dial_attack(
         "loopback_by_proxy",
         "Asks for the host's loopback.",
         *_connect_requests(_LOOPBACK),
         names={"localhost": [["127.0.0.1", "::1"]]},
     ),
-    _must_not_dial(
+    _dial_attack(
         "disguised_loopback",
         "Spells the loopback otherwise.",
         *_connect_requests((*_MAPPED, *_ODD_NUMBERS)),
     ),
-    _must_not_dial(
+    _dial_attack(
         "private_by_proxy",
         "Asks for private networks, by address and by name.",
         *_connect_requests((*_PRIVATE, *_PRIVATE_NAMES), 443),
         names=_PRIVATE_NAMES,
     ),
-    Attack("dns_rebinding", "egress", "Asks for a name that becomes the loopback.", _rebinding),
-    _must_not_dial(
+    Attack(
+        "dns_rebinding", "egress", "Asks for a name that becomes the loopback.", _dial_rebound_name
+    ),
+    _dial_attack(
         "host_not_listed",
         "Asks for a host that no rule allows.",
         *_connect_requests((OTHER, PUBLIC), 443),
@@ -279,14 +281,14 @@ ATTACKS = (
         socks_request(OTHER, 443),
         egress=_LISTED,
     ),
-    _must_not_dial(
+    _dial_attack(
         "lookalike_hosts",
         "Asks for names that resemble an allowed one.",
         *_connect_requests(_LOOKALIKES, 443),
         egress=_LISTED,
         names={host: [[PUBLIC]] for host in _LOOKALIKES},
     ),
-    _must_not_dial(
+    _dial_attack(
         "credentials",
         "Hides another host behind an allowed one's name.",
         connect_request(f"{ALLOWED}@{OTHER}:443"),
@@ -296,7 +298,7 @@ ATTACKS = (
         get_request(f"http://{OTHER}\\@{ALLOWED}/", ALLOWED),
         egress=_LISTED,
     ),
-    _must_not_dial(
+    _dial_attack(
         "other_ports",
         "Asks for other ports of an allowed host.",
         connect_request(f"{ALLOWED}:22"),
@@ -304,7 +306,7 @@ ATTACKS = (
         socks_request(ALLOWED, 53),
         egress=_LISTED,
     ),
-    _must_not_dial(
+    _dial_attack(
         "no_network",
         "Asks for a host where no host is allowed.",
         connect_request(f"{ALLOWED}:443"),
@@ -312,36 +314,36 @@ ATTACKS = (
         socks_request(ALLOWED, 443),
         egress=Egress(),
     ),
-    _must_not_dial(
+    _dial_attack(
         "own_address",
         "Asks for the proxy's own public address.",
         *_connect_requests((PUBLIC, ALLOWED), 8080),
         forbidden=[(PUBLIC, 8080)],
     ),
-    _must_not_dial(
+    _dial_attack(
         "socks_commands",
         "Requests BIND, UDP ASSOCIATE and unknown commands of SOCKS.",
         *(socks_request(ALLOWED, 443, command=kind) for kind in (2, 3, 0, 9)),
     ),
-    _must_not_dial(
+    _dial_attack(
         "injected_lines",
         "Hides headers in headers.",
         *(get_request(_ALLOWED_URL, ALLOWED, line) for line in _ODD_LINES),
         egress=_LISTED,
     ),
-    _must_not_dial(
+    _dial_attack(
         "endless_head",
         "Sends a head of a megabyte.",
         get_request(_ALLOWED_URL, ALLOWED, *["X: " + "a" * 8000] * 128),
         egress=_LISTED,
     ),
-    _must_not_dial(
+    _dial_attack(
         "request_smuggling",
         "Sends contradictory lengths of a body that contains another request.",
         *(get_request(_ALLOWED_URL, ALLOWED, *lines, body=_SMUGGLED) for lines in _CONTRADICTIONS),
         egress=_LISTED,
     ),
-    _must_not_arrive(
+    _leak_attack(
         "second_request",
         "Appends a request to another host.",
         b"/appended",
@@ -350,7 +352,7 @@ ATTACKS = (
         + get_request("/", ALLOWED)
         + get_request("/appended", OTHER),
     ),
-    _must_not_arrive(
+    _leak_attack(
         "domain_fronting",
         "Names another host in the request than the rules saw.",
         OTHER.encode(),
@@ -359,19 +361,25 @@ ATTACKS = (
         connect_request(f"{ALLOWED}:80") + get_request("/", OTHER),
         connect_request(f"{ALLOWED}:80") + get_request(f"http://{OTHER}/", ALLOWED),
     ),
-    _must_not_arrive(
+    _leak_attack(
         "sni_mismatch",
         "Names another server in TLS than the rules saw.",
         OTHER.encode(),
         connect_request(f"{ALLOWED}:443") + client_hello(OTHER),
     ),
-    Attack("no_sni", "egress", "Names no server in TLS, or speaks no TLS.", _no_server_name),
-    Attack("dns_tunnel", "egress", "Asks for names that carry secrets.", _lookups),
+    Attack("no_sni", "egress", "Names no server in TLS, or speaks no TLS.", _omit_server_name),
+    Attack("dns_tunnel", "egress", "Asks for names that carry secrets.", _ask_for_secret_names),
     Attack(
-        "slowloris", "egress", "Keeps connections with requests that do not end.", _slow_requests
+        "slowloris",
+        "egress",
+        "Keeps connections with requests that do not end.",
+        _send_slow_requests,
     ),
     Attack(
-        "too_many_connections", "egress", "Opens more connections than it may.", _many_connections
+        "too_many_connections",
+        "egress",
+        "Opens more connections than it may.",
+        _open_many_connections,
     ),
-    Attack("too_many_bytes", "egress", "Sends more than it may.", _much_traffic),
+    Attack("too_many_bytes", "egress", "Sends more than it may.", _send_much_traffic),
 )

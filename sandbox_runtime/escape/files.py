@@ -45,7 +45,7 @@ for number in range(1_000_000):
 """
 
 
-async def _symlink_get(context: EscapeContext) -> str | None:
+async def _get_in_symlink_race(context: EscapeContext) -> str | None:
     async with context.victim() as sandbox, running_python(sandbox, _SWAP.format(link="symlink")):
         for _ in range(_ROUNDS):
             if await _read(sandbox, "/testbed/race/file") == b"secret":
@@ -53,11 +53,11 @@ async def _symlink_get(context: EscapeContext) -> str | None:
     return None
 
 
-async def _symlink_put(context: EscapeContext) -> str | None:
+async def _put_in_symlink_race(context: EscapeContext) -> str | None:
     return await _put_in_race(context, "symlink")
 
 
-async def _hard_link_put(context: EscapeContext) -> str | None:
+async def _put_in_hard_link_race(context: EscapeContext) -> str | None:
     return await _put_in_race(context, "link")
 
 
@@ -70,7 +70,7 @@ async def _put_in_race(context: EscapeContext, link: str) -> str | None:
     return None
 
 
-async def _link_out(context: EscapeContext) -> str | None:
+async def _leave_links(context: EscapeContext) -> str | None:
     async with context.victim() as sandbox:
         await _shell(sandbox, "ln -s /etc/passwd /testbed/link && ln -s / /testbed/all")
         if await _read(sandbox, "/testbed/link"):
@@ -80,7 +80,7 @@ async def _link_out(context: EscapeContext) -> str | None:
         return None if kinds.get("all") == "other" else f"a link is listed as {kinds.get('all')}"
 
 
-async def _no_regular_file(context: EscapeContext) -> str | None:
+async def _leave_special_files(context: EscapeContext) -> str | None:
     async with context.victim() as sandbox:
         await _shell(sandbox, "mkfifo /testbed/fifo && ln -s /dev/zero /testbed/zero")
         for path in (
@@ -95,14 +95,14 @@ async def _no_regular_file(context: EscapeContext) -> str | None:
     return None
 
 
-async def _huge_file(context: EscapeContext) -> str | None:
+async def _leave_huge_file(context: EscapeContext) -> str | None:
     async with context.victim() as sandbox:
         await _shell(sandbox, f"truncate -s {_LARGE_BYTES} /testbed/huge")
         size = len(await _read(sandbox, "/testbed/huge"))
     return f"{size} bytes of a file were read" if size > _MAX_BYTES else None
 
 
-async def _growing_file(context: EscapeContext) -> str | None:
+async def _grow_file_while_read(context: EscapeContext) -> str | None:
     async with context.victim() as sandbox:
         # The file grows while it is read, up to _LARGE_BYTES.
         await _shell(sandbox, f"head -c {_LARGE_BYTES} /dev/zero > /testbed/growing 2>&1 &")
@@ -111,7 +111,7 @@ async def _growing_file(context: EscapeContext) -> str | None:
     return f"{largest} bytes of a growing file were read" if largest > _MAX_BYTES else None
 
 
-async def _million_files(context: EscapeContext) -> str | None:
+async def _leave_million_files(context: EscapeContext) -> str | None:
     async with context.victim() as sandbox:
         program = _MANY_FILES.format(enough=2 * _MAX_ENTRIES)
         await run_python(sandbox, program, timeout_s=_PLENTY_S)
@@ -151,17 +151,25 @@ async def _shell(sandbox: EscapeSandbox, command: str) -> None:
 ATTACKS = tuple(
     Attack(name, "files", description, make)
     for name, description, make in (
-        ("symlink_get", "Swaps a file for a link while it is read.", _symlink_get),
-        ("symlink_put", "Swaps a file for a link while it is written.", _symlink_put),
+        ("symlink_get", "Swaps a file for a link while it is read.", _get_in_symlink_race),
+        ("symlink_put", "Swaps a file for a link while it is written.", _put_in_symlink_race),
         (
             "hard_link_put",
             "Swaps a file for a hard link to another while it is written.",
-            _hard_link_put,
+            _put_in_hard_link_race,
         ),
-        ("link_out", "Leaves links to other files and directories.", _link_out),
-        ("no_regular_file", "Leaves pipes and devices in the place of files.", _no_regular_file),
-        ("huge_file", "Leaves a file larger than the host may read.", _huge_file),
-        ("growing_file", "Lets a file grow while it is read.", _growing_file),
-        ("million_files", "Leaves up to a million files, more than may be listed.", _million_files),
+        ("link_out", "Leaves links to other files and directories.", _leave_links),
+        (
+            "no_regular_file",
+            "Leaves pipes and devices in the place of files.",
+            _leave_special_files,
+        ),
+        ("huge_file", "Leaves a file larger than the host may read.", _leave_huge_file),
+        ("growing_file", "Lets a file grow while it is read.", _grow_file_while_read),
+        (
+            "million_files",
+            "Leaves up to a million files, more than may be listed.",
+            _leave_million_files,
+        ),
     )
 )

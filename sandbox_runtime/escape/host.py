@@ -42,7 +42,7 @@ for address in {addresses!r}:
 a datagram socket only looks up a route."""
 
 
-async def _namespaces(context: EscapeContext) -> str | None:
+async def _find_shared_namespaces(context: EscapeContext) -> str | None:
     result = await run_python(await context.neighbour(), _NAMESPACES)
     if result.exit_code != 0:
         return None  # the sandbox's own kernel has no namespaces
@@ -54,7 +54,7 @@ async def _namespaces(context: EscapeContext) -> str | None:
     return f"shared with the proxy: {', '.join(shared)}" if shared else None
 
 
-async def _loopback(context: EscapeContext) -> str | None:
+async def _connect_to_host_loopback(context: EscapeContext) -> str | None:
     counter = _ConnectionCounter()
     server = await asyncio.start_server(counter.accept, "127.0.0.1", 0)
     async with server:
@@ -65,7 +65,7 @@ async def _loopback(context: EscapeContext) -> str | None:
     return f"a service at {address[0]} of the host is reached" if counter.count else None
 
 
-async def _abstract_socket(context: EscapeContext) -> str | None:
+async def _connect_to_abstract_socket(context: EscapeContext) -> str | None:
     counter = _ConnectionCounter()
     address = f"\0sandbox-{secrets.token_hex(8)}"
     async with await asyncio.start_unix_server(counter.accept, address):
@@ -75,13 +75,13 @@ async def _abstract_socket(context: EscapeContext) -> str | None:
     return "an abstract socket of the host is reached" if counter.count else None
 
 
-async def _addresses(context: EscapeContext) -> str | None:
+async def _find_route_to_host(context: EscapeContext) -> str | None:
     program = _ROUTES.format(addresses=list(_host_addresses()))
     routes = (await run_python(await context.neighbour(), program)).stdout.split()
     return f"there is a route to the host's address {routes[0]}" if routes else None
 
 
-async def _files(context: EscapeContext) -> str | None:
+async def _find_host_file(context: EscapeContext) -> str | None:
     with tempfile.NamedTemporaryFile(prefix="sandbox-") as file:
         roots = ("", "/proc/*/root", "/proc/*/cwd/..", "/proc/*/cwd/../..", "/host", "/mnt")
         places = " ".join(f"{root}{file.name}" for root in roots)
@@ -120,20 +120,28 @@ def _host_addresses() -> Iterator[str]:
 
 ATTACKS = (
     Attack(
-        "proxy_namespaces", "host", "Looks for namespaces that the proxy is in too.", _namespaces
+        "proxy_namespaces",
+        "host",
+        "Looks for namespaces that the proxy is in too.",
+        _find_shared_namespaces,
     ),
-    Attack("host_loopback", "host", "Connects to a service on the host's loopback.", _loopback),
+    Attack(
+        "host_loopback",
+        "host",
+        "Connects to a service on the host's loopback.",
+        _connect_to_host_loopback,
+    ),
     Attack(
         "host_abstract_socket",
         "host",
         "Connects to an abstract socket of the host.",
-        _abstract_socket,
+        _connect_to_abstract_socket,
     ),
     Attack(
         "host_addresses",
         "host",
         "Looks for a route to the host's own addresses, where services on 0.0.0.0 are.",
-        _addresses,
+        _find_route_to_host,
     ),
-    Attack("host_files", "host", "Looks for a file that the host has just made.", _files),
+    Attack("host_files", "host", "Looks for a file that the host has just made.", _find_host_file),
 )

@@ -46,7 +46,7 @@ class FakeInternet:
         return await asyncio.open_connection("127.0.0.1", self._port)
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
+    async def running_server(self) -> AsyncIterator[None]:
         """Run the fake server during the block."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self._port = server.sockets[0].getsockname()[1]

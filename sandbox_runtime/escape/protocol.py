@@ -56,7 +56,7 @@ _MAX_GROWN_BYTES = 64 << 20
 """Maximum growth of the proxy's memory during the flood."""
 
 
-async def _forged_frames(context: EscapeContext) -> str | None:
+async def _forge_frames(context: EscapeContext) -> str | None:
     async with context.victim() as sandbox:
         try:
             result = await run_python(sandbox, _FORGE)
@@ -65,21 +65,21 @@ async def _forged_frames(context: EscapeContext) -> str | None:
         return _difference(result, "true\n", 7)
 
 
-async def _frames_as_output(context: EscapeContext) -> str | None:
+async def _print_frames(context: EscapeContext) -> str | None:
     async with context.victim() as sandbox:
         result = await run_python(sandbox, _SAY)
         return _difference(result, _FORGED.decode(errors="replace"), 7)
 
 
-async def _agent_killed(context: EscapeContext) -> str | None:
+async def _kill_agent(context: EscapeContext) -> str | None:
     return await _signal_agent(context, "kill -KILL 1 $PPID")
 
 
-async def _agent_stopped(context: EscapeContext) -> str | None:
+async def _stop_agent(context: EscapeContext) -> str | None:
     return await _signal_agent(context, "kill -STOP 1 $PPID", timeout_s=3)
 
 
-async def _agent_signalled(context: EscapeContext) -> str | None:
+async def _send_other_signals(context: EscapeContext) -> str | None:
     return await _signal_agent(context, f"for signal in {_SIGNALS}; do kill -$signal 1 $PPID; done")
 
 
@@ -100,11 +100,11 @@ async def _signal_agent(
     return await context.disturbance()
 
 
-async def _everything_killed(context: EscapeContext) -> str | None:
+async def _kill_everything(context: EscapeContext) -> str | None:
     return await _signal_agent(context, "kill -KILL -1")
 
 
-async def _terminal(context: EscapeContext) -> str | None:
+async def _type_into_own_terminal(context: EscapeContext) -> str | None:
     async with context.victim() as sandbox:
         result = await sandbox.exec(
             f"python3 -I -S -c '{_TYPE}'", timeout_s=5, stdin=None, shell_state="none"
@@ -114,7 +114,7 @@ async def _terminal(context: EscapeContext) -> str | None:
         return "a program can write input to its own terminal" if "typed" in result.stdout else None
 
 
-async def _endless_output(context: EscapeContext) -> str | None:
+async def _print_endless_output(context: EscapeContext) -> str | None:
     async with context.victim() as sandbox:
         before = _proxy_memory_bytes()
         result = await sandbox.exec(_FLOOD, timeout_s=40, cap=_FLOOD_CAP, shell_state="none")
@@ -141,13 +141,17 @@ ATTACKS = tuple(
     # commands could have produced the same output themselves.
     Attack(name, "protocol", description, make, own_kernel_holds=name == "forged_frames")
     for name, description, make in (
-        ("forged_frames", "Writes frames to the output of other processes.", _forged_frames),
-        ("frames_as_output", "Prints frames.", _frames_as_output),
-        ("agent_killed", "Kills the agent.", _agent_killed),
-        ("agent_stopped", "Stops the agent.", _agent_stopped),
-        ("agent_signalled", "Sends the agent every other signal.", _agent_signalled),
-        ("everything_killed", "Kills everything that it can.", _everything_killed),
-        ("own_terminal", "Types into the terminal that is its standard input.", _terminal),
-        ("endless_output", "Prints far more than the host accepts.", _endless_output),
+        ("forged_frames", "Writes frames to the output of other processes.", _forge_frames),
+        ("frames_as_output", "Prints frames.", _print_frames),
+        ("agent_killed", "Kills the agent.", _kill_agent),
+        ("agent_stopped", "Stops the agent.", _stop_agent),
+        ("agent_signalled", "Sends the agent every other signal.", _send_other_signals),
+        ("everything_killed", "Kills everything that it can.", _kill_everything),
+        (
+            "own_terminal",
+            "Types into the terminal that is its standard input.",
+            _type_into_own_terminal,
+        ),
+        ("endless_output", "Prints far more than the host accepts.", _print_endless_output),
     )
 )

@@ -19,9 +19,9 @@ from sandbox_runtime.escape.context import (
     PYTHON,
     Attack,
     Boundary,
-    DisturbedError,
     EscapeContext,
     EscapeFinding,
+    NeighbourDisturbedError,
     NotTriedError,
     Probe,
     Start,
@@ -115,7 +115,7 @@ async def run_batch(sandbox: Sandbox) -> list[EscapeFinding]:
     result = await _run_attempts(sandbox, [module.__name__ for module, _, _ in _MODULES])
     lines = _parse_lines(result)
     by_name = {line.get("probe", ""): line for line in lines}
-    missing = {"verdict": "not tried", "detail": _why_missing(result)}
+    missing = {"verdict": "not tried", "detail": _why_no_result(result)}
     own_kernel = _has_own_kernel(lines)
     return [_finding(probe, by_name.get(probe.name, missing), own_kernel) for probe in PROBES]
 
@@ -128,7 +128,7 @@ async def run_attack(context: EscapeContext, attack: Attack) -> EscapeFinding:
             found = await attack.make(context)
             if found and not (attack.own_kernel_holds and await _has_own_kernel_inside(context)):
                 verdict = "open"
-    except DisturbedError as error:
+    except NeighbourDisturbedError as error:
         verdict, found = "open", str(error)
     except TimeoutError:
         verdict, found = "open", f"it did not end within {attack.timeout_s:g} s"
@@ -163,20 +163,20 @@ def accept(finding: EscapeFinding, accepted: Mapping[str, str]) -> EscapeFinding
     return replace(finding, verdict="accepted", detail=f"{finding.detail}; {why}")
 
 
-def refusal(findings: Sequence[EscapeFinding]) -> str | None:
+def refusal_reason(findings: Sequence[EscapeFinding]) -> str | None:
     """Return why a server must not use this backend, or None.
 
     A probe that could not be tried is a reason too, unless no probe could be tried: then the image
-    may lack python3, which does not weaken the isolation. `why_untried` reports that case.
+    may lack python3, which does not weaken the isolation. `why_none_tried` reports that case.
     """
     bad = [finding for finding in findings if finding.verdict not in ("held", "accepted")]
-    if why_untried(findings) or not bad:
+    if why_none_tried(findings) or not bad:
         return None
     reasons = "; ".join(f"{bad.probe} ({bad.verdict}: {bad.detail})" for bad in bad)
     return f"the isolation does not hold: {reasons}"
 
 
-def why_untried(findings: Sequence[EscapeFinding]) -> str | None:
+def why_none_tried(findings: Sequence[EscapeFinding]) -> str | None:
     """Return why no probe could be tried, or None if at least one was tried."""
     if findings and all(finding.verdict == "not tried" for finding in findings):
         return f"the isolation could not be tested: {findings[0].detail}"
@@ -228,7 +228,7 @@ def _has_own_kernel(lines: list[dict[str, str]]) -> bool:
     return any(line.get("kernel") == "gVisor" for line in lines)
 
 
-def _why_missing(result: ExecResult) -> str:
+def _why_no_result(result: ExecResult) -> str:
     if result.exit_code == NO_SUCH_COMMAND:
         return "there is no python3 inside"
     last = (result.stderr.splitlines() or ["nothing"])[-1]

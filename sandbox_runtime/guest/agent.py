@@ -2,7 +2,7 @@
 
 The agent is a static program in C (`native/`), so an image needs no interpreter or library for it.
 The backend brings the program into the sandbox, starts it without arguments and writes
-`first_message` to its standard input.
+`config_message` to its standard input.
 """
 
 from collections.abc import Mapping, Sequence
@@ -84,7 +84,7 @@ def _program_directory() -> Path:
     return Path(str(resources.files("sandbox_runtime"))) / "guest" / "bin"
 
 
-def first_message(config: GuestConfig) -> bytes:
+def config_message(config: GuestConfig) -> bytes:
     """Return the bytes of the configuration that the agent reads from its standard input."""
     # Not dataclasses.asdict, which makes a deep copy for every sandbox.
     values = {item.name: getattr(config, item.name) for item in fields(config)}

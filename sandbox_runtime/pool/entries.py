@@ -93,7 +93,7 @@ class PoolRegistry:
         self._states[entry] = state
         self._entries[state][entry] = None
 
-    def recount(self, entry: PoolEntry, isolation: Isolation) -> None:
+    def change_counted_isolation(self, entry: PoolEntry, isolation: Isolation) -> None:
         """Count the memory limit of `isolation` for the entry from now on."""
         self.load -= entry.load
         entry.counted_isolation = isolation
@@ -114,7 +114,7 @@ class PoolRegistry:
         """Return the entries in `state`, in the order in which they reached it."""
         return list(self._entries[state])
 
-    def matching(self, state: EntryState, pool_key: PoolKey) -> Iterator[PoolEntry]:
+    def entries_with_key(self, state: EntryState, pool_key: PoolKey) -> Iterator[PoolEntry]:
         """Iterate over the entries in `state` that have this pool key."""
         return (entry for entry in self._entries[state] if entry.pool_key == pool_key)
 
@@ -206,7 +206,7 @@ class WaiterQueue:
         if not line:
             del self._waiters_by_owner[waiter.owner]
 
-    def serve(self, waiter: Waiter) -> None:
+    def remove_served(self, waiter: Waiter) -> None:
         """Remove a waiter that gets a sandbox, and move its owner to the end of the rotation."""
         self.remove(waiter)
         if line := self._waiters_by_owner.pop(waiter.owner, None):

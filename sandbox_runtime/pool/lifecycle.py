@@ -160,7 +160,7 @@ class SandboxLifecycle:
         """Make an unused sandbox idle, or end it if its image is outdated or the pool is closed."""
         if entry.fingerprint == self._fingerprint and not self.is_closed:
             entry.leased_since = None
-            self._registry.recount(entry, entry.isolation)
+            self._registry.change_counted_isolation(entry, entry.isolation)
             self._registry.move(entry, EntryState.IDLE)
         else:
             self.end(entry)

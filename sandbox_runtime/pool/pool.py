@@ -93,7 +93,7 @@ class Allocation:
     waiter: Waiter
     acquire_task: asyncio.Task[GuestSandbox]
     is_taken: bool = False
-    """True once the lease has taken the sandbox; see `Pool.take`."""
+    """True once the lease has taken the sandbox; see `Pool.begin_use`."""
 
 
 class Pool:
@@ -163,12 +163,12 @@ class Pool:
         self._lifecycle.monitor()
         self._schedule()
 
-    def when_full(self, on_full: OnFull) -> None:
+    def set_full_handler(self, on_full: OnFull) -> None:
         """Call `on_full` when the pool is full and a lease waits. `on_full` may end another lease,
         such as that of an idle session."""
         self._on_full = on_full
 
-    def when_acquired(self, on_acquired: OnAcquired) -> None:
+    def set_acquired_handler(self, on_acquired: OnAcquired) -> None:
         """Call `on_acquired` for each lease when its sandbox can be used."""
         self._on_acquired = on_acquired
 
@@ -242,7 +242,7 @@ class Pool:
         waiter.give(entry)
         return entry.sandbox
 
-    def take(
+    def begin_use(
         self, waiter: Waiter, on_decision: OnDecision | None, check_target: CheckTarget | None
     ) -> None:
         """Mark the waiter's sandbox as used, attach an egress gateway to it, and let the pool start
@@ -313,7 +313,7 @@ class Pool:
             if resizable_limits(entry.isolation) != resizable_limits(waiter.isolation):
                 entry.is_unused = False
                 await entry.sandbox.resize(waiter.isolation)
-                self._registry.recount(entry, waiter.isolation)
+                self._registry.change_counted_isolation(entry, waiter.isolation)
             self._schedule()
         except SandboxLostError:
             waiter.reset(waiter.pool_key)
@@ -388,7 +388,9 @@ class Pool:
         """Report a failed start. If more waiters than other starts have the entry's pool key, raise
         the error in the first of these waiters. Otherwise log the error."""
         waiting = [waiter for waiter in self._queue if waiter.pool_key == entry.pool_key]
-        if len(waiting) > len(list(self._registry.matching(EntryState.STARTING, entry.pool_key))):
+        if len(waiting) > len(
+            list(self._registry.entries_with_key(EntryState.STARTING, entry.pool_key))
+        ):
             self._queue.remove(waiting[0])
             waiting[0].fail(error)
         elif isinstance(error, SandboxError):
@@ -428,7 +430,7 @@ class Pool:
         `unclaimed` counts the starting sandboxes, by pool key, that no earlier waiter in the queue
         claims.
         """
-        if idle := next(self._registry.matching(EntryState.IDLE, waiter.pool_key), None):
+        if idle := next(self._registry.entries_with_key(EntryState.IDLE, waiter.pool_key), None):
             return self._lease_out(idle, waiter)
         if not unclaimed[waiter.pool_key]:
             starting = self._registry.count_in(EntryState.STARTING)
@@ -446,11 +448,11 @@ class Pool:
         more_mib = waiter.isolation.memory_mib - entry.counted_isolation.memory_mib
         if not self._make_room(Load(0, more_mib), excluded=entry):
             return False
-        self._queue.serve(waiter)
+        self._queue.remove_served(waiter)
         self._registry.move(entry, EntryState.LEASED)
         # Memory that the sandbox no longer needs is free only once its limits have changed.
         if more_mib > 0:
-            self._registry.recount(entry, waiter.isolation)
+            self._registry.change_counted_isolation(entry, waiter.isolation)
         waiter.give(entry)
         return True
 
@@ -545,7 +547,7 @@ class PoolLease:
         if not allocation.is_taken:
             if self._is_over:
                 raise SandboxLostError("the lease is over")
-            self._pool.take(allocation.waiter, self._on_decision, self._check_target)
+            self._pool.begin_use(allocation.waiter, self._on_decision, self._check_target)
             allocation.is_taken = True
         return sandbox
 

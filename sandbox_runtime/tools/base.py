@@ -81,7 +81,9 @@ def parse_arguments(schema: ToolSchema, arguments: object) -> dict[str, Any]:
     properties = schema["function"]["parameters"]["properties"]
     fields = {} if arguments is None else arguments
     if not isinstance(fields, Mapping):
-        raise ToolInputError(_complaint(schema, [f"they are {_json_type(fields)}, not an object"]))
+        raise ToolInputError(
+            _wrong_arguments_text(schema, [f"they are {_json_type(fields)}, not an object"])
+        )
     present = {name: value for name, value in fields.items() if value is not None}
     required = schema["function"]["parameters"].get("required", [])
     problems = [f"{str(name)[:80]!r} is unknown" for name in present if name not in properties]
@@ -94,7 +96,7 @@ def parse_arguments(schema: ToolSchema, arguments: object) -> dict[str, Any]:
             except ValueError as error:
                 problems.append(f"{name!r} {error}")
     if problems:
-        raise ToolInputError(_complaint(schema, problems))
+        raise ToolInputError(_wrong_arguments_text(schema, problems))
     return fitted
 
 
@@ -127,7 +129,7 @@ def expected_shape(schema: ToolSchema) -> str:
     return "{" + ", ".join(fields) + "}"
 
 
-def _complaint(schema: ToolSchema, problems: list[str]) -> str:
+def _wrong_arguments_text(schema: ToolSchema, problems: list[str]) -> str:
     name = schema["function"]["name"]
     return (
         f"Nothing was done: the arguments of {name} are wrong: {'; '.join(problems)}."

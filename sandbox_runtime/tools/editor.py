@@ -24,7 +24,7 @@ from sandbox_runtime.errors import (
 from sandbox_runtime.sandbox import Lease, OnOutput, Sandbox
 from sandbox_runtime.tools.base import Observation, ToolInputError, ToolSchema, parse_arguments
 from sandbox_runtime.tools.text_edits import (
-    insert_after,
+    insert_after_line,
     lines_of,
     replace_once,
     view_directory,
@@ -85,7 +85,7 @@ class _Version:
     """The bytes of the file; None if there was no file."""
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         return len(self.data or b"")
 
 
@@ -102,13 +102,13 @@ class _EditHistory:
         versions of its path.
         """
         of_path = [known for known in self._versions if known.path == version.path]
-        if version.bytes > _MAX_HISTORY_BYTES:
+        if version.size_bytes > _MAX_HISTORY_BYTES:
             self._versions = [known for known in self._versions if known.path != version.path]
             return
         self._versions.append(version)
         if len(of_path) == _MAX_VERSIONS_PER_PATH:
             self.forget(of_path[0])
-        while sum(known.bytes for known in self._versions) > _MAX_HISTORY_BYTES:
+        while sum(known.size_bytes for known in self._versions) > _MAX_HISTORY_BYTES:
             del self._versions[0]
 
     def last_version(self, path: str) -> _Version | None:
@@ -223,7 +223,7 @@ class StrReplaceEditor:
 
     async def _insert(self, sandbox: Sandbox, path: str, line: int, text: bytes) -> str:
         before = await _read_to_edit(sandbox, path)
-        edit = insert_after(before, line, text)
+        edit = insert_after_line(before, line, text)
         await self._write(sandbox, _Version(path, before), edit.data)
         return f"Edited {printable(path)}. {view_edit(edit, self._limits)}"
 

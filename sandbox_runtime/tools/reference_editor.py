@@ -100,7 +100,7 @@ class ReferenceEditor:
         if not isinstance(arguments, Mapping):
             return Observation(tool_observation(self.name, ""))
         try:
-            edit = _Edit(lease, _parse(arguments), timeout_s)
+            edit = _EditorCall(lease, _parse(arguments), timeout_s)
         except ToolInputError as error:
             text = str(error)
         else:
@@ -108,7 +108,7 @@ class ReferenceEditor:
         return Observation(tool_observation(self.name, text))
 
 
-class _Edit:
+class _EditorCall:
     """One call of the editor."""
 
     def __init__(self, lease: Lease, arguments: Mapping[str, Any], timeout_s: float) -> None:

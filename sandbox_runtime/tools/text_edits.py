@@ -19,7 +19,7 @@ _NUMBERED_LINE = re.compile(rb"\s*\d+\t")
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
+class EditedFile:
     """The content of a file after an edit, and the line numbers of the inserted text."""
 
     data: bytes
@@ -34,7 +34,7 @@ def lines_of(data: bytes) -> list[bytes]:
     return lines[:-1] if lines[-1] == b"" else lines
 
 
-def replace_once(data: bytes, old: bytes, new: bytes) -> Edit:
+def replace_once(data: bytes, old: bytes, new: bytes) -> EditedFile:
     """Replace the one occurrence of `old`. Raises ToolInputError if `old` is empty, is the same as
     `new` or does not occur exactly once."""
     if not old:
@@ -56,10 +56,10 @@ def replace_once(data: bytes, old: bytes, new: bytes) -> Edit:
         )
     first = _line_number_at(data, start)
     edited = data[:start] + new + data[start + len(old) :]
-    return Edit(edited, first, first + new.count(b"\n"))
+    return EditedFile(edited, first, first + new.count(b"\n"))
 
 
-def insert_after(data: bytes, line: int, text: bytes) -> Edit:
+def insert_after_line(data: bytes, line: int, text: bytes) -> EditedFile:
     """Insert `text` as lines of its own after line `line` (0: at the start). Raises ToolInputError
     if the file has no such line, or if `text` is empty.
 
@@ -82,7 +82,7 @@ def insert_after(data: bytes, line: int, text: bytes) -> Edit:
         before += newline
     if after and not text.endswith(b"\n"):
         text += newline
-    return Edit(before + text + after, line + 1, line + len(lines_of(text)))
+    return EditedFile(before + text + after, line + 1, line + len(lines_of(text)))
 
 
 def _line_number_at(data: bytes, offset: int) -> int:
@@ -159,7 +159,7 @@ def view_file(
     if not lines:
         return f"{printable(path)} is empty."
     first, last = _line_range(view_range, len(lines))
-    text, shown_to = _number_lines(lines, first, last, limits)
+    text, shown_to = _numbered_lines_and_last(lines, first, last, limits)
     notes = _encoding_notes(data)
     if shown_to < last:
         notes.append(
@@ -171,14 +171,14 @@ def view_file(
     return "\n".join([text, *notes])
 
 
-def view_edit(edit: Edit, limits: ObservationLimits) -> str:
+def view_edit(edit: EditedFile, limits: ObservationLimits) -> str:
     """Return the edited lines and a few lines around them, with their numbers."""
     lines = lines_of(edit.data)
     first = max(1, edit.first_line - _CONTEXT_LINES)
     last = min(len(lines), edit.last_line + _CONTEXT_LINES)
     if first > last:
         return "The file is now empty."
-    text, shown_to = _number_lines(lines, first, last, limits)
+    text, shown_to = _numbered_lines_and_last(lines, first, last, limits)
     more = f"\n[the snippet goes on to line {last}]" if shown_to < last else ""
     return f"Lines {first}-{shown_to} are now:\n{text}{more}"
 
@@ -243,7 +243,7 @@ def _line_range(view_range: list[int] | None, count: int) -> tuple[int, int]:
     return first, min(last, count)
 
 
-def _number_lines(
+def _numbered_lines_and_last(
     lines: list[bytes], first: int, last: int, limits: ObservationLimits
 ) -> tuple[str, int]:
     """Return the numbered lines `first` to `last`, at least one and no more than the limits allow,

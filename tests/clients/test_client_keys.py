@@ -15,7 +15,7 @@ from aiohttp import web
 
 from policies.budgets import Budgets, DailyBudget
 from policies.profile import Profile
-from proxy.keys import CACHE_S, ClientKeys, Keyring
+from proxy.keys import CACHE_S, ClientKeyVerifier, Keyring
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import call, tool_reply
 from proxy.profiles import Profiles
@@ -115,7 +115,7 @@ async def proxy_server(
         door = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=20)
         changes = {
             "keyring": Keyring(is_closed=True),
-            "client_keys": ClientKeys(door, now=clock, max_cached=max_cached),
+            "client_keys": ClientKeyVerifier(door, now=clock, max_cached=max_cached),
             **changes,
         }
         try:

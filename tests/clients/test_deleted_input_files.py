@@ -9,7 +9,7 @@ import pytest
 from policies.artifacts import ArtifactLimits
 from proxy.api.stored_responses import MISSING_FILE_TEXT
 from proxy.files import FileStore
-from proxy.inputs import Inputs
+from proxy.inputs import InputLoader
 from proxy.models.scripted import text_reply
 from tests.clients.responses_sdk import MODEL, api_error, client_with_key, sent_messages
 from tests.fakes.backend import scripted_backend
@@ -22,7 +22,7 @@ async def test_next_response_gets_a_note_in_place_of_a_deleted_input_file(
     by: str, tmp_path: Path
 ) -> None:
     files = FileStore(open_store(tmp_path), limits=ArtifactLimits())
-    inputs = Inputs(uploads=files.store.uploads)
+    inputs = InputLoader(uploads=files.store.uploads)
     with anyio.fail_after(30):
         async with (
             scripted_backend([text_reply("A table.")] * 3) as backend,

@@ -10,7 +10,7 @@ import pytest
 from policies.profile import Profile
 from policies.workspace import INPUT_DIR, InputLimits
 from proxy.fetch import Fetcher
-from proxy.inputs import Inputs
+from proxy.inputs import InputLoader
 from proxy.models.scripted import text_reply
 from proxy.profiles import Profiles
 from tests.clients.test_input_files import (
@@ -43,7 +43,7 @@ async def test_public_url_is_fetched_and_private_url_is_reported(tmp_path: Path)
     async with (
         scripted_backend(print_files_script("p_q.png", "paper.png")) as backend,
         internet.server(site),
-        running_proxy(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
+        running_proxy(backend, "memory", tmp_path, inputs=InputLoader(fetcher=fetcher)) as url,
     ):
         await complete(url, user(there, inside, paper))
     content = user_content(backend)
@@ -68,7 +68,7 @@ async def test_file_url_is_refused(model: str, backend_fetches: bool, tmp_path: 
         {"type": "input_file", "file_url": "file:///etc/passwd"},
         {"image_url": "file:///etc/logo.png"},  # a part without a type
     ]
-    inputs = Inputs(fetcher=Fetcher(), backend_fetches_urls=backend_fetches)
+    inputs = InputLoader(fetcher=Fetcher(), backend_fetches_urls=backend_fetches)
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path, inputs=inputs) as url,
@@ -85,7 +85,7 @@ async def test_file_url_is_refused(model: str, backend_fetches: bool, tmp_path: 
 async def test_urls_are_passed_unchanged_to_a_backend_that_fetches_urls(tmp_path: Path) -> None:
     internet = Internet({"inside.example": ["10.0.0.1"]})
     fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
-    inputs = Inputs(fetcher=fetcher, backend_fetches_urls=True)
+    inputs = InputLoader(fetcher=fetcher, backend_fetches_urls=True)
     inside = image_part("http://inside.example/p.png")
     async with (
         scripted_backend([SUBMIT, text_reply("Seen.")]) as backend,
@@ -113,7 +113,7 @@ async def test_fetched_url_that_is_no_image_becomes_a_file(
     async with (
         scripted_backend([SUBMIT]) as backend,
         internet.server(site),
-        running_proxy(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
+        running_proxy(backend, "memory", tmp_path, inputs=InputLoader(fetcher=fetcher)) as url,
     ):
         await complete(url, user(image_part(f"http://allowed.example/{path}")))
     (note,) = user_content(backend)
@@ -138,7 +138,7 @@ async def test_url_beyond_the_byte_budget_of_a_request_is_replaced_by_a_note(
             newest_is_fetched.set()
 
     internet = Internet()
-    inputs = Inputs(fetcher=Fetcher(resolve=internet.resolve, connect=internet.connect))
+    inputs = InputLoader(fetcher=Fetcher(resolve=internet.resolve, connect=internet.connect))
     profiles = Profiles.only(Profile(inputs=InputLimits(max_total_mib=1)))
     old, new = (image_part(f"http://allowed.example/{age}.png") for age in ("old", "new"))
     async with (
@@ -171,7 +171,7 @@ async def test_byte_budget_keeps_only_one_of_two_concurrently_fetched_files_that
         await writer.drain()
 
     internet = Internet()
-    inputs = Inputs(fetcher=Fetcher(resolve=internet.resolve, connect=internet.connect))
+    inputs = InputLoader(fetcher=Fetcher(resolve=internet.resolve, connect=internet.connect))
     profiles = Profiles.only(Profile(inputs=InputLimits(max_total_mib=1)))
     parts = [image_part(f"http://allowed.example/{name}.png") for name in ("a", "b")]
     async with (
@@ -201,7 +201,7 @@ async def test_stream_starts_before_the_url_is_fetched(tmp_path: Path) -> None:
     async with (
         scripted_backend([SUBMIT]) as backend,
         internet.server(slow_site),
-        running_proxy(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
+        running_proxy(backend, "memory", tmp_path, inputs=InputLoader(fetcher=fetcher)) as url,
         httpx.AsyncClient(timeout=20) as client,
         client.stream("POST", f"{url}/v1/chat/completions", json=body) as response,
     ):
@@ -217,7 +217,7 @@ async def test_stream_starts_before_the_url_is_fetched(tmp_path: Path) -> None:
 async def test_urls_are_not_fetched_if_the_profile_forbids_fetching(tmp_path: Path) -> None:
     internet = Internet()
     fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
-    inputs = Inputs(fetcher=fetcher)
+    inputs = InputLoader(fetcher=fetcher)
     profiles = Profiles.only(Profile(inputs=InputLimits(fetch_urls=False)))
     image = image_part("http://allowed.example/p.png")
     async with (

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from proxy.inputs import Inputs
+from proxy.inputs import InputLoader
 from proxy.models.scripted import text_reply
 from proxy.schemas.validation import MAX_MESSAGES
 from tests.fakes.backend import scripted_backend
@@ -180,7 +180,7 @@ async def test_body_above_the_size_limit_is_refused_in_the_error_shape_of_its_ap
     body = json.dumps({"model": "m", **content}).encode()
     async with (
         scripted_backend(lambda body: text_reply("Well.")) as backend,
-        running_proxy(backend, "memory", tmp_path, inputs=Inputs(max_total_mib=1)) as url,
+        running_proxy(backend, "memory", tmp_path, inputs=InputLoader(max_total_mib=1)) as url,
         httpx.AsyncClient(base_url=url, timeout=60) as client,
     ):
         refused = await client.post(path, content=body)

@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion
 from policies.isolation import Isolation
 from policies.profile import Profile
 from policies.workspace import INPUT_DIR, InputLimits
-from proxy.inputs import Inputs
+from proxy.inputs import InputLoader
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
 from tests.clients.openai_errors import openai_client, request_error
@@ -131,7 +131,11 @@ async def test_model_modalities_decide_which_parts_are_sent(tmp_path: Path) -> N
     image = {"type": "input_image", "image_url": data_url("image/png", PNG), "detail": "low"}
     audio = {"type": "input_audio", "input_audio": {"data": file_data(WAV), "format": "wav"}}
     async with scripted_backend(by_history([SUBMIT])) as backend:
-        for inputs in (Inputs(), Inputs(modalities=()), Inputs(modalities=("audio",))):
+        for inputs in (
+            InputLoader(),
+            InputLoader(modalities=()),
+            InputLoader(modalities=("audio",)),
+        ):
             async with running_proxy(backend, "memory", tmp_path, inputs=inputs) as url:
                 await complete(url, user(image, audio))
     sees, reads, hears = (user_content(backend, number) for number in range(3))
@@ -284,7 +288,7 @@ async def test_uploads_are_found_only_with_the_key_that_sent_them(tmp_path: Path
     async with (
         scripted_backend(print_files_script("a.csv", "p.png", "notes.txt")) as backend,
         running_proxy(
-            backend, "memory", tmp_path, inputs=Inputs(uploads=uploads), keyring=EachKey()
+            backend, "memory", tmp_path, inputs=InputLoader(uploads=uploads), keyring=EachKey()
         ) as url,
         openai_client(url, "theirs") as other,
     ):

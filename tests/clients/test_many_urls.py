@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from proxy.fetch import MAX_CONCURRENT_CHECKS, MAX_HOSTS, Fetcher
-from proxy.inputs import MAX_FETCHES, Inputs
+from proxy.inputs import MAX_FETCHES, InputLoader
 from proxy.models.scripted import text_reply
 from sandbox_runtime.egress.dialer import Resolve
 from tests.clients.test_input_files import (
@@ -39,7 +39,7 @@ async def post_urls(
     fetcher = Fetcher(resolve=resolve or internet.resolve, connect=internet.connect)
     async with (
         scripted_backend([text_reply("Seen.")]) as backend,
-        running_proxy(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
+        running_proxy(backend, "memory", tmp_path, inputs=InputLoader(fetcher=fetcher)) as url,
         httpx.AsyncClient(base_url=f"{url}/v1", timeout=30) as client,
     ):
         return await client.post("/chat/completions", json=plain_body(*urls))
@@ -98,7 +98,7 @@ async def test_disconnect_cancels_the_lookup_of_hosts(path: str, tmp_path: Path)
     fetcher = Fetcher(resolve=resolve, connect=Internet().connect, connect_timeout_s=3600)
     async with (
         scripted_backend([]) as backend,
-        running_proxy(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
+        running_proxy(backend, "memory", tmp_path, inputs=InputLoader(fetcher=fetcher)) as url,
     ):
         with anyio.fail_after(20):
             async with httpx.AsyncClient(base_url=f"{url}/v1/", timeout=None) as client:
@@ -122,7 +122,7 @@ async def test_only_the_newest_urls_are_fetched(tmp_path: Path) -> None:
     async with (
         scripted_backend([SUBMIT]) as backend,
         internet.server(site),
-        running_proxy(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
+        running_proxy(backend, "memory", tmp_path, inputs=InputLoader(fetcher=fetcher)) as url,
     ):
         await complete(url, user(*parts))
     content = user_content(backend)

@@ -9,7 +9,7 @@ import anyio
 import httpx
 import pytest
 
-from proxy.inputs import Inputs
+from proxy.inputs import InputLoader
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.schemas.messages_response import accumulate_message
 from sandbox_runtime.errors import NoFreeSandboxError
@@ -77,7 +77,7 @@ async def test_container_upload_becomes_a_file(tmp_path: Path) -> None:
     uploads = DirectoryUploads(tmp_path)
     upload = {"type": "container_upload", "file_id": uploads.add("mine", "a.txt", b"forty-two")}
     async with messages_client(
-        script, tmp_path, inputs=Inputs(uploads=uploads), keyring=single_key("mine")
+        script, tmp_path, inputs=InputLoader(uploads=uploads), keyring=single_key("mine")
     ) as client:
         key = {"x-api-key": "mine"}
         await client.message(key, messages=user_message(upload), tools=[CODE_EXECUTION])

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from proxy.app import create_app
-from proxy.inputs import Inputs
+from proxy.inputs import InputLoader
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.backend import Handler, scripted_backend
 from tests.fakes.server import (
@@ -241,7 +241,7 @@ async def test_escaped_plain_suffix_is_removed_from_the_model(path: str, tmp_pat
     ids=["in the text", "no name", "no object", "too long"],
 )
 async def test_body_without_a_plain_model_is_unchanged(body: bytes, tmp_path: Path) -> None:
-    backend, inputs = Recorder(), Inputs(max_total_mib=1)
+    backend, inputs = Recorder(), InputLoader(max_total_mib=1)
     async with before(backend.record, tmp_path, inputs=inputs) as client:
         headers = {"content-type": "application/json"}
         await client.post("/v1/embeddings", content=body, headers=headers)

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from proxy.fetch import Fetcher
-from proxy.inputs import Inputs
+from proxy.inputs import InputLoader
 from proxy.models.scripted import text_reply
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import running_proxy
@@ -76,7 +76,7 @@ async def post_url(tmp_path: Path, path: str, url: str) -> tuple[int, Any, int]:
     body = {"model": "fake-model:plain", **APIS[path](url)}
     async with (
         scripted_backend([text_reply("Seen.")]) as backend,
-        running_proxy(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as base,
+        running_proxy(backend, "memory", tmp_path, inputs=InputLoader(fetcher=fetcher)) as base,
         httpx.AsyncClient(base_url=f"{base}/v1/", timeout=30) as client,
     ):
         answer = await client.post(path, json=body)
@@ -110,7 +110,7 @@ async def test_private_address_is_relayed_by_every_api_to_a_backend_that_fetches
     async with (
         scripted_backend([text_reply("Seen.")], elsewhere=record) as backend,
         running_proxy(
-            backend, "memory", tmp_path, inputs=Inputs(backend_fetches_urls=True)
+            backend, "memory", tmp_path, inputs=InputLoader(backend_fetches_urls=True)
         ) as base,
         httpx.AsyncClient(base_url=base, timeout=30) as client,
     ):
@@ -280,7 +280,7 @@ async def relay_body(
 ) -> tuple[int, list[int]]:
     """Return the status, and the lengths of the complete bodies that reached the backend."""
     lengths: list[int] = []
-    inputs = Inputs(max_total_mib=1, backend_fetches_urls=backend_fetches_urls)
+    inputs = InputLoader(max_total_mib=1, backend_fetches_urls=backend_fetches_urls)
 
     async def record(request: web.Request) -> web.Response:
         lengths.append(len(await request.read()))

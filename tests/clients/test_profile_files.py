@@ -13,7 +13,7 @@ from policies.artifacts import ArtifactLimits
 from proxy.config import parse
 from proxy.fetch import Fetcher
 from proxy.files import FileStore
-from proxy.inputs import Inputs
+from proxy.inputs import InputLoader
 from proxy.models.scripted import call, tool_reply
 from proxy.profiles import build_profiles
 from tests.clients.chat_http import http_client, post_chat
@@ -95,7 +95,7 @@ async def test_profile_decides_whether_urls_are_fetched(tmp_path: Path) -> None:
     fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
     async with (
         internet.server(site),
-        served(tmp_path, inputs=Inputs(fetcher=fetcher)) as http,
+        served(tmp_path, inputs=InputLoader(fetcher=fetcher)) as http,
     ):
         strict = await post_chat(http, STRICT, messages=user(LINKED_IMAGE))
         assert (strict.status_code, fetched) == (200, [])

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from policies.egress import Egress
 from policies.isolation import Isolation
-from proxy.inputs import Inputs
+from proxy.inputs import InputLoader
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import Handler, Held, Item, Refusal, ScriptedBackend, scripted_backend
 from tests.fakes.server import running_proxy
@@ -167,7 +167,7 @@ async def test_input_image_is_sent_to_the_model(tmp_path: Path) -> None:
 async def test_container_starts_with_the_requested_files(kind: str, tmp_path: Path) -> None:
     uploads = DirectoryUploads(tmp_path)
     ids = {"file_ids": [uploads.add("", "a.csv", b"a,b\n")]}
-    inputs = Inputs(uploads=uploads)
+    inputs = InputLoader(uploads=uploads)
     async with responses_http([READ, DONE], tmp_path, inputs=inputs) as (client, backend):
         tool: dict[str, Any] = {"type": kind, "environment": {"type": "container_auto", **ids}}
         if kind == "code_interpreter":

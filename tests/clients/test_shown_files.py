@@ -10,7 +10,7 @@ import pytest
 
 from proxy.body_memory import BodyMemory
 from proxy.fetch import Fetcher
-from proxy.inputs import MAX_ALL_SHOWN_BYTES, Inputs
+from proxy.inputs import MAX_ALL_SHOWN_BYTES, InputLoader
 from proxy.models.scripted import text_reply
 from tests.clients.test_input_files import data_url, image_part, user, user_content
 from tests.fakes.backend import Held, scripted_backend
@@ -48,7 +48,7 @@ async def test_repeated_image_is_sent_and_counted_as_memory_only_up_to_the_limit
     small.take("another", 1)
     released = asyncio.Event()
     memory = BodyMemory()
-    inputs = Inputs(fetcher=fetcher, uploads=uploads)
+    inputs = InputLoader(fetcher=fetcher, uploads=uploads)
     body = {"model": "m", "messages": user(*(MAX_SHOWN + 3) * [part])}
     async with (
         scripted_backend([Held(text_reply("Seen."), released)]) as backend,

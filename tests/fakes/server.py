@@ -36,7 +36,7 @@ from proxy.app import create_app
 from proxy.demo import SCRIPT
 from proxy.files import FileLookup, FileStore
 from proxy.http_server import ConnectionRegistry, HTTPProtocol
-from proxy.inputs import Inputs, TextTokenCounter
+from proxy.inputs import InputLoader, TextTokenCounter
 from proxy.keys import ANYONE, Key, Keyring
 from proxy.metrics import Metrics
 from proxy.models.openai_http import OpenAIHTTPModel
@@ -203,10 +203,10 @@ def make_services(
         workspaces=workspaces,
         files=files,
         file_limits=FileLimits(),
-        inputs=Inputs(
+        inputs=InputLoader(
             uploads=FileLookup(store),
             token_counter=TextTokenCounter(model),
-            find_window=agent.window,
+            find_window=agent.context_window,
         ),
         profiles=Profiles.only(Profile(isolation=isolation)),
         tool_verdicts=verdicts,

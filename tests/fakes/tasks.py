@@ -13,7 +13,7 @@ from proxy.agent.task import (
     ArtifactStore,
     BudgetReservation,
     ChatRequest,
-    Delivery,
+    DeliveryOptions,
     Params,
     SessionPlan,
     TaskLimits,
@@ -50,6 +50,6 @@ def make_task(
         request=ChatRequest(plain, **of(ChatRequest)),
         params=Params(**of(Params)),
         limits=TaskLimits(reservation=reservation, **of(TaskLimits)),
-        delivery=Delivery(**of(Delivery)),
+        delivery=DeliveryOptions(**of(DeliveryOptions)),
         **named,
     )

@@ -19,7 +19,7 @@ from proxy.config import (
     data_dir,
     load,
     parse,
-    secret,
+    read_secret,
     setting_paths,
 )
 
@@ -161,7 +161,7 @@ def test_secret_is_read_from_the_environment_variable_that_the_configuration_nam
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TEST_KEY", "sk-1")
-    assert (secret(None), secret("TEST_KEY")) == (None, "sk-1")
+    assert (read_secret(None), read_secret("TEST_KEY")) == (None, "sk-1")
 
 
 @pytest.mark.parametrize("value", [None, ""])
@@ -172,7 +172,7 @@ def test_unset_secret_is_an_error_of_one_line(
     if value is not None:
         monkeypatch.setenv("TEST_KEY", value)
     with pytest.raises(ConfigError) as raised:
-        secret("TEST_KEY")
+        read_secret("TEST_KEY")
     assert str(raised.value) == (
         "the environment variable TEST_KEY is not set, but a setting or an option names it"
     )

@@ -24,7 +24,7 @@ async def open_workspaces(
     workspaces = Workspaces(
         pool_fixture.pool, snapshots, keep_s=60, max_kept=2, clock=ManualClock()
     )
-    pool_fixture.pool.when_full(workspaces.evict_idle)
+    pool_fixture.pool.set_full_handler(workspaces.evict_idle)
     try:
         yield workspaces
     finally:

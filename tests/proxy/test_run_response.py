@@ -35,10 +35,10 @@ class BrokenEncoder(CompletionStreamEncoder):
     def __init__(self) -> None:
         super().__init__(completion_head("r1", 0, "m"), "r1", STEPS, include_usage=False)
 
-    def event(self, event: Event) -> str:
+    def encode(self, event: Event) -> str:
         if isinstance(event, AnswerDelta):
             raise RuntimeError("the encoder is broken")
-        return super().event(event)
+        return super().encode(event)
 
 
 class BrokenErrorEncoder(BrokenEncoder):

@@ -310,16 +310,16 @@ async def test_command_output_in_tiny_pieces_uses_bounded_memory() -> None:
 
 def test_small_frames_beyond_their_rate_pause_the_guest() -> None:
     rate = FrameRate()
-    assert rate.count(BURST_FRAMES, 0, now_s=100.0) == 0
-    assert rate.count(FRAMES_PER_S, 0, now_s=100.0) == pytest.approx(1.0)
-    assert rate.count(1, 0, now_s=101.0) == pytest.approx(1 / FRAMES_PER_S)
-    assert rate.count(1, 0, now_s=102.0) == 0
+    assert rate.count_and_get_pause_s(BURST_FRAMES, 0, now_s=100.0) == 0
+    assert rate.count_and_get_pause_s(FRAMES_PER_S, 0, now_s=100.0) == pytest.approx(1.0)
+    assert rate.count_and_get_pause_s(1, 0, now_s=101.0) == pytest.approx(1 / FRAMES_PER_S)
+    assert rate.count_and_get_pause_s(1, 0, now_s=102.0) == 0
 
 
 def test_frames_full_of_data_do_not_count_towards_the_rate() -> None:
     rate = FrameRate()
     for _ in range(100):
-        assert rate.count(BURST_FRAMES, BURST_FRAMES * FREE_BYTES, now_s=100.0) == 0
+        assert rate.count_and_get_pause_s(BURST_FRAMES, BURST_FRAMES * FREE_BYTES, now_s=100.0) == 0
 
 
 def test_connections_beyond_a_burst_wait_for_the_rate() -> None:

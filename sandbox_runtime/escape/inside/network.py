@@ -46,7 +46,7 @@ def metadata() -> str | None:
 
 def link_local() -> str | None:
     """Looks for a route to machines on the same link."""
-    return _routes(["169.254.1.1", *_on_each_interface("fe80::1")])
+    return _routes(["169.254.1.1", *_addresses_on_each_interface("fe80::1")])
 
 
 def private_networks() -> str | None:
@@ -61,7 +61,7 @@ def public_networks() -> str | None:
 
 def multicast() -> str | None:
     """Looks for a route to multicast and broadcast addresses."""
-    return _routes(["224.0.0.1", "255.255.255.255", *_on_each_interface("ff02::1")])
+    return _routes(["224.0.0.1", "255.255.255.255", *_addresses_on_each_interface("ff02::1")])
 
 
 def name_servers() -> str | None:
@@ -115,7 +115,7 @@ def _routes(addresses: Iterable[str]) -> str | None:
     return summarize("a route to", (address for address in addresses if _has_route(address)))
 
 
-def _on_each_interface(address: str) -> Iterator[str]:
+def _addresses_on_each_interface(address: str) -> Iterator[str]:
     return (f"{address}%{name}" for _, name in socket.if_nameindex() if name != "lo")
 
 

@@ -82,12 +82,12 @@ def kcmp() -> str | None:
 
 def process_vm_readv() -> str | None:
     """Reads a byte of another process's memory."""
-    return _other_memory("process_vm_readv")
+    return _access_parent_memory("process_vm_readv")
 
 
 def process_vm_writev() -> str | None:
     """Overwrites a byte of another process's memory with the same value."""
-    return _other_memory("process_vm_writev")
+    return _access_parent_memory("process_vm_writev")
 
 
 def ptrace() -> str | None:
@@ -236,7 +236,7 @@ def _require_x86_64(kind: str) -> None:
         raise OSError(errno.ENOSYS, f"{kind} system calls do not exist on {platform.machine()}")
 
 
-def _other_memory(name: str) -> str | None:
+def _access_parent_memory(name: str) -> str | None:
     """Copy a byte between this process and its parent, which has the same byte at the same address,
     with the system call `name`."""
     byte = ctypes.create_string_buffer(b"x")

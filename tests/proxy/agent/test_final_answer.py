@@ -15,8 +15,8 @@ from proxy.agent.budget import RunBudget
 from proxy.agent.context import ObservationFiles
 from proxy.agent.context_windows import ContextWindow, ContextWindows
 from proxy.agent.conversation import Conversation
-from proxy.agent.events import Event, OnDelta, Refused
-from proxy.agent.final_answer import FinalAnswer, FinalCall, check_form
+from proxy.agent.events import Event, ModelRefused, OnDelta
+from proxy.agent.final_answer import FinalAnswer, FinalAnswerCall, check_form
 from proxy.agent.guard import Guard
 from proxy.agent.metered_model import MeteredModel
 from proxy.agent.model import Completion
@@ -151,7 +151,9 @@ async def test_first_answer_is_returned_if_the_retry_of_an_invalid_answer_times_
             files,
         )
         first_call = FirstCallProgress(None, ignore)
-        call = FinalCall(task, conversation, writer, executor, ignore, first_call, ProseRules())
+        call = FinalAnswerCall(
+            task, conversation, writer, executor, ignore, first_call, ProseRules()
+        )
         final = await call.answer(StopReason.SUBMITTED, "42", timeout_s=0.1)
     assert (final.text, final.finish_reason) == ("It is 42.", "length")
     assert [warning.code for warning in final.warnings] == ["response_format_violated"]
@@ -181,7 +183,7 @@ async def test_refusal_by_the_model_ends_the_run(
     result = await answered(run, **OBJECT, stream=stream)
     assert (result.answer, result.refusal) == ("", "I will not.")
     assert (result.stop_reason, result.finish_reason) == (StopReason.REFUSED, "stop")
-    assert Refused("I will not.") in run.events
+    assert ModelRefused("I will not.") in run.events
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -190,7 +192,7 @@ async def test_refusal_in_the_final_call_is_returned_as_refusal(stream: bool) ->
     result = await answered(run, **OBJECT, stream=stream)
     assert (result.answer, result.refusal, result.warnings) == ("", "I will not.", ())
     assert (result.stop_reason, result.finish_reason) == (StopReason.SUBMITTED, "stop")
-    assert Refused("I will not.") in run.events
+    assert ModelRefused("I will not.") in run.events
 
 
 async def test_response_format_still_applies_after_the_turn_limit() -> None:

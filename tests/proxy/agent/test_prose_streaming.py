@@ -233,8 +233,8 @@ def test_long_text_that_may_be_a_call_is_parsed_in_linear_time(beginning: str) -
     prose.add(TextDelta(beginning))
     for number in range(200_000):  # takes a second; hours if it is parsed at each piece
         prose.add(TextDelta(f"{number}, "))
-        assert prose.take_ready(is_hold_over=True) == []
-    assert len(prose.take_rest()) == 200_001
+        assert prose.take_ready_deltas(is_hold_over=True) == []
+    assert len(prose.take_remaining_deltas()) == 200_001
 
 
 CALL_PARTS = (
@@ -253,8 +253,8 @@ def test_prose_taken_piece_by_piece_is_a_prefix_of_the_prose_taken_at_once(
     for character in text:
         pieces.add(TextDelta(character))
         whole.add(TextDelta(character))
-        shown += "".join(piece.text for piece in pieces.take_ready(is_hold_over=True))
-    at_once = "".join(piece.text for piece in whole.take_ready(is_hold_over=True))
+        shown += "".join(piece.text for piece in pieces.take_ready_deltas(is_hold_over=True))
+    at_once = "".join(piece.text for piece in whole.take_ready_deltas(is_hold_over=True))
     assert at_once.startswith(shown)
 
 
@@ -264,7 +264,7 @@ def test_stop_string_of_any_length_is_found() -> None:
     prose.add(TextDelta(f"{ESSAY}{stop[:1000]}"))
     for number in range(2000):  # takes a second; minutes if each prefix is compared
         prose.add(TextDelta(f"{number}; "))
-        prose.take_ready(is_hold_over=True)
+        prose.take_ready_deltas(is_hold_over=True)
     with pytest.raises(CompletionStopped):
         prose.add(TextDelta(stop))
     assert not prose.text.endswith(stop)
@@ -275,5 +275,5 @@ def test_partial_stop_string_is_held_back() -> None:
     prose.add(TextDelta(ESSAY))
     prose.add(TextDelta(" EN"))
     prose.add(TextDelta("D"))
-    shown = "".join(piece.text for piece in prose.take_ready(is_hold_over=True))
+    shown = "".join(piece.text for piece in prose.take_ready_deltas(is_hold_over=True))
     assert shown == ESSAY

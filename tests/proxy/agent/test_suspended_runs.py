@@ -11,7 +11,7 @@ from policies.sessions import ResumePoint, Session, SessionState
 from proxy.agent.loop import MAX_KEPT_ANSWER_CHARS
 from proxy.agent.result import Result
 from proxy.agent.suspended_run import SuspendedRun
-from proxy.agent.suspension import NO_RESULT, answered_keys, resumed_history
+from proxy.agent.suspension import NO_RESULT, answered_run_keys, resumed_history
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
@@ -336,7 +336,7 @@ async def test_required_client_call_is_requested_when_a_limit_ends_the_run() -> 
 def test_suspended_runs_are_found_by_the_ids_of_answered_calls(
     messages: list[dict[str, Any]], expected: list[str]
 ) -> None:
-    assert answered_keys(messages) == expected
+    assert answered_run_keys(messages) == expected
 
 
 @pytest.mark.parametrize("is_stored", [False, True])

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from proxy.agent.tool_calls import TextArgument, recover_answer
+from proxy.agent.tool_calls import TextArgumentReader, recover_answer
 from tests.proxy.agent.random_pieces import random_pieces
 
 ALPHABET = [
@@ -38,7 +38,7 @@ def test_streamed_answer_argument_is_decoded_as_by_the_json_module_however_it_is
     answer = "".join(rng.choice(ALPHABET) for _ in range(rng.randint(0, 60)))
     answer = json.loads(json.dumps(answer))  # adjacent surrogate halves become one character
     text = json.dumps({"answer": answer, "more": "x"}, ensure_ascii=ascii_only)
-    stream = TextArgument("answer")
+    stream = TextArgumentReader("answer")
     read = "".join(stream.feed(piece) for piece in random_pieces(text, seed))
     assert (read, stream.text) == (answer, answer)
 
@@ -46,7 +46,7 @@ def test_streamed_answer_argument_is_decoded_as_by_the_json_module_however_it_is
 @pytest.mark.parametrize("seed", range(20))
 def test_surrogate_pairs_are_never_split(seed: int) -> None:
     text = json.dumps({"answer": "😀" * 20})
-    stream = TextArgument("answer")
+    stream = TextArgumentReader("answer")
     for piece in random_pieces(text, seed, max_chars=3):
         stream.feed(piece).encode()
     assert stream.text == "😀" * 20
@@ -55,7 +55,7 @@ def test_surrogate_pairs_are_never_split(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_streamed_text_argument_is_always_a_prefix_of_the_complete_argument(seed: int) -> None:
     answer = 'One "two"\n\\three\\ \u00e9😀 four.'
-    stream = TextArgument("answer")
+    stream = TextArgumentReader("answer")
     for piece in random_pieces(json.dumps({"answer": answer}), seed):
         stream.feed(piece)
         assert answer.startswith(stream.text)
@@ -67,7 +67,7 @@ def test_streamed_text_argument_is_always_a_prefix_of_the_complete_argument(seed
 )
 def test_blanks_around_argument_names_are_ignored(head: str) -> None:
     for seed in range(10):
-        stream = TextArgument("answer")
+        stream = TextArgumentReader("answer")
         for piece in random_pieces(head + 'yes"}', seed, max_chars=4):
             stream.feed(piece)
         assert stream.text == "yes"
@@ -92,7 +92,7 @@ def test_blanks_around_argument_names_are_ignored(head: str) -> None:
 )
 def test_tool_arguments_without_a_string_answer_yield_no_text(arguments: str) -> None:
     for seed in range(5):
-        stream = TextArgument("answer")
+        stream = TextArgumentReader("answer")
         assert (
             "".join(stream.feed(piece) for piece in random_pieces(arguments, seed, max_chars=4))
             == ""
@@ -100,7 +100,7 @@ def test_tool_arguments_without_a_string_answer_yield_no_text(arguments: str) ->
 
 
 def test_tool_arguments_after_the_answer_argument_are_not_parsed() -> None:
-    stream = TextArgument("answer")
+    stream = TextArgumentReader("answer")
     assert stream.feed('{"answer": "a"') == "a"
     assert stream.feed(', "answer": "b"}') == ""
 
@@ -129,7 +129,7 @@ def test_tool_arguments_after_the_answer_argument_are_not_parsed() -> None:
 def test_answer_is_recovered_from_broken_json(arguments: str, answer: str) -> None:
     assert recover_answer(arguments) == answer
     for seed in range(20):
-        stream = TextArgument("answer")
+        stream = TextArgumentReader("answer")
         for piece in random_pieces(arguments, seed):
             stream.feed(piece)
         assert (stream.text if stream.is_complete else "") == answer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.audit.audit_log import LAST_LINE_FIELD, AuditLogWriter, HashChain, Index, log_path
+from proxy.audit.audit_log import LAST_LINE_FIELD, AuditLogWriter, DayIndex, HashChain, log_path
 from tests.proxy.audit.logs import DAY, NOW, errors, found, states, write
 
 A_DAY_S = 86_400.0
@@ -218,4 +218,4 @@ def test_append_to_an_unreadable_audit_index_raises_an_error(tmp_path: Path) -> 
     write(tmp_path, "a")
     index_of(tmp_path).write_bytes(b"no line of ours\n")
     with pytest.raises(OSError, match="cannot be read"):
-        Index(tmp_path / DAY, None).append("now", {})
+        DayIndex(tmp_path / DAY, None).append("now", {})

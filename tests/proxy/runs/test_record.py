@@ -16,8 +16,8 @@ from proxy.agent.events import (
     EgressDecided,
     Event,
     FileProduced,
+    ModelRefused,
     ReasoningDelta,
-    Refused,
     RuleMatched,
     RunFinished,
     RunStarted,
@@ -49,7 +49,7 @@ EVENTS: list[Event] = [
     ClientCallDelta(0, "{}"),
     ClientCallFinished(0),
     AnswerDelta("a"),
-    Refused("No."),
+    ModelRefused("No."),
     FileProduced("cfile_1", STRANGE, 3),
     RunFinished(StopReason.SUBMITTED, {"total_tokens": 3}),
 ]
@@ -92,11 +92,12 @@ def test_events_that_the_last_release_stored_are_read() -> None:
     rule = RuleMatched("keys", "deny", "file", "/k.pem", "no keys")
     written = {"rule": "keys", "action": "deny", "over": "file", "subject": "/k.pem"}
     stored = {"event": "RuleMet", **written, "reason": "no keys"}
-    events = [stored, {"event": "OfChoice", "index": 1, "of": stored}]
+    refused = {"event": "Refused", "text": "No."}
+    events = [stored, {"event": "OfChoice", "index": 1, "of": stored}, refused]
     record = Record.from_json(
         "completed", json.dumps({"events": events, "result": None, "error": None})
     )
-    assert record.events == [rule, ChoiceEvent(1, rule)]
+    assert record.events == [rule, ChoiceEvent(1, rule), ModelRefused("No.")]
 
 
 def test_result_with_the_field_names_of_the_last_release_is_read() -> None:

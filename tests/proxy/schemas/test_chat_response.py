@@ -129,7 +129,7 @@ NOTHING = replace(RESULT, answer="42", artifacts=[], skipped_files=[], response=
 
 def completion_of(result: Result, reasoning: str = "") -> dict[str, Any]:
     builder = ChatCompletionBuilder(completion_head("r1", 7, "qwen3"), "r1", "off")
-    builder.event(ReasoningDelta(reasoning))
+    builder.add_event(ReasoningDelta(reasoning))
     completion = builder.finish(result)
     json.dumps(completion).encode()
     return completion
@@ -222,7 +222,7 @@ def test_annotation_covers_the_text_of_a_link_in_the_answer(answer: str, expecte
 
 def frames(*events: Event, steps: Any = "reasoning") -> list[list[dict[str, Any]]]:
     encoder = stream(steps)
-    return [data(encoder.event(event)) for event in events]
+    return [data(encoder.encode(event)) for event in events]
 
 
 def stream(steps: Any = "reasoning", *, include_usage: bool = False) -> CompletionStreamEncoder:
@@ -321,13 +321,13 @@ GONE = BackendError("gone")
 @pytest.mark.parametrize("steps", ["off", "reasoning", "items", "events"])
 def test_failure_between_steps_streams_only_the_error(steps: str) -> None:
     encoder = stream(steps)
-    encoder.event(ReasoningDelta("Hm."))
+    encoder.encode(ReasoningDelta("Hm."))
     assert data(encoder.fail(GONE)) == [GONE.body()]
 
 
 def test_failure_closes_the_open_step() -> None:
     encoder = stream()
-    encoder.event(STARTED)
+    encoder.encode(STARTED)
     assert data(encoder.fail(GONE)) == [reasoning_chunk("[not finished]\n````\n"), GONE.body()]
 
 
@@ -366,7 +366,7 @@ def test_usage_chunk_has_no_choices() -> None:
 def test_each_streamed_chunk_is_a_single_ascii_line() -> None:
     encoder = stream(include_usage=True)
     texts = [encoder.begin()]
-    texts += [encoder.event(event) for event in (AnswerDelta("数\n\u2028"), STARTED, FINISHED)]
+    texts += [encoder.encode(event) for event in (AnswerDelta("数\n\u2028"), STARTED, FINISHED)]
     *frames, end = "".join([*texts, encoder.finish(RESULT)]).split("\n\n")
     assert end == ""
     assert all(frame.isascii() and "\n" not in frame for frame in frames)

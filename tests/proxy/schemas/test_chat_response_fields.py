@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from policies.steps import STEPS_MODES, StepsMode
-from proxy.agent.events import AnswerDelta, ChoiceEvent, ReasoningDelta, Refused, ToolOutput
+from proxy.agent.events import AnswerDelta, ChoiceEvent, ModelRefused, ReasoningDelta, ToolOutput
 from proxy.agent.result import RunWarning
 from proxy.schemas.chat_response import ChatCompletionBuilder, completion_head
 from proxy.schemas.result_objects import usage
@@ -62,7 +62,7 @@ def test_sandbox_object_has_the_warnings() -> None:
 def test_usage_is_summed_over_choices() -> None:
     other = replace(NOTHING, run_id="r2", answer="43", usage={"prompt_tokens": 5})
     builder = ChatCompletionBuilder(completion_head("r1", 7, "qwen3"), "r1", "reasoning")
-    builder.event(ChoiceEvent(1, ReasoningDelta("$ ls\n")))
+    builder.add_event(ChoiceEvent(1, ReasoningDelta("$ ls\n")))
     completion = builder.finish(replace(RESULT, others=[other]))
     first, second = completion["choices"]
     assert (first["index"], second["index"]) == (0, 1)
@@ -81,13 +81,13 @@ def test_legacy_function_call_is_streamed_in_the_field_function_call() -> None:
 
 
 def test_refusal_is_streamed_in_the_field_refusal() -> None:
-    assert frames(Refused("No.")) == [[chunk({"refusal": "No."})]]
+    assert frames(ModelRefused("No.")) == [[chunk({"refusal": "No."})]]
 
 
 def test_choices_are_streamed_with_their_index() -> None:
     encoder = stream()
     events = [AnswerDelta("a"), ChoiceEvent(2, AnswerDelta("c")), ChoiceEvent(2, AnswerDelta("d"))]
-    streamed = [part["choices"][0] for event in events for part in data(encoder.event(event))]
+    streamed = [part["choices"][0] for event in events for part in data(encoder.encode(event))]
     assert [(choice["index"], choice["delta"]) for choice in streamed] == [
         (0, {"content": "a"}),
         (2, {"role": "assistant", "content": "c"}),
@@ -105,7 +105,7 @@ def test_choices_are_streamed_with_their_index() -> None:
 def test_each_choice_has_its_own_reasoning() -> None:
     builder = ChatCompletionBuilder(completion_head("r1", 7, "m"), "r1", "reasoning")
     for event in (ReasoningDelta("a"), ChoiceEvent(1, ReasoningDelta("b")), ReasoningDelta("c")):
-        builder.event(event)
+        builder.add_event(event)
     choices = builder.finish(replace(RESULT, others=[RESULT, RESULT]))["choices"]
     reasoning = [choice["message"].get("reasoning") for choice in choices]
     assert reasoning == ["ac", "b", None]
@@ -117,7 +117,7 @@ def test_completion_has_the_same_reasoning_as_the_stream(steps: StepsMode) -> No
     events = [ReasoningDelta("Hm."), STARTED, output, FINISHED, ReasoningDelta("So.")]
     builder = ChatCompletionBuilder(completion_head("r1", 7, "m"), "r1", steps)
     for event in events:
-        builder.event(event)
+        builder.add_event(event)
     message = builder.finish(NOTHING)["choices"][0]["message"]
     deltas = [part["choices"][0]["delta"] for each in frames(*events, steps=steps) for part in each]
     assert message["reasoning"] == "".join(delta.get("reasoning", "") for delta in deltas)

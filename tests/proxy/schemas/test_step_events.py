@@ -23,7 +23,7 @@ def frames_of(*events: Event) -> list[str]:
     encoder = CompletionStreamEncoder(
         completion_head("r1", 7, "m"), "r1", "events", include_usage=False
     )
-    frames = "".join(map(encoder.event, events)).split("\n\n")
+    frames = "".join(map(encoder.encode, events)).split("\n\n")
     return [frame.removeprefix("data: ") for frame in frames if frame]
 
 

@@ -66,7 +66,7 @@ class Stream:
         self.reader = OpenWebUI()
         self.frames: list[dict[str, Any]] = []
         for event in events:
-            self.add(self.encoder.event(event))
+            self.add(self.encoder.encode(event))
 
     def add(self, frames: str) -> "Stream":
         for frame in data(frames):
@@ -255,9 +255,9 @@ def test_long_tool_output_is_cut_in_the_middle() -> None:
 def test_frames_are_ascii_lines_without_lone_surrogates(text: str) -> None:
     encoder = Stream().encoder
     texts = [
-        encoder.event(started(1, command=text, path=text)),
-        encoder.event(ToolOutput(1, "stdout", text)),
-        encoder.event(finished(1, text)),
+        encoder.encode(started(1, command=text, path=text)),
+        encoder.encode(ToolOutput(1, "stdout", text)),
+        encoder.encode(finished(1, text)),
         encoder.finish(replace(RESULT, artifacts=[replace(TABLE, path=f"/x/{text}.csv")])),
     ]
     *frames, _ = "".join(texts).split("\n\n")

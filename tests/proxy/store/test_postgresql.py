@@ -121,7 +121,7 @@ def test_forget_dead_deletes_the_row_of_a_process_whose_lease_expired_long_ago(
     observer = ProcessLease(url, lease_s=0, renew_s=SLOWLY)
     with released_at_end(observer), released_at_end(ProcessLease(url, renew_s=SLOWLY)) as killed:
         execute(url, f"UPDATE processes SET expires_at = 0 WHERE id = '{killed.id}'")
-        observer.forget_dead()
+        observer.remove_dead_records()
         assert killed.id not in process_ids(url)
         assert {store.process.id, observer.id} <= set(process_ids(url))
 
@@ -132,7 +132,7 @@ def test_expired_process_rows_are_kept_shortly_after_the_database_server_has_sta
     observer = ProcessLease(url, lease_s=SLOWLY, renew_s=SLOWLY)
     with released_at_end(observer), released_at_end(ProcessLease(url, renew_s=SLOWLY)) as cut_off:
         execute(url, EXPIRE_ALL)  # the server was started less than SLOWLY seconds ago
-        observer.forget_dead()
+        observer.remove_dead_records()
         assert cut_off.id in process_ids(url)
 
 

@@ -12,7 +12,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
-from sandbox_runtime.backends.bubblewrap_check import diagnose, isolation_checks
+from sandbox_runtime.backends.bubblewrap_check import isolation_checks, start_failure_reason
 from sandbox_runtime.backends.cgroups import find_cgroups
 from sandbox_runtime.backends.process_guest import ProcessGuest
 from sandbox_runtime.errors import SandboxStartError
@@ -169,12 +169,12 @@ def test_empty_probe_output_fails_all_isolation_checks_except_host_kernel() -> N
 def test_known_start_failures_are_reported_with_a_remedy(tmp_path: Path) -> None:
     settings = tmp_path / "sys/kernel"
     settings.mkdir(parents=True)
-    assert diagnose(tmp_path, tmp_path) == "for no known reason"
+    assert start_failure_reason(tmp_path, tmp_path) == "for no known reason"
     (tmp_path / ".dockerenv").touch()
-    assert "--security-opt" in diagnose(tmp_path, tmp_path)
+    assert "--security-opt" in start_failure_reason(tmp_path, tmp_path)
     (settings / "apparmor_restrict_unprivileged_userns").write_text("1\n")
     cure = "set sysctl kernel.apparmor_restrict_unprivileged_userns to 0"
-    assert cure in diagnose(tmp_path, tmp_path)
+    assert cure in start_failure_reason(tmp_path, tmp_path)
 
 
 async def test_bubblewrap_check_reports_why_no_sandbox_starts(tmp_path: Path) -> None:

@@ -109,11 +109,11 @@ class SlowEngine(DockerEngine):
 
     writers = most_writers = 0
 
-    async def put(self, container: str, directory: str, tar: bytes) -> None:
+    async def put_archive(self, container: str, directory: str, tar: bytes) -> None:
         SlowEngine.writers += 1
         SlowEngine.most_writers = max(SlowEngine.writers, SlowEngine.most_writers)
-        await super().put(container, directory, _tar_archive(b"#"))
-        await super().put(container, directory, tar)
+        await super().put_archive(container, directory, _tar_archive(b"#"))
+        await super().put_archive(container, directory, tar)
         SlowEngine.writers -= 1
 
 
@@ -169,10 +169,10 @@ async def test_image_cannot_replace_the_guest_agent_executable(tmp_path: Path) -
         empty = f"llm-sandbox-proxy-test-{uuid.uuid4().hex[:8]}"
         try:
             made = await engine.create(empty, replace(spec, agent_volume=empty).to_request())
-            assert await engine.get(made, "/.agent/agent", 1) == b""
+            assert await engine.get_archive(made, "/.agent/agent", 1) == b""
             await engine.remove(made)
             made = await engine.create(f"{empty}-2", spec.to_request())
-            assert program.read_bytes() in await engine.get(made, "/.agent/agent", 1 << 20)
+            assert program.read_bytes() in await engine.get_archive(made, "/.agent/agent", 1 << 20)
             await engine.remove(made)
         finally:
             await anyio.run_process(["docker", "volume", "rm", name, empty])

@@ -14,7 +14,7 @@ import pytest
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.docker import DockerBackend
-from sandbox_runtime.backends.limits import PENDING_SIGNALS, has_uid_range
+from sandbox_runtime.backends.limits import PENDING_SIGNALS, maps_host_uids
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.escape.context import running_python
 from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
@@ -259,7 +259,7 @@ async def test_strict_level_gives_each_sandbox_its_own_host_uid(
     backend: DockerBackend,
 ) -> None:
     said = {check.name: check.detail for check in await backend.check()}["docker users at strict"]
-    if not has_uid_range():
+    if not maps_host_uids():
         pytest.skip(said)
     assert said == "each sandbox has a host uid of its own"
     async with new_sandbox(backend, STRICT) as one, new_sandbox(backend, STRICT) as other:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_runtime.backends.limits import HOST_UIDS, has_uid_range, new_host_uid
+from sandbox_runtime.backends.limits import HOST_UIDS, maps_host_uids, new_host_uid
 
 EVERYBODY = "         0          0 4294967295\n"
 A_CONTAINERS = "         0     100000      65536\n"
@@ -26,8 +26,8 @@ def test_host_uid_range_is_usable_only_if_its_uids_and_gids_are_mapped(
     (tmp_path / "self").mkdir()
     (tmp_path / "self/uid_map").write_text(uids)
     (tmp_path / "self/gid_map").write_text(gids)
-    assert has_uid_range(tmp_path) is enough
-    assert not has_uid_range(tmp_path / "no Linux")
+    assert maps_host_uids(tmp_path) is enough
+    assert not maps_host_uids(tmp_path / "no Linux")
 
 
 TAKEN = {

@@ -112,7 +112,7 @@ async def test_closed_sandbox_leaves_no_pod_and_closed_backend_no_lease(
 async def test_closed_backend_leaves_no_connection(admin: ClusterAdmin) -> None:
     before = open_files()
     backend = kubernetes_backend()
-    await backend._begin()
+    await backend._begin_ownership()
     assert open_files() != before
     await backend.aclose()
     assert open_files() == before
@@ -339,7 +339,7 @@ async def test_sweep_removes_the_pods_of_a_killed_process_when_its_lease_has_exp
         assert process.stdout
         pod = (await process.stdout.readline()).decode().strip()
         owner = pod.split("-")[1]
-        await backend._begin()
+        await backend._begin_ownership()
         assert await backend.sweep() == 0  # its owner lives
         process.send_signal(signal.SIGKILL)
         await process.wait()
@@ -359,7 +359,7 @@ async def test_sweep_removes_the_pods_of_a_killed_process_when_its_lease_has_exp
 async def test_lease_is_created_again_if_another_proxy_has_removed_it(
     admin: ClusterAdmin, backend: KubernetesBackend
 ) -> None:
-    await backend._begin()
+    await backend._begin_ownership()
     owner = backend._owner
     path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{owner._name}"
     long_ago = "2021-01-01T00:00:00.000000Z"

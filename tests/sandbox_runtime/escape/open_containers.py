@@ -13,7 +13,7 @@ from policies.isolation import Isolation
 from sandbox_runtime.backends.docker_container import AGENT_PATH
 from sandbox_runtime.backends.process_guest import spawn
 from sandbox_runtime.channel import Channel
-from sandbox_runtime.guest.agent import GuestConfig, agent_program, first_message
+from sandbox_runtime.guest.agent import GuestConfig, agent_program, config_message
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
@@ -70,7 +70,7 @@ class OpenContainers:
             pass_fds=(),
             cgroup=None,
         )
-        guest.write(first_message(self._config))
+        guest.write(config_message(self._config))
         channel = Channel(guest)
         await channel.connect(60)
         return self._kind(channel)

@@ -10,7 +10,14 @@ from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.docker_check import accepted_attempts, engine_info
 from sandbox_runtime.escape import counters
 from sandbox_runtime.escape.context import Attack, EscapeContext, EscapeFinding, running_python
-from sandbox_runtime.escape.run import ATTACKS, PROBES, accept, refusal, run_attack, run_probes
+from sandbox_runtime.escape.run import (
+    ATTACKS,
+    PROBES,
+    accept,
+    refusal_reason,
+    run_attack,
+    run_probes,
+)
 from sandbox_runtime.guest_sandbox import start_sandbox
 from tests.sandbox_runtime.conformance.backends import backend_of
 
@@ -57,7 +64,7 @@ async def test_every_escape_probe_inside_a_sandbox_is_held_by_its_boundary(
     findings = await run_probes(partial(start_sandbox, backend), Isolation(level=level))
     assert [finding.probe for finding in findings] == [probe.name for probe in PROBES]
     assert [finding for finding in findings if finding.verdict != "held"] == []
-    assert refusal(findings) is None
+    assert refusal_reason(findings) is None
 
 
 @pytest.mark.usefixtures("root_signal_counter")

@@ -12,7 +12,14 @@ from sandbox_runtime.backends.kubernetes import KubernetesBackend
 from sandbox_runtime.backends.kubernetes_check import accepted_attempts
 from sandbox_runtime.backends.kubernetes_pod import PodSpec
 from sandbox_runtime.escape.context import Attack, EscapeContext
-from sandbox_runtime.escape.run import ATTACKS, PROBES, accept, refusal, run_attack, run_probes
+from sandbox_runtime.escape.run import (
+    ATTACKS,
+    PROBES,
+    accept,
+    refusal_reason,
+    run_attack,
+    run_probes,
+)
 from sandbox_runtime.guest_sandbox import start_sandbox
 from tests.sandbox_runtime.backends.cluster import (
     AGENT_IMAGE,
@@ -81,7 +88,7 @@ async def test_every_escape_probe_inside_a_pod_is_held_or_accepted(
     findings = [accept(each, backend.accepted_attempts) for each in found]
     assert [each for each in findings if each.verdict not in ("held", "accepted")] == []
     assert "public_networks" in {each.probe for each in findings if each.verdict == "accepted"}
-    assert refusal(findings) is None
+    assert refusal_reason(findings) is None
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)

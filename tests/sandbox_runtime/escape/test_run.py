@@ -16,12 +16,12 @@ from sandbox_runtime.backends.base import Check
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.escape.context import (
     Attack,
-    DisturbedError,
     EscapeContext,
     EscapeFinding,
+    NeighbourDisturbedError,
     Verdict,
 )
-from sandbox_runtime.escape.run import PROBES, refusal, run_attack, run_batch, why_untried
+from sandbox_runtime.escape.run import PROBES, refusal_reason, run_attack, run_batch, why_none_tried
 from sandbox_runtime.guest_sandbox import PING_INTERVAL_S, start_sandbox
 from sandbox_runtime.streams import OnConnection
 from tests.fakes.manual_clock import ManualClock
@@ -94,7 +94,7 @@ async def test_attack_on_a_separate_kernel_counts_as_held_unless_a_neighbour_is_
         return "it took all"
 
     async def is_felt(context: EscapeContext) -> str | None:
-        raise DisturbedError("the neighbour sandbox has none")
+        raise NeighbourDisturbedError("the neighbour sandbox has none")
 
     backend = backend_of("docker-runsc", tmp_path)
     context = EscapeContext(partial(start_sandbox, backend), Isolation())
@@ -126,7 +126,9 @@ def test_failed_killed_or_hanging_escape_probe_does_not_affect_the_probes_after_
 async def test_escape_probes_count_as_not_tried_in_a_sandbox_without_python() -> None:
     findings = await run_batch(MemorySandbox())
     assert {each.verdict for each in findings} == {"not tried"}
-    assert why_untried(findings) == "the isolation could not be tested: there is no python3 inside"
+    assert (
+        why_none_tried(findings) == "the isolation could not be tested: there is no python3 inside"
+    )
 
 
 @pytest.mark.docker
@@ -158,7 +160,7 @@ def test_server_refuses_to_start_with_open_or_partly_untried_findings(
     verdicts: Sequence[Verdict], said: str | None
 ) -> None:
     findings = [finding(name, verdict) for name, verdict in zip("ab", verdicts, strict=True)]
-    assert refusal(findings) == said
+    assert refusal_reason(findings) == said
 
 
 def test_doctor_check_of_an_open_finding_fails_with_the_word_open_in_capitals() -> None:

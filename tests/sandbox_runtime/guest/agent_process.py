@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from sandbox_runtime.guest.agent import GuestConfig, agent_program, first_message
+from sandbox_runtime.guest.agent import GuestConfig, agent_program, config_message
 from sandbox_runtime.packets import (
     PACKET_DATA,
     Packet,
@@ -182,7 +182,7 @@ def _started(
         process = subprocess.Popen([program], stdin=theirs, stdout=theirs)
         theirs.close()
         try:
-            ours.sendall(first_message(guest_config))
+            ours.sendall(config_message(guest_config))
             yield ours, process
         finally:
             ours.close()

@@ -66,7 +66,7 @@ async def test_lease_does_not_wait_for_a_sandbox_that_another_lease_adopts() -> 
 async def test_sandbox_counts_towards_the_limits_while_it_is_adopted() -> None:
     full = asyncio.Event()
     async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as fixture:
-        fixture.pool.when_full(lambda is_wanted: full.set())
+        fixture.pool.set_full_handler(lambda is_wanted: full.set())
         fixture.backend.may_adopt.clear()
         async with fixture.pool.lease(SMALL, adopted=ADOPTED):
             await until(lambda: fixture.backend.adoptions == 1)
