@@ -15,7 +15,7 @@ from bench.runtimes import (
     REFERENCE,
     SWE_REX,
     PeerRuntime,
-    left_out_rows,
+    left_out_peer_rows,
     peer_measurements,
     runtimes,
 )
@@ -69,7 +69,9 @@ async def measure(plan: Plan) -> list[TablePart]:
             measured,
             {backend.name: targets[backend.kind] for backend in found.working},
             {backend.name: PEERS[backend.kind] for backend in found.working},
-            missing_rows=[*found.missing_rows, *left_out_rows(peers)] if quantity == COLD else (),
+            missing_rows=[*found.missing_rows, *left_out_peer_rows(peers)]
+            if quantity == COLD
+            else (),
         )
         for quantity, targets in TARGETS_MS.items()
     ]

@@ -17,11 +17,11 @@ from typing import Any
 
 from bench.backends import Kind, working_backends
 from bench.instant_model import FIVE_TURN_MODEL, SCRIPTS
-from bench.load import burst, post_request
+from bench.load import post_request, send_burst
 from bench.loop import EXPECTED_BYTES, QUESTION, SETTLE_S
 from bench.plan import Plan, interleave
 from bench.runs import RUN_COUNTS, wait_until_settled
-from bench.servers import BenchServer, model_backend, proxy
+from bench.servers import BenchServer, run_instant_model, run_proxy
 from bench.table import Row, TablePart
 
 ROUNDS = 20
@@ -43,10 +43,12 @@ async def measure(plan: Plan) -> list[TablePart]:
     """Measure every backend."""
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(working_backends(plan.image))
-        model = await opened.enter_async_context(model_backend())
+        model = await opened.enter_async_context(run_instant_model())
         parts = []
         for kind in found.kinds:
-            async with proxy(model, sandbox=kind, image=plan.image, captures_tokens=True) as server:
+            async with run_proxy(
+                model, sandbox=kind, image=plan.image, captures_tokens=True
+            ) as server:
                 single = await interleave(
                     plan.rounds or ROUNDS,
                     {name: partial(_measure_single_runs, server, name) for name in CAPTURES},
@@ -72,16 +74,16 @@ def _rows(measured: Mapping[str, Sequence[float]]) -> list[Row]:
     first, *others = CAPTURES
     rows = []
     for name in CAPTURES:
-        rows.append(Row(f"{name}: a run", measured[_run_name(name)]))
-        rows.append(Row(f"{name}: the proxy's CPU for a run", measured[_cpu_name(name)], "CPU ms"))
+        rows.append(Row(f"{name}: a run", measured[_run_key(name)]))
+        rows.append(Row(f"{name}: the proxy's CPU for a run", measured[_cpu_key(name)], "CPU ms"))
     for name in others:
-        for what, of in (("longer", _run_name), ("more CPU, of a run's duration", _cpu_name)):
+        for what, of in (("longer", _run_key), ("more CPU, of a run's duration", _cpu_key)):
             added = [
                 100 * (one - other) / run
                 for one, other, run in zip(
                     measured[of(name)],
                     measured[of(first)],
-                    measured[_run_name(first)],
+                    measured[_run_key(first)],
                     strict=True,
                 )
             ]
@@ -89,23 +91,23 @@ def _rows(measured: Mapping[str, Sequence[float]]) -> list[Row]:
     return rows
 
 
-def _run_name(name: str) -> str:
+def _run_key(name: str) -> str:
     return f"{name}: run"
 
 
-def _cpu_name(name: str) -> str:
+def _cpu_key(name: str) -> str:
     return f"{name}: CPU"
 
 
 async def _measure_single_runs(server: BenchServer, name: str) -> Mapping[str, float]:
     before_s = server.cpu_s()
-    sent = await burst(
+    sent = await send_burst(
         server.port, _request(name), count=RUNS, concurrency=1, expected_bytes=EXPECTED_BYTES
     )
     await asyncio.sleep(SETTLE_S)
     return {
-        _run_name(name): median(sent.latencies_ms),
-        _cpu_name(name): (server.cpu_s() - before_s) * 1000 / RUNS,
+        _run_key(name): median(sent.latencies_ms),
+        _cpu_key(name): (server.cpu_s() - before_s) * 1000 / RUNS,
     }
 
 
@@ -117,7 +119,7 @@ async def _measure_concurrent_runs(
     count = RUN_COUNTS[kind, CONCURRENCY]
     await wait_until_settled(server)
     before_s, began = server.cpu_s(), time.perf_counter()
-    await burst(
+    await send_burst(
         server.port,
         _request(name),
         count=count,
@@ -126,8 +128,8 @@ async def _measure_concurrent_runs(
     )
     await wait_until_settled(server)
     return {
-        _run_name(name): (time.perf_counter() - began) * 1000 / count,
-        _cpu_name(name): (server.cpu_s() - before_s) * 1000 / count,
+        _run_key(name): (time.perf_counter() - began) * 1000 / count,
+        _cpu_key(name): (server.cpu_s() - before_s) * 1000 / count,
     }
 
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.instant_model import FIVE_TURN_MODEL, SCRIPTS
-from bench.load import burst, post_request
+from bench.load import post_request, send_burst
 from bench.plan import Plan
-from bench.processes import allow_many_files, busy_s
+from bench.processes import busy_s, raise_open_file_limit
 from bench.servers import BenchServer, free_port, run_module, run_server
 from bench.simulated_sandboxes import ROUND_TRIP_S
 from bench.table import Row, TablePart
@@ -59,7 +59,7 @@ async def measure(plan: Plan) -> list[TablePart]:
     programs = find_programs()
     if programs is None:
         return [TablePart(PART, [Row("proxies", note="Debian's package postgresql is missing")])]
-    allow_many_files()
+    raise_open_file_limit()
     per_node = plan.simulated_sandboxes // max(NODE_COUNTS)
     rows = []
     with running_server(programs) as database:
@@ -69,7 +69,7 @@ async def measure(plan: Plan) -> list[TablePart]:
             alone = alone or found.runs_per_min
             name = f"{nodes} of {per_node} sandboxes"
             linear = found.runs_per_min / (nodes * alone)
-            share_of_ideal = found.runs_per_min / (nodes * per_node * 60 / _run_s(plan))
+            share_of_ideal = found.runs_per_min / (nodes * per_node * 60 / _ideal_run_s(plan))
             rows += [
                 Row(name, [found.runs_per_min], "runs/min"),
                 Row(f"{name}: share of linear, at least {MIN_SHARE_OF_LINEAR}", [linear], ""),
@@ -80,7 +80,7 @@ async def measure(plan: Plan) -> list[TablePart]:
     return [TablePart(PART, rows)]
 
 
-def _run_s(plan: Plan) -> float:
+def _ideal_run_s(plan: Plan) -> float:
     """Return the seconds that a run would take if the proxies took no time."""
     calls = SCRIPTS[FIVE_TURN_MODEL]
     commands = sum(name == "execute_bash" for name, _ in calls)
@@ -109,7 +109,7 @@ async def _measure(nodes: int, per_node: int, model_s: float, database_url: str)
 
 async def _keep_busy(server: BenchServer, sandboxes: int) -> None:
     """Send the requests of as many clients as the server has sandboxes."""
-    await burst(
+    await send_burst(
         server.port,
         post_request("/v1/chat/completions", REQUEST, "any"),
         count=sandboxes * RUNS_PER_SANDBOX,

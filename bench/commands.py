@@ -18,7 +18,7 @@ from bench.runtimes import (
     REFERENCE,
     SWE_REX,
     PeerRuntime,
-    left_out_rows,
+    left_out_peer_rows,
     peer_measurements,
     runtimes,
     start_all,
@@ -65,7 +65,7 @@ async def measure(plan: Plan) -> list[TablePart]:
                 BY_CLI: partial(_measure_command_line, *plain),
             }
         measured = await interleave(plan.rounds or ROUNDS, measurements)
-        missing = [*found.missing_rows, *left_out_rows(peers)]
+        missing = [*found.missing_rows, *left_out_peer_rows(peers)]
         targets = {backend.name: TARGET_MS for backend in found.working}
         rivals = {backend.name: PEERS[backend.kind] for backend in found.working}
         return [

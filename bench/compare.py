@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.backends import KINDS
-from bench.servers import model_backend
+from bench.servers import run_instant_model
 from proxy.config import DockerConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,7 +68,7 @@ COMPARISONS = {
 }
 
 
-class Checkout:
+class CheckoutProcess:
     """A process that measures one checkout."""
 
     def __init__(self, directory: Path, image: str, model_port: int, opened: ExitStack) -> None:
@@ -146,11 +146,11 @@ async def _measure(
     """Return the durations that each pair of processes has measured, by operation and backend. Both
     checkouts use the model server of this checkout."""
     measured: dict[tuple[str, str], list[Durations]] = {each: [] for each in asked}
-    async with model_backend() as model:
+    async with run_instant_model() as model:
         for number in range(1, arguments.pairs + 1):
             with ExitStack() as opened:
                 other, this = (
-                    Checkout(directory, arguments.image, model.port, opened)
+                    CheckoutProcess(directory, arguments.image, model.port, opened)
                     for directory in (arguments.other.resolve(), ROOT)
                 )
                 for operation, kind in asked:
@@ -163,7 +163,9 @@ async def _measure(
     return measured
 
 
-def _measure_pair(other: Checkout, this: Checkout, operation: str, kind: str) -> Durations:
+def _measure_pair(
+    other: CheckoutProcess, this: CheckoutProcess, operation: str, kind: str
+) -> Durations:
     """Measure both checkouts in each turn, in an order that alternates. The first turn is a warm-up
     and does not count."""
     comparison = COMPARISONS[operation]
@@ -172,7 +174,7 @@ def _measure_pair(other: Checkout, this: Checkout, operation: str, kind: str) ->
     ratios: list[float] = []
     for turn in range(comparison.turns + 1):
         order = [(other, before), (this, now)]
-        medians: dict[Checkout, float] = {}
+        medians: dict[CheckoutProcess, float] = {}
         for checkout, durations in order if turn % 2 else reversed(order):
             measured = checkout.measure(operation, kind, comparison.repetitions)
             medians[checkout] = statistics.median(measured)

@@ -16,10 +16,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
 from bench.backends import BenchBackend, Kind, working_backends
-from bench.load import burst, post_request
+from bench.load import post_request, send_burst
 from bench.loop import EXPECTED_BYTES, REQUEST
 from bench.sandboxes import fill_pool, fresh_sandbox
-from bench.servers import DEFAULT_POOL, BenchServer, proxy
+from bench.servers import DEFAULT_POOL, BenchServer, run_proxy
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
@@ -90,22 +90,26 @@ class Worker:
         }
 
     async def _command(self, kind: Kind, count: int) -> Sequence[float]:
-        (sandbox,) = await self._take(kind, 1)
-        return [await _ms(_true(sandbox)) for _ in range(count)]
+        (sandbox,) = await self._running_sandboxes(kind, 1)
+        return [await _duration_ms(_run_true(sandbox)) for _ in range(count)]
 
     async def _commands16(self, kind: Kind, count: int) -> Sequence[float]:
         async def work(sandbox: Sandbox) -> None:
             for _ in range(count):
-                await _true(sandbox)
+                await _run_true(sandbox)
 
-        return [await _ms(asyncio.gather(*map(work, await self._take(kind, SANDBOX_COUNT))))]
+        return [
+            await _duration_ms(
+                asyncio.gather(*map(work, await self._running_sandboxes(kind, SANDBOX_COUNT)))
+            )
+        ]
 
     async def _cold(self, kind: Kind, count: int) -> Sequence[float]:
         took_ms = []
         for _ in range(count):
             began = time.perf_counter()
             async with fresh_sandbox(self._backends[kind]) as sandbox:
-                await _true(sandbox)
+                await _run_true(sandbox)
                 took_ms.append((time.perf_counter() - began) * 1000)
         return took_ms
 
@@ -125,27 +129,27 @@ class Worker:
         return took_ms
 
     async def _ping(self, kind: Kind, count: int) -> Sequence[float]:
-        (sandbox,) = await self._take(kind, 1)
-        return [await _ms(sandbox.ping(COMMAND_TIMEOUT_S)) for _ in range(count)]
+        (sandbox,) = await self._running_sandboxes(kind, 1)
+        return [await _duration_ms(sandbox.ping(COMMAND_TIMEOUT_S)) for _ in range(count)]
 
     async def _put_small(self, kind: Kind, count: int) -> Sequence[float]:
-        (sandbox,) = await self._take(kind, 1)
-        return [await _ms(_put(sandbox, SMALL_FILE, [PIECE[:1000]])) for _ in range(count)]
+        (sandbox,) = await self._running_sandboxes(kind, 1)
+        return [await _duration_ms(_put(sandbox, SMALL_FILE, [PIECE[:1000]])) for _ in range(count)]
 
     async def _get_small(self, kind: Kind, count: int) -> Sequence[float]:
-        (sandbox,) = await self._take(kind, 1)
+        (sandbox,) = await self._running_sandboxes(kind, 1)
         await _put(sandbox, SMALL_FILE, [PIECE[:1000]])
-        return [await _ms(_get(sandbox, SMALL_FILE)) for _ in range(count)]
+        return [await _duration_ms(_get(sandbox, SMALL_FILE)) for _ in range(count)]
 
     async def _put_large(self, kind: Kind, count: int) -> Sequence[float]:
-        (sandbox,) = await self._take(kind, 1)
+        (sandbox,) = await self._running_sandboxes(kind, 1)
         pieces = [PIECE] * LARGE_PIECES
-        return [await _ms(_put(sandbox, LARGE_FILE, pieces)) for _ in range(count)]
+        return [await _duration_ms(_put(sandbox, LARGE_FILE, pieces)) for _ in range(count)]
 
     async def _get_large(self, kind: Kind, count: int) -> Sequence[float]:
-        (sandbox,) = await self._take(kind, 1)
+        (sandbox,) = await self._running_sandboxes(kind, 1)
         await _put(sandbox, LARGE_FILE, [PIECE] * LARGE_PIECES)
-        return [await _ms(_get(sandbox, LARGE_FILE)) for _ in range(count)]
+        return [await _duration_ms(_get(sandbox, LARGE_FILE)) for _ in range(count)]
 
     async def _run(self, kind: Kind, count: int) -> Sequence[float]:
         server = await self._server(kind)
@@ -164,7 +168,7 @@ class Worker:
 
     async def _runs64(self, kind: Kind, count: int) -> Sequence[float]:
         server = await self._server(kind)
-        took_ms = await _ms(_send(server, REQUEST, count, 64, EXPECTED_BYTES))
+        took_ms = await _duration_ms(_send(server, REQUEST, count, 64, EXPECTED_BYTES))
         await asyncio.sleep(SETTLE_S)
         return [took_ms / count]
 
@@ -173,7 +177,7 @@ class Worker:
 
     async def _plain64(self, kind: Kind, count: int) -> Sequence[float]:
         server = await self._plain_server(kind)
-        return [await _ms(_send(server, REQUESTS["whole"], count, 64)) / count]
+        return [await _duration_ms(_send(server, REQUESTS["whole"], count, 64)) / count]
 
     async def _plain64_cpu(self, kind: Kind, count: int) -> Sequence[float]:
         server = await self._plain_server(kind)
@@ -183,21 +187,21 @@ class Worker:
 
     async def _stream64(self, kind: Kind, count: int) -> Sequence[float]:
         server = await self._plain_server(kind)
-        return [await _ms(_send(server, REQUESTS["stream"], count, 64)) / count]
+        return [await _duration_ms(_send(server, REQUESTS["stream"], count, 64)) / count]
 
     async def _start(self, kind: Kind, count: int) -> Sequence[float]:
-        return [server.ready_s * 1000 async for server in self._started(kind, count)]
+        return [server.ready_s * 1000 async for server in self._started_servers(kind, count)]
 
     async def _start_cpu(self, kind: Kind, count: int) -> Sequence[float]:
-        return [server.cpu_s() * 1000 async for server in self._started(kind, count)]
+        return [server.cpu_s() * 1000 async for server in self._started_servers(kind, count)]
 
-    async def _started(self, kind: Kind, count: int) -> AsyncIterator[BenchServer]:
+    async def _started_servers(self, kind: Kind, count: int) -> AsyncIterator[BenchServer]:
         """Start a server, yield it when it answers, and end it; `count` times."""
         for _ in range(count):
-            async with proxy(self._model, sandbox=kind, image=self._image, idle=0) as server:
+            async with run_proxy(self._model, sandbox=kind, image=self._image, idle=0) as server:
                 yield server
 
-    async def _take(self, kind: Kind, count: int) -> Sequence[GuestSandbox]:
+    async def _running_sandboxes(self, kind: Kind, count: int) -> Sequence[GuestSandbox]:
         """Return the first `count` running sandboxes. A sandbox that nobody has used for half a
         minute is lost, and is replaced."""
         sandboxes = [each for each in self._sandboxes.get(kind, []) if not each.lost]
@@ -224,17 +228,17 @@ class Worker:
         return self._plain_servers[kind][0]
 
     async def _start_server(self, kind: Kind, idle: int) -> BenchServer:
-        server = proxy(self._model, sandbox=kind, image=self._image, idle=idle)
+        server = run_proxy(self._model, sandbox=kind, image=self._image, idle=idle)
         return await self._opened.enter_async_context(server)
 
 
-async def _ms(work: Awaitable[object]) -> float:
+async def _duration_ms(work: Awaitable[object]) -> float:
     began = time.perf_counter()
     await work
     return (time.perf_counter() - began) * 1000
 
 
-async def _true(sandbox: Sandbox) -> None:
+async def _run_true(sandbox: Sandbox) -> None:
     await sandbox.exec("true", timeout_s=COMMAND_TIMEOUT_S)
 
 
@@ -256,7 +260,7 @@ async def _get(sandbox: Sandbox, path: str) -> None:
 async def _send(
     server: BenchServer, request: bytes, count: int, concurrency: int, expected: bytes = b""
 ) -> Sequence[float]:
-    sent = await burst(
+    sent = await send_burst(
         server.port, request, count=count, concurrency=concurrency, expected_bytes=expected
     )
     return sent.latencies_ms

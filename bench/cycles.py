@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from bench.backends import BenchBackend, working_backends
 from bench.lenders import LenderPool, lender
-from bench.plan import Plan, progress
+from bench.plan import Plan, show_progress
 from bench.table import Row, TablePart
 
 CYCLES = 120
@@ -25,7 +25,7 @@ async def measure(plan: Plan) -> list[TablePart]:
 
 
 async def _measure_backend(plan: Plan, backend: BenchBackend, cycles: int) -> TablePart:
-    progress(f"cycles: {backend.name}")
+    show_progress(f"cycles: {backend.name}")
     async with lender(plan.image, [LenderPool(backend.kind, IDLE_COUNT)]) as lender_process:
         await lender_process.order("cycle", kind=backend.kind, count=cycles // 2)
         # After the first cycles, the process has allocated the memory that a cycle needs.

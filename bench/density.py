@@ -4,7 +4,7 @@ import signal
 
 from bench.backends import Kind, working_backends
 from bench.lenders import Lender, LenderPool, lender
-from bench.plan import Plan, progress
+from bench.plan import Plan, show_progress
 from bench.processes import available_mib
 from bench.table import Row, TablePart
 
@@ -35,7 +35,7 @@ async def measure(plan: Plan) -> list[TablePart]:
 
 
 async def _measure_start(lender_process: Lender, kind: Kind, count: int) -> list[Row]:
-    progress(f"density: {count} on {kind}")
+    show_progress(f"density: {count} on {kind}")
     before_mib = available_mib()
     took_s = await lender_process.order("hold", kind=kind, count=count, command=COMMAND)
     each_mib = (before_mib - available_mib()) / count
@@ -46,7 +46,7 @@ async def _measure_start(lender_process: Lender, kind: Kind, count: int) -> list
 
 
 async def _measure_removal(lender_process: Lender, count: int) -> list[Row]:
-    progress("density: SIGTERM")
+    show_progress("density: SIGTERM")
     sandboxes = lender_process.sandbox_processes()
     ending = await lender_process.end(signal.SIGTERM)
     up = f"{len(sandboxes)} of {count} were up, {sum(map(len, sandboxes))} processes"

@@ -21,7 +21,7 @@ import httpx
 from bench.backends import Kind, working_backends
 from bench.instant_model import call_completion, completion, json_response, serve
 from bench.plan import Plan
-from bench.servers import BenchServer, free_port, proxy
+from bench.servers import BenchServer, free_port, run_proxy
 from bench.table import Row, TablePart
 from policies.workspace import INPUT_DIR
 from proxy.models.litellm_model import LiteLLMModel
@@ -80,7 +80,7 @@ async def measure(plan: Plan) -> list[TablePart]:
         model = await opened.enter_async_context(_serve_reader(reader))
         plain, rows = 0, list[Row]()
         for kind in found.kinds:
-            ours = proxy(model, sandbox=kind, image=plan.image, idle=0)
+            ours = run_proxy(model, sandbox=kind, image=plan.image, idle=0)
             server = await opened.enter_async_context(ours)
             if not plain:
                 plain = await _count_tokens(reader, server, f"{MODEL}:plain")

@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.backends import Kind, working_backends
 from bench.instant_model import FIVE_TURN_MODEL
 from bench.plan import Plan
-from bench.servers import ROOT, BenchServer, model_backend, proxy
+from bench.servers import ROOT, BenchServer, run_instant_model, run_proxy
 from bench.table import Row, TablePart
 from evaluation.samples import Draft, write_suite
 
@@ -44,9 +44,9 @@ async def measure(plan: Plan) -> list[TablePart]:
         kinds = found.kinds
     rows = []
     rounds = range(plan.rounds or ROUNDS)
-    async with model_backend() as model:
+    async with run_instant_model() as model:
         for kind in kinds:
-            async with proxy(model, sandbox=kind, image=plan.image) as server:
+            async with run_proxy(model, sandbox=kind, image=plan.image) as server:
                 for count in PROBLEM_COUNTS[kind]:
                     measured = [await _evaluate(server, count) for _ in rounds]
                     target = MAX_CPU_PERCENT if count == MEASURED_COUNT else None

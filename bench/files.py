@@ -20,7 +20,7 @@ from bench.runtimes import (
     REFERENCE,
     SWE_REX,
     PeerRuntime,
-    left_out_rows,
+    left_out_peer_rows,
     peer_measurements,
     runtimes,
     start_all,
@@ -57,7 +57,7 @@ class TransferLoad:
         """The names of the measured quantities: upload and download."""
         return f"files: {self.size_text} in", f"files: {self.size_text} out"
 
-    def figures(self, name: str, in_ms: float, out_ms: float) -> Mapping[str, float]:
+    def durations_by_row_name(self, name: str, in_ms: float, out_ms: float) -> Mapping[str, float]:
         """Return the durations of an upload and a download by row name."""
         there, back = self.quantities
         return {sample_key(name, there): in_ms, sample_key(name, back): out_ms}
@@ -90,7 +90,7 @@ async def measure(plan: Plan) -> list[TablePart]:
                 )
     names = [backend.name for backend in found.working]
     rates = {key: [LARGE_MB / (ms / 1000) for ms in took] for key, took in measured.items()}
-    missing = [*found.missing_rows, *left_out_rows(peers)]
+    missing = [*found.missing_rows, *left_out_peer_rows(peers)]
     rivals = {backend.name: PEERS[backend.kind] for backend in found.working}
     smallest, fastest = dict.fromkeys(names, MAX_SMALL_MS), dict.fromkeys(names, MIN_LARGE_MB_PER_S)
     return [
@@ -129,7 +129,7 @@ async def _transfer(
             target.write(piece)
 
         out_ms = await measure_ms(sandbox.get(load.path, write, max_bytes=LARGE_MB * 10**6))
-    return load.figures(backend.name, in_ms, out_ms)
+    return load.durations_by_row_name(backend.name, in_ms, out_ms)
 
 
 @asynccontextmanager
@@ -149,7 +149,7 @@ async def _transfer_by_docker(
     path = f"/tmp/{load.source.name}"  # a directory that every image has
     in_ms = await measure_ms(plain_docker.put(container, load.source, path))
     out_ms = await measure_ms(plain_docker.get(container, path, load.source.parent / "out"))
-    return load.figures(PLAIN, in_ms, out_ms)
+    return load.durations_by_row_name(PLAIN, in_ms, out_ms)
 
 
 async def _measure_peer(load: TransferLoad, runtime: PeerRuntime) -> Mapping[str, float]:
@@ -157,4 +157,4 @@ async def _measure_peer(load: TransferLoad, runtime: PeerRuntime) -> Mapping[str
     target = load.source.parent / "out of a peer"
     target.mkdir(exist_ok=True)
     out_ms = await runtime.order("get", path=load.path, target=str(target))
-    return load.figures(runtime.name, in_ms, out_ms)
+    return load.durations_by_row_name(runtime.name, in_ms, out_ms)

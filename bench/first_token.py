@@ -23,7 +23,7 @@ from aiohttp import web
 
 from bench.backends import Kind, working_backends
 from bench.plan import Measurement, Plan, interleave
-from bench.servers import BenchServer, free_port, proxy
+from bench.servers import BenchServer, free_port, run_proxy
 from bench.table import Row, TablePart
 
 ROUNDS = 5
@@ -45,12 +45,12 @@ async def measure(plan: Plan) -> list[TablePart]:
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(working_backends(plan.image))
         timer = StreamTimer()
-        model = await opened.enter_async_context(slow_model(timer))
+        model = await opened.enter_async_context(run_slow_model(timer))
         session = await opened.enter_async_context(aiohttp.ClientSession(timeout=TIMEOUT))
         measurements: dict[str, Measurement] = {}
         for kind in found.kinds:
             server = await opened.enter_async_context(
-                proxy(model, sandbox=kind, image=plan.image, idle=1)
+                run_proxy(model, sandbox=kind, image=plan.image, idle=1)
             )
             asking = partial(_first_token_s, session, timer, server)
             for api in APIS:
@@ -147,7 +147,7 @@ def _visible_text(event: Any) -> str:
 
 
 @asynccontextmanager
-async def slow_model(timer: StreamTimer) -> AsyncIterator[BenchServer]:
+async def run_slow_model(timer: StreamTimer) -> AsyncIterator[BenchServer]:
     """Run the model as a server in this process. Supports all three APIs, which `:plain` relays."""
     routes = [
         web.get("/v1/models", _models),

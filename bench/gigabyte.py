@@ -2,7 +2,7 @@
 
 from bench.backends import BenchBackend
 from bench.lenders import LenderPool, lender
-from bench.plan import Plan, progress
+from bench.plan import Plan, show_progress
 from bench.processes import peak_rss_mib, rss_mib
 from bench.table import Row, TablePart
 
@@ -17,7 +17,7 @@ async def measure_gigabyte(plan: Plan, backends: list[BenchBackend]) -> TablePar
     """Measure each backend once, in a process that does nothing else."""
     rows: list[Row] = []
     for backend in backends:
-        progress(f"1 GB: {backend.name}")
+        show_progress(f"1 GB: {backend.name}")
         rows += await _rows(plan, backend)
     return TablePart("files: 1 GB in and out, and the most memory on the way", rows)
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from bench.backends import working_backends
 from bench.plan import Measurement, Plan, interleave, measure_ms
-from bench.servers import ROOT, model_backend, process, proxy
+from bench.servers import ROOT, run_instant_model, run_process, run_proxy
 from bench.table import Row, TablePart
 
 ROUNDS = 10
@@ -72,7 +72,7 @@ def _row_names(backend: str) -> tuple[str, str, str]:
 
 async def _measure_command(name: str) -> Mapping[str, float]:
     async def run() -> None:
-        async with process([sys.executable, *COMMANDS[name]]) as child:
+        async with run_process([sys.executable, *COMMANDS[name]]) as child:
             if await child.wait():
                 raise RuntimeError(f"{name} failed")
 
@@ -89,5 +89,8 @@ async def _imported_heavy_packages() -> str:
 
 async def _measure_server(backend: str, image: str) -> Mapping[str, float]:
     ready, cpu, rss = _row_names(backend)
-    async with model_backend() as model, proxy(model, sandbox=backend, image=image) as server:
+    async with (
+        run_instant_model() as model,
+        run_proxy(model, sandbox=backend, image=image) as server,
+    ):
         return {ready: server.ready_s, cpu: server.cpu_s(), rss: server.rss_mib()}

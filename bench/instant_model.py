@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-from bench.processes import allow_many_files
+from bench.processes import raise_open_file_limit
 
 CHUNK_COUNT = 64
 ANSWER = "42"
@@ -163,7 +163,7 @@ async def _answer_after(delay_s: float, body: dict[str, Any], writer: asyncio.St
 
 
 async def _main(port: int, delay_s: float) -> None:
-    allow_many_files()
+    raise_open_file_limit()
     answer = partial(_answer_after, delay_s) if delay_s else _answer
     server = await asyncio.start_server(partial(serve, answer), "127.0.0.1", port, backlog=1024)
     await server.serve_forever()

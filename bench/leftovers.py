@@ -42,7 +42,7 @@ class Leftovers:
     kubeconfig: Path | None
     """The cluster with the sandboxes; None: they were on this machine."""
 
-    async def find(self) -> Mapping[str, int]:
+    async def count(self) -> Mapping[str, int]:
         """Return the number of leftovers of each kind, once all are 0 or WAIT_S seconds have
         passed. Until then, run `sandbox-proxy gc` and the store's sweep repeatedly. The store's
         clock is two hours fast, because a sweep keeps blobs without a record for one hour."""
@@ -56,15 +56,15 @@ class Leftovers:
         while True:
             await asyncio.gather(*map(_collect_garbage, self.homes))
             await store.sweep()
-            found = {**await self._sandboxes(), **self._rows(), **self._files()}
+            found = {**await self._sandbox_counts(), **self._row_counts(), **self._file_counts()}
             if not any(found.values()) or time.monotonic() > ends_at:
                 store.close()
                 return found
             await asyncio.sleep(POLL_S)
 
-    async def _sandboxes(self) -> dict[str, int]:
+    async def _sandbox_counts(self) -> dict[str, int]:
         if self.kubeconfig is None:
-            return {"containers": self._containers(), "cgroups": self._cgroups()}
+            return {"containers": self._container_count(), "cgroups": self._cgroup_count()}
         namespace = KubernetesConfig().namespace
         async with ClusterAdmin(self.kubeconfig) as admin:
             leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
@@ -73,7 +73,7 @@ class Leftovers:
                 "Leases": len((await admin.call("GET", leases))["items"]),
             }
 
-    def _containers(self) -> int:
+    def _container_count(self) -> int:
         files = [home / "install-id" for home in self.homes]
         labels = [f"{INSTALL_LABEL}={file.read_text()}" for file in files if file.exists()]
         if not labels:
@@ -86,7 +86,7 @@ class Leftovers:
         finally:
             client.close()
 
-    def _cgroups(self) -> int:
+    def _cgroup_count(self) -> int:
         cgroups = find_cgroups()
         hierarchies = cgroups.hierarchies if cgroups else ()
         found = {
@@ -97,9 +97,9 @@ class Leftovers:
         }
         return len(found)
 
-    def _rows(self) -> dict[str, int]:
+    def _row_counts(self) -> dict[str, int]:
         engine = postgresql.create_pool(postgresql.database_url(self.database_url), 1)
-        # `Leftovers.find` has a lease of its own.
+        # `Leftovers.count` has a lease of its own.
         living = select(func.count()).select_from(PROCESSES).where(~PROCESSES.c.is_dead)
         running = select(func.count()).select_from(RUNS).where(RUNS.c.status == "running")
         with engine.connect() as connection:
@@ -110,7 +110,7 @@ class Leftovers:
         engine.dispose()
         return rows
 
-    def _files(self) -> dict[str, int]:
+    def _file_counts(self) -> dict[str, int]:
         bucket = S3Store.from_url(
             f"s3://{BUCKET}",
             config={name.lower(): value for name, value in self.s3.environment.items()},  # type: ignore[arg-type]  # the library's names

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.backends import make_backend
-from bench.processes import allow_many_files
+from bench.processes import raise_open_file_limit
 from bench.sandboxes import fill_pool
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
@@ -130,7 +130,7 @@ async def _follow_orders(lender: SandboxLender) -> None:
 
 
 async def _main(setup: dict[str, Any]) -> None:
-    allow_many_files()  # a sandbox takes up to three
+    raise_open_file_limit()  # a sandbox takes up to three
     lender = SandboxLender(setup)
     work = asyncio.create_task(_follow_orders(lender))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)

@@ -17,8 +17,8 @@ import docker
 from docker.utils import kwargs_from_env
 
 from bench.backends import Kind
-from bench.processes import HostProcess, ProcessTree, alive_processes, open_files, rss_mib
-from bench.servers import process
+from bench.processes import HostProcess, ProcessTree, alive_processes, open_file_count, rss_mib
+from bench.servers import run_process
 from sandbox_runtime.backends.cgroups import find_cgroups, process_key
 from sandbox_runtime.backends.docker import INSTALL_LABEL
 
@@ -135,7 +135,7 @@ class Lender:
             processes=len(set[HostProcess]().union(*self.sandbox_processes())),
             cgroups=self.cgroup_count(),
             files=sum(len(files) for _, _, files in os.walk(self._directory)),
-            open_files=open_files(self.pid),
+            open_files=open_file_count(self.pid),
             rss_mib=rss_mib(self.pid),
         )
 
@@ -176,7 +176,7 @@ async def lender(image: str, lender_pools: Sequence[LenderPool]) -> AsyncIterato
         _engine(lender_pools) as engine,
     ):
         setup = {"image": image, "state_dir": directory, "pools": pools}
-        async with process(
+        async with run_process(
             [sys.executable, "-m", "bench.lender", json.dumps(setup)],
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

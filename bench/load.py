@@ -53,7 +53,7 @@ async def get_body(port: int, path: str) -> bytes:
         connection[1].close()
 
 
-async def burst(
+async def send_burst(
     port: int, request: bytes, *, count: int, concurrency: int, expected_bytes: bytes = b""
 ) -> Burst:
     """Send `count` requests, at most `concurrency` at a time.

@@ -23,10 +23,10 @@ from bench.instant_model import (
     RUN_COMMAND,
     SCRIPTS,
 )
-from bench.load import burst, post_request
+from bench.load import post_request, send_burst
 from bench.plan import Measurement, Plan, interleave, measure_ms
 from bench.sandboxes import fill_pool
-from bench.servers import BenchServer, model_backend, proxy, run_module
+from bench.servers import BenchServer, run_instant_model, run_module, run_proxy
 from bench.table import Row, TablePart
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
@@ -57,10 +57,10 @@ async def measure(plan: Plan) -> list[TablePart]:
     """Measure the proxy, the minimal loop and bare sandboxes with every backend."""
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(working_backends(plan.image))
-        model = await opened.enter_async_context(model_backend())
+        model = await opened.enter_async_context(run_instant_model())
         measurements: dict[str, Measurement] = {MODEL: partial(_measure_model, model)}
         for backend in found.working:
-            ours = proxy(model, sandbox=backend.kind, image=plan.image)
+            ours = run_proxy(model, sandbox=backend.kind, image=plan.image)
             server = await opened.enter_async_context(ours)
             pool = Pool(backend.backend, PoolSettings(min_ready=1), [Isolation()])
             opened.push_async_callback(pool.aclose)
@@ -118,14 +118,14 @@ def _lifecycle_cpu_row_name(kind: Kind) -> str:
 
 
 async def _measure_model(model: BenchServer) -> Mapping[str, float]:
-    sent = await burst(model.port, REQUEST, count=RUNS, concurrency=1)
+    sent = await send_burst(model.port, REQUEST, count=RUNS, concurrency=1)
     return {MODEL: median(sent.latencies_ms)}
 
 
 async def _measure_runs(kind: Kind, server: BenchServer) -> Mapping[str, float]:
     took_ms = []
     for _ in range(RUNS):
-        sent = await burst(
+        sent = await send_burst(
             server.port, REQUEST, count=1, concurrency=1, expected_bytes=EXPECTED_BYTES
         )
         took_ms += sent.latencies_ms
@@ -135,7 +135,9 @@ async def _measure_runs(kind: Kind, server: BenchServer) -> Mapping[str, float]:
 
 async def _measure_cpu(row_name: str, server: BenchServer) -> Mapping[str, float]:
     before_s = server.cpu_s()
-    await burst(server.port, REQUEST, count=CPU_RUNS, concurrency=1, expected_bytes=EXPECTED_BYTES)
+    await send_burst(
+        server.port, REQUEST, count=CPU_RUNS, concurrency=1, expected_bytes=EXPECTED_BYTES
+    )
     await asyncio.sleep(SETTLE_S)
     return {row_name: (server.cpu_s() - before_s) * 1000 / CPU_RUNS}
 

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from bench.backends import BenchBackend, Kind, working_backends
 from bench.lenders import LenderPool, lender
 from bench.plain_docker import plain_container
-from bench.plan import Plan, progress
+from bench.plan import Plan, show_progress
 from bench.processes import ProcessTree, cgroup_mib, pss_mib
 from bench.table import Row, TablePart
 
@@ -25,7 +25,7 @@ async def measure(plan: Plan) -> list[TablePart]:
 
 
 async def _rows(plan: Plan, backend: BenchBackend) -> list[Row]:
-    progress(f"memory: {backend.name}")
+    show_progress(f"memory: {backend.name}")
     async with lender(
         plan.image, [LenderPool(backend.kind, SANDBOX_COUNT, SANDBOX_COUNT)]
     ) as lender_process:
@@ -50,7 +50,7 @@ async def _rows(plan: Plan, backend: BenchBackend) -> list[Row]:
 
 
 async def _plain_row(plan: Plan) -> Row:
-    progress(f"memory: {PLAIN}")
+    show_progress(f"memory: {PLAIN}")
     async with AsyncExitStack() as opened:
         containers = [
             await opened.enter_async_context(plain_container(plan.image))

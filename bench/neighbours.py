@@ -18,9 +18,9 @@ from typing import Any
 from bench.bombs import BOMBS
 from bench.instant_model import SUBMIT_CALL, call_completion, json_response, serve
 from bench.load import get_body, post_request
-from bench.plan import Plan, progress
+from bench.plan import Plan, show_progress
 from bench.runs import wait_until_settled
-from bench.servers import BenchServer, free_port, model_backend, proxy
+from bench.servers import BenchServer, free_port, run_instant_model, run_proxy
 from bench.table import Row, TablePart
 
 BACKENDS: Mapping[str, tuple[str, str | None]] = {
@@ -124,7 +124,7 @@ async def _run_server(plan: Plan, name: str) -> AsyncIterator[tuple[BenchServer,
     listening = await asyncio.start_server(partial(serve, model.answer), "127.0.0.1", port)
     async with (
         listening,
-        proxy(
+        run_proxy(
             BenchServer(os.getpid(), port, 0),
             sandbox=backend,
             image=plan.image,
@@ -139,7 +139,7 @@ async def _measure_backend(name: str, server: BenchServer, model: BombModel) -> 
     commands: list[Row] = []
     health: list[Row] = []
     for bomb in (IDLE, *BOMBS):
-        progress(f"neighbours: {name}, {bomb}")
+        show_progress(f"neighbours: {name}, {bomb}")
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 await wait_until_settled(server)
@@ -151,7 +151,7 @@ async def _measure_backend(name: str, server: BenchServer, model: BombModel) -> 
         took = await _measure_during_bomb(server, model, bomb)
         for rows, samples in zip((commands, health), took, strict=True):
             rows.append(Row(bomb, samples, peers=(IDLE,) if rows else ()))
-    progress("")
+    show_progress("")
     return [
         TablePart(f"neighbours, {name}: a command beside a bomb of", commands),
         TablePart(f"neighbours, {name}: /health beside a bomb of", health),
@@ -224,11 +224,11 @@ async def _poll_health(server: BenchServer, health: list[float]) -> None:
 async def _measure_bodies(plan: Plan) -> TablePart:
     # The model runs in its own process, so that its decoding of an image delays nothing here.
     async with (
-        model_backend() as model,
-        proxy(model, sandbox="bubblewrap", image=plan.image) as server,
+        run_instant_model() as model,
+        run_proxy(model, sandbox="bubblewrap", image=plan.image) as server,
     ):
         rows = [row async for row in _stall_rows(server)]
-    progress("")
+    show_progress("")
     return TablePart("bodies: the longest wait for /health while one is posted", rows)
 
 
@@ -236,7 +236,7 @@ async def _stall_rows(server: BenchServer) -> AsyncIterator[Row]:
     for name, (begin, repeated, times, end) in BODIES.items():
         body, worst, status = begin + repeated * times + end, [], ""
         for number in range(POSTS_PER_BODY):
-            progress(f"neighbours: bodies, {name}, {number}")
+            show_progress(f"neighbours: bodies, {name}, {number}")
             async with _watch_health(server) as health:
                 status = await _post_body(server, body)
             worst.append(max(health))

@@ -46,8 +46,8 @@ async def interleave(
         for measurement in measurements.values():
             for row, value in (await measurement()).items():
                 measured.setdefault(row, []).extend([value] if number else [])
-        progress(f"round {number} of {rounds}: {', '.join(measured)}")
-    progress("")
+        show_progress(f"round {number} of {rounds}: {', '.join(measured)}")
+    show_progress("")
     return measured
 
 
@@ -69,7 +69,7 @@ async def measure_ms(work: Awaitable[object]) -> float:
     return (time.perf_counter() - started) * 1000
 
 
-def progress(text: str) -> None:
+def show_progress(text: str) -> None:
     """Show the progress on a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text[:100]}")

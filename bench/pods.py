@@ -58,7 +58,7 @@ async def _measure(plan: Plan, opened: AsyncExitStack, kubeconfig: Path) -> list
     starts: dict[str, Measurement] = {}
     for name, backend in backends.items():
         opened.push_async_callback(backend.aclose)
-        sandbox = await opened.enter_async_context(_running(backend))
+        sandbox = await opened.enter_async_context(_running_sandbox(backend))
         commands[name] = partial(_measure_command, name, sandbox)
         starts[name] = partial(_measure_start, name, backend)
     rounds = plan.rounds or ROUNDS
@@ -77,7 +77,7 @@ async def _measure(plan: Plan, opened: AsyncExitStack, kubeconfig: Path) -> list
 
 
 @asynccontextmanager
-async def _running(backend: Backend) -> AsyncIterator[Sandbox]:
+async def _running_sandbox(backend: Backend) -> AsyncIterator[Sandbox]:
     sandbox = await start_sandbox(backend, SMALL)
     try:
         yield sandbox

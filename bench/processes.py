@@ -29,7 +29,7 @@ class HostProcess:
             return ""
 
 
-def allow_many_files() -> None:
+def raise_open_file_limit() -> None:
     """Raise this process's soft limit of open files to its hard limit."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -116,7 +116,7 @@ def busy_s() -> float:
     return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
-def open_files(pid: int) -> int:
+def open_file_count(pid: int) -> int:
     """Return the number of open descriptors of a process."""
     return len(list((PROC / str(pid) / "fd").iterdir()))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.instant_model import ANSWER
 from bench.runtimes import PEER_ENV, REFERENCE_PACKAGES
-from bench.servers import BenchServer, process
+from bench.servers import BenchServer, run_process
 from bench.venvs import peer_python
 
 DRIVER = Path(__file__).parent / "peers" / "reference.py"
@@ -46,7 +46,7 @@ async def reference_process(
     also the name of the model that plays it. Raises PeerMissingError if the reference cannot be
     installed."""
     python = await asyncio.to_thread(peer_python, "reference", *REFERENCE_PACKAGES)
-    async with process(
+    async with run_process(
         [str(python), str(DRIVER), model.base_url, script, image],
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

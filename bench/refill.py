@@ -44,9 +44,9 @@ async def _measure_backend(backend: BenchBackend) -> Mapping[str, float]:
     )
     async with pool.lease(Isolation()) as lease:
         sandbox = await lease.sandbox()
-        beside = await _p95(sandbox, lambda: pool.stats().idle < IDLE_COUNT)
+        beside = await _measure_p95_ms(sandbox, lambda: pool.stats().idle < IDLE_COUNT)
         left = iter(range(COMMANDS))
-        alone = await _p95(sandbox, lambda: next(left, None) is not None)
+        alone = await _measure_p95_ms(sandbox, lambda: next(left, None) is not None)
     await pool.aclose()
     return {
         sample_key(backend.name, ALONE): alone,
@@ -55,7 +55,7 @@ async def _measure_backend(backend: BenchBackend) -> Mapping[str, float]:
     }
 
 
-async def _p95(sandbox: Sandbox, should_continue: Callable[[], bool]) -> float:
+async def _measure_p95_ms(sandbox: Sandbox, should_continue: Callable[[], bool]) -> float:
     took = []
     while should_continue():
         took.append(await measure_ms(sandbox.exec("true", timeout_s=60)))

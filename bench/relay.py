@@ -12,9 +12,16 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from bench.load import burst, post_request
+from bench.load import post_request, send_burst
 from bench.plan import Measurement, Plan, interleave
-from bench.servers import BenchServer, free_port, model_backend, proxy, run_module, run_server
+from bench.servers import (
+    BenchServer,
+    free_port,
+    run_instant_model,
+    run_module,
+    run_proxy,
+    run_server,
+)
 from bench.table import Row, TablePart
 from bench.venvs import PeerMissingError, peer_python
 
@@ -35,8 +42,8 @@ MAX_ADDED_MS = 1.0
 async def measure(plan: Plan) -> list[TablePart]:
     """Measure every kind of answer, with one and with many concurrent requests."""
     async with AsyncExitStack() as opened:
-        model = await opened.enter_async_context(model_backend())
-        ours = proxy(model, sandbox="bubblewrap", image=plan.image)
+        model = await opened.enter_async_context(run_instant_model())
+        ours = run_proxy(model, sandbox="bubblewrap", image=plan.image)
         servers = {
             PROXY: await opened.enter_async_context(ours),
             MINIMAL_RELAY: await opened.enter_async_context(
@@ -72,7 +79,7 @@ async def _measure_burst(
     }
     count = max(REQUEST_COUNTS[shape] // (LITELLM_DIVISOR if name == LITELLM else 1), concurrency)
     before_s = server.cpu_s()
-    sent = await burst(
+    sent = await send_burst(
         server.port, post_request(PATH, body, KEY), count=count, concurrency=concurrency
     )
     cpu_ms = (server.cpu_s() - before_s) * 1000 / count

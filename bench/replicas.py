@@ -301,7 +301,7 @@ async def _measure(given: argparse.Namespace, directory: Path) -> int:
             [pid for each in replicas for pid in each.pids],
         )
         cluster = given.kubeconfig if given.sandbox == "kubernetes" else None
-        left = await Leftovers(homes, pids, database.url, s3, cluster).find()
+        left = await Leftovers(homes, pids, database.url, s3, cluster).count()
     _report(given, outcomes, left)
     for home in homes:
         _, traceback, text = (home / LOG).read_text(errors="replace").partition("Traceback")

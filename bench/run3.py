@@ -18,7 +18,7 @@ from bench.backends import Kind, working_backends
 from bench.instant_model import ANSWER, THREE_TURN_MODEL
 from bench.plan import Measurement, Plan, interleave, repeat_measurements
 from bench.reference import ReferenceProcess, reference_process
-from bench.servers import BenchServer, model_backend, proxy
+from bench.servers import BenchServer, run_instant_model, run_proxy
 from bench.table import Row, TablePart
 from bench.venvs import PeerMissingError
 
@@ -43,10 +43,10 @@ async def measure(plan: Plan) -> list[TablePart]:
         async with working_backends(plan.image) as found:
             kinds = found.kinds
         missing = list(found.missing_rows)
-        model = await opened.enter_async_context(model_backend())
+        model = await opened.enter_async_context(run_instant_model())
         measurements: dict[str, Measurement] = {}
         for kind, (state, idle) in product(kinds, IDLE_COUNTS.items()):
-            ours = proxy(model, sandbox=kind, image=plan.image, idle=idle)
+            ours = run_proxy(model, sandbox=kind, image=plan.image, idle=idle)
             server = await opened.enter_async_context(ours)
             name = f"{kind}, {state}"
             measurements[name] = await opened.enter_async_context(_proxy_measurement(name, server))

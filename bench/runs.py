@@ -16,12 +16,12 @@ from statistics import median
 
 from bench.backends import Kind, working_backends
 from bench.instant_model import FIVE_TURN_MODEL
-from bench.load import burst, get_body
+from bench.load import get_body, send_burst
 from bench.loop import EXPECTED_BYTES, REQUEST
 from bench.plain_docker import PlainDocker
 from bench.plan import Measurement, Plan, interleave
 from bench.reference import ReferenceProcess, reference_process
-from bench.servers import DEFAULT_POOL, BenchServer, model_backend, proxy
+from bench.servers import DEFAULT_POOL, BenchServer, run_instant_model, run_proxy
 from bench.table import Row, TablePart
 from bench.venvs import PeerMissingError
 
@@ -51,10 +51,10 @@ async def measure(plan: Plan) -> list[TablePart]:
         async with working_backends(plan.image) as found:
             kinds = found.kinds
         missing_rows = list(found.missing_rows)
-        model = await opened.enter_async_context(model_backend())
+        model = await opened.enter_async_context(run_instant_model())
         measurements: dict[str, Measurement] = {}
         for kind in kinds:
-            ours = proxy(model, sandbox=kind, image=plan.image)
+            ours = run_proxy(model, sandbox=kind, image=plan.image)
             server = await opened.enter_async_context(ours)
             idle_mib = server.rss_mib()
             for concurrency in CONCURRENCIES:
@@ -125,7 +125,7 @@ async def _measure_burst(
     await wait_until_settled(server)
     before_s, began, peak_mib = server.cpu_s(), time.perf_counter(), [0.0]
     watching = asyncio.create_task(_poll_memory(server, peak_mib))
-    await burst(
+    await send_burst(
         server.port, REQUEST, count=count, concurrency=concurrency, expected_bytes=EXPECTED_BYTES
     )
     watching.cancel()

@@ -10,7 +10,7 @@ from functools import partial
 from typing import IO, Any, Literal
 
 from bench.plan import Measurement, Plan
-from bench.servers import process
+from bench.servers import run_process
 from bench.table import Row
 from bench.venvs import PeerMissingError, peer_python
 
@@ -75,7 +75,7 @@ class PeerRuntime:
         command = [str(python), "-m", f"bench.peers.{package.program}", image, *package.arguments]
         pipe = asyncio.subprocess.PIPE
         with tempfile.TemporaryFile() as self._stderr:
-            async with process(
+            async with run_process(
                 command, stdin=pipe, stdout=pipe, stderr=self._stderr, env=PEER_ENV
             ) as self._child:
                 try:
@@ -157,7 +157,7 @@ async def _try_work(runtime: PeerRuntime, work: Work) -> Mapping[str, float]:
         return {}
 
 
-def left_out_rows(peers: Sequence[PeerRuntime]) -> list[Row]:
+def left_out_peer_rows(peers: Sequence[PeerRuntime]) -> list[Row]:
     """Return a row with the reason for each peer that is left out."""
     return [
         Row(runtime.name, note=runtime.left_out_reason)

@@ -57,7 +57,7 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def process(
+async def run_process(
     command: Sequence[str],
     *,
     stdin: int = asyncio.subprocess.DEVNULL,
@@ -101,7 +101,7 @@ async def run_server(
     Raises RuntimeError if the server ends first, or if it does not answer within `timeout_s`."""
     started = time.perf_counter()
     with log_file.open("a+b") if log_file else tempfile.TemporaryFile() as log:
-        async with process(command, stdout=log, stderr=log, env=env) as child:
+        async with run_process(command, stdout=log, stderr=log, env=env) as child:
             while not await is_answering(port, path):
                 took_s = time.perf_counter() - started
                 if child.returncode is not None or took_s > timeout_s:
@@ -123,13 +123,13 @@ async def run_module(
         yield server
 
 
-def model_backend() -> AbstractAsyncContextManager[BenchServer]:
+def run_instant_model() -> AbstractAsyncContextManager[BenchServer]:
     """Run the language model that answers without delay."""
     return run_module("bench.instant_model", path="/v1/models")
 
 
 @asynccontextmanager
-async def proxy(
+async def run_proxy(
     model: BenchServer,
     *,
     sandbox: str,

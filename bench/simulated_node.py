@@ -6,7 +6,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from bench.processes import allow_many_files
+from bench.processes import raise_open_file_limit
 from bench.simulated_sandboxes import SimulatedBackend
 from proxy.__main__ import _serve, listen
 from proxy.bootstrap import build_model
@@ -15,7 +15,7 @@ from proxy.config import load
 
 def main(config_file: Path, command_s: float) -> None:
     """Serve until SIGTERM."""
-    allow_many_files()
+    raise_open_file_limit()
     config = load(config_file)
     with listen(config.server.host, config.server.port) as listener:
         asyncio.run(_serve(config, build_model(config), SimulatedBackend(command_s), listener))

@@ -129,7 +129,7 @@ class SimulatedBackend:
     """Starts simulated guests."""
 
     name = "simulated"
-    accepted_attempts: Mapping[str, str] = {}
+    accepted_escapes: Mapping[str, str] = {}
     capacity = None
     parallel_starts = PARALLEL_STARTS
     can_resize = False

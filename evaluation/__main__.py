@@ -105,9 +105,9 @@ def _run(arguments: argparse.Namespace) -> int:
     from evaluation.progress import ProgressBar
     from evaluation.results import RunInfo, RunSettings, open_results
     from evaluation.runner import Plan, Runner
-    from evaluation.samples import load_suites, prepared_suites
+    from evaluation.samples import load_suites, prepared_suite_names
 
-    suites = load_suites(arguments.data, arguments.suites or prepared_suites(arguments.data))
+    suites = load_suites(arguments.data, arguments.suites or prepared_suite_names(arguments.data))
     plan = Plan(
         suites=suites,
         models=arguments.models,
@@ -124,7 +124,9 @@ def _run(arguments: argparse.Namespace) -> int:
         suites={suite.manifest.name: suite.manifest.sha256 for suite in suites},
         sandbox=arguments.sandbox,
         request=arguments.request,
-        protocols={suite.manifest.name: suite.manifest.protocol.fields() for suite in suites},
+        protocols={
+            suite.manifest.name: suite.manifest.protocol.changed_settings() for suite in suites
+        },
         seed=arguments.seed,
     )
     versions = {"llm-sandbox-proxy": version("llm-sandbox-proxy"), "aiohttp": aiohttp.__version__}
@@ -171,12 +173,12 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from evaluation.compare import check_suites, render
+    from evaluation.compare import check_same_suites, render
     from evaluation.journal import ResultsError
 
     if len(set(arguments.outputs)) != len(arguments.outputs) or len(arguments.outputs) < 2:
         raise ResultsError("compare needs two or more different directories")
-    check_suites(arguments.outputs)
+    check_same_suites(arguments.outputs)
     evaluations = [_load_evaluation(output, arguments) for output in arguments.outputs]
     text = render(evaluations)
     if arguments.output:
@@ -255,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--seed", type=int, default=0, help="seed of the problems and of the draw")
     sub.add_argument(
         "--count",
-        type=_positive,
+        type=_positive_int,
         default=DEFAULT_COUNT,
         help="problems of each domain of a generated suite",
     )
@@ -278,12 +280,16 @@ def _parser() -> argparse.ArgumentParser:
     modes = ["plain", "sandbox"]
     sub.add_argument("--modes", nargs="+", default=modes, choices=modes)
     sub.add_argument(
-        "--repeats", type=_positive, help="requests for each problem; default: the suite's protocol"
+        "--repeats",
+        type=_positive_int,
+        help="requests for each problem; default: the suite's protocol",
     )
     sub.add_argument(
-        "--limit", type=_positive, help="problems of each domain, its kinds in turn; default: all"
+        "--limit",
+        type=_positive_int,
+        help="problems of each domain, its kinds in turn; default: all",
     )
-    sub.add_argument("--concurrency", type=_positive, default=8, help="requests at a time")
+    sub.add_argument("--concurrency", type=_positive_int, default=8, help="requests at a time")
     sub.add_argument("--seed", type=int, help="seed to send; each repeat adds 1; default: none")
     sub.add_argument("--max-retries", type=int, default=3, help="retries of one request")
     sub.add_argument("--timeout-s", type=float, default=3600.0, help="timeout of one attempt")
@@ -363,11 +369,11 @@ def _add_grader_options(sub: argparse.ArgumentParser) -> None:
         help="environment variable with the key of the judge's server",
     )
     sub.add_argument(
-        "--judge-votes", type=_positive, default=4, metavar="N", help="verdicts on each answer"
+        "--judge-votes", type=_positive_int, default=4, metavar="N", help="verdicts on each answer"
     )
 
 
-def _positive(text: str) -> int:
+def _positive_int(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1 (got {value})")

@@ -12,11 +12,11 @@ from evaluation.measures import (
     ALL_DOMAINS,
     Evaluation,
     answered_results,
-    average,
     difference,
+    mean_or_zero,
+    mean_scores_by_sample,
     results_by_domain,
     sandbox_uses,
-    scores,
 )
 from evaluation.report import (
     EMPTY_CELL,
@@ -59,7 +59,7 @@ class ComparedModel:
         return [each for each in found if each.result.mode == mode]
 
 
-def check_suites(directories: Sequence[Path]) -> None:
+def check_same_suites(directories: Sequence[Path]) -> None:
     """Raise ResultsError if the evaluations do not have the same suites."""
     first, *others = directories
     expected = read_run_info(first).settings.suites
@@ -131,10 +131,10 @@ def _accuracy_section(
     models: Sequence[ComparedModel], domain_order: Sequence[str], mode: Mode
 ) -> Section:
     rows, p_values = [], []
-    for domain, each in _domains_with_models(models, domain_order):
-        values = scores(each.results_of(domain, mode), mode)
+    for domain, each in _domain_model_pairs(models, domain_order):
+        values = mean_scores_by_sample(each.results_of(domain, mode), mode)
         row = [domain, each.label, percent_text(each.accuracy(domain, mode))]
-        baseline = scores(models[0].results_of(domain, mode), mode)
+        baseline = mean_scores_by_sample(models[0].results_of(domain, mode), mode)
         found = difference(baseline, values) if each is not models[0] else None
         if found:
             count = str(found.estimate.count)
@@ -153,12 +153,14 @@ def _accuracy_section(
 
 def _cost_section(models: Sequence[ComparedModel], domain_order: Sequence[str]) -> Section:
     rows = []
-    for domain, each in _domains_with_models(models, domain_order):
+    for domain, each in _domain_model_pairs(models, domain_order):
         plain, sandbox = (answered_results(each.results_of(domain, mode)) for mode in MODES)
         runs = sandbox_uses(sandbox)
-        means = [average([_token_count(graded) for graded in group]) for group in (plain, sandbox)]
-        trajectory = average([run.trajectory_tokens for run in runs])
-        turns = average([run.turns for run in runs])
+        means = [
+            mean_or_zero([_token_count(graded) for graded in group]) for group in (plain, sandbox)
+        ]
+        trajectory = mean_or_zero([run.trajectory_tokens for run in runs])
+        turns = mean_or_zero([run.turns for run in runs])
         infra_errors = sum(
             graded.result.status == "infra_error" for graded in each.by_domain.get(domain, ())
         )
@@ -180,7 +182,7 @@ def _token_count(graded: GradedResult) -> int:
     return graded.result.prompt_tokens + graded.result.completion_tokens
 
 
-def _domains_with_models(
+def _domain_model_pairs(
     models: Sequence[ComparedModel], domain_order: Sequence[str]
 ) -> Iterator[tuple[str, ComparedModel]]:
     """Yield all pairs of a domain and a model, domain by domain."""

@@ -102,7 +102,7 @@ def final_answer(text: str) -> str | None:
     return lines[0] if len(lines) == 1 else None
 
 
-def boxed(text: str) -> str | None:
+def last_box_content(text: str) -> str | None:
     """Return the content of the last `\\boxed{…}` of a text. None if there is none, or if its brace
     is not closed."""
     start = text.rfind(_BOX_START)
@@ -121,7 +121,7 @@ def math_answer(text: str) -> str | None:
     """Return the content of the last box of a text, or None if the box is not closed. Without a
     box, return the text if it is one expression, else None."""
     if "\\boxed" in text:
-        return boxed(text)
+        return last_box_content(text)
     alone = text.strip().strip("$").strip()
     words = _WORD.findall(_LATEX_COMMAND.sub(" ", alone))
     return alone if "\n" not in alone and _MATH_WORDS.issuperset(words) else None
@@ -257,7 +257,7 @@ def _grade_choice(sample: Sample, text: str) -> Grade:
     answer is in a last line `Answer: X`, in the last box, or alone."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = _ANSWER_LINE.fullmatch(lines[-1])
-    box = boxed(text)
+    box = last_box_content(text)
     answer = line[1] if line else box if box is not None else text.strip()
     found = _CHOICE.fullmatch(answer)
     if not found:

@@ -90,7 +90,7 @@ class ResultGrader:
         sample_answers = [(samples[result.sample], result.answer) for result in answered]
         columns = [
             {result.key: found for result, found in zip(answered, grades, strict=True)}
-            for grades in self._grade_columns(sample_answers)
+            for grades in self._main_and_reference_grades(sample_answers)
         ]
         return [
             self._graded_result(
@@ -99,7 +99,7 @@ class ResultGrader:
             for result in known
         ]
 
-    def _grade_columns(
+    def _main_and_reference_grades(
         self, sample_answers: _SampleAnswers
     ) -> tuple[Sequence[_GradeOrError], Sequence[_GradeOrError]]:
         """Return two sequences with an entry for each answer: the grades for `GradedResult.grade`,

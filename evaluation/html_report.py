@@ -57,7 +57,7 @@ class WrittenReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ModeAnswer:
     """The answer of one mode in the viewer."""
 
     mode: Mode
@@ -73,12 +73,12 @@ class SampleRow:
     number: int
     model: str
     repeat: int
-    sides: Sequence[Side]
+    mode_answers: Sequence[ModeAnswer]
 
     @property
     def sample(self) -> Any:
         """The problem of the row, to which all its answers belong."""
-        return next(side.graded.sample for side in self.sides if side.graded)
+        return next(side.graded.sample for side in self.mode_answers if side.graded)
 
     @property
     def filter_values(self) -> str:
@@ -86,7 +86,7 @@ class SampleRow:
         `|`."""
         return "|".join(
             f"{side.mode} {side.graded.result.status} {side.verdict.partition(' ')[0]}"
-            for side in self.sides
+            for side in self.mode_answers
             if side.graded
         )
 
@@ -150,7 +150,7 @@ def _template_environment(shortener: _Shortener) -> Environment:
         loader=PackageLoader("evaluation"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_replace_invisible,
+        finalize=_replace_invisible_chars,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -160,7 +160,7 @@ def _template_environment(shortener: _Shortener) -> Environment:
     return templates
 
 
-def _replace_invisible(value: Any) -> Any:
+def _replace_invisible_chars(value: Any) -> Any:
     """Return a text with U+FFFD in place of characters that a browser hides or that reorder other
     characters. Return Markup and other values unchanged."""
     if isinstance(value, str) and not isinstance(value, Markup):
@@ -207,14 +207,14 @@ def _sample_rows(evaluation: Evaluation) -> tuple[list[SampleRow], int]:
         found.setdefault(place, {})[each.result.mode] = each
     kept = sorted(found)[:MAX_SAMPLES]
     rows = [
-        SampleRow(number, model, repeat, _sides(found[model, sample, repeat]))
+        SampleRow(number, model, repeat, _mode_answers(found[model, sample, repeat]))
         for number, (model, sample, repeat) in enumerate(kept, 1)
     ]
     return rows, len(found) - len(kept)
 
 
-def _sides(by_mode: Mapping[Mode, GradedResult]) -> list[Side]:
-    return [Side(mode, by_mode.get(mode), _verdict(by_mode.get(mode))) for mode in MODES]
+def _mode_answers(by_mode: Mapping[Mode, GradedResult]) -> list[ModeAnswer]:
+    return [ModeAnswer(mode, by_mode.get(mode), _verdict(by_mode.get(mode))) for mode in MODES]
 
 
 def _verdict(graded: GradedResult | None) -> str:
@@ -242,10 +242,10 @@ def _sample_htmls(
 def _sample_html(evaluation: Evaluation, row: SampleRow, templates: Environment) -> Markup:
     """Return the HTML of a sample. Its trajectories are read from the file at each call."""
     trajectories = [
-        side.graded and evaluation.trajectories.of(side.graded.result) for side in row.sides
+        side.graded and evaluation.trajectories.get(side.graded.result) for side in row.mode_answers
     ]
-    sides = list(zip(row.sides, trajectories, strict=True))
-    return Markup(templates.get_template("sample.html").render(row=row, sides=sides))
+    mode_answers = list(zip(row.mode_answers, trajectories, strict=True))
+    return Markup(templates.get_template("sample.html").render(row=row, mode_answers=mode_answers))
 
 
 def _filter_choices(rows: Sequence[SampleRow]) -> Mapping[str, list[str]]:

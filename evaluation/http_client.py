@@ -91,7 +91,7 @@ class HTTPClient:
     ) -> bytes:
         try:
             url = URL(f"{self.base_url}{path}", encoded=True)
-            options |= {"allow_redirects": False, **self._route}
+            options |= {"allow_redirects": False, **self._connection_options}
             async with self._session.request(method, url, **options) as response:
                 body = await _read_body(response, max_bytes)
         except TimeoutError as error:
@@ -99,11 +99,11 @@ class HTTPClient:
         except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a malformed URL
             raise RequestError(CONNECTION_ERROR, str(error) or type(error).__name__) from error
         if response.status // 100 != 2:
-            raise _refusal(response, body)
+            raise _status_error(response, body)
         return body
 
     @cached_property
-    def _route(self) -> Mapping[str, Any]:
+    def _connection_options(self) -> Mapping[str, Any]:
         """The options of aiohttp for the HTTP proxy and the certificates. Raises ValueError if the
         URL is malformed."""
         url = URL(self.base_url)
@@ -121,7 +121,7 @@ async def _read_body(response: aiohttp.ClientResponse, max_bytes: int | None) ->
     return bytes(body)
 
 
-def _refusal(response: aiohttp.ClientResponse, body: bytes) -> RequestError:
+def _status_error(response: aiohttp.ClientResponse, body: bytes) -> RequestError:
     """Return the error of a response whose status is not 2xx. Its message is the whole body if that
     does not have the form of OpenAI's errors."""
     code, message = None, body.decode(errors="replace")

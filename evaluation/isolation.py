@@ -67,7 +67,7 @@ class UnreadableSampleError(UngradableError):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GradingRequest:
     """A request to the process that grades: the function call to make, and the parts of this
     process's state that the call depends on."""
 
@@ -152,7 +152,7 @@ def run_isolated(
     another reason.
     """
     call = pickle.dumps((function, arguments))
-    request = Request(call, os.getcwd(), sys.path, sys.argv)  # noqa: PTH109 - a string
+    request = GradingRequest(call, os.getcwd(), sys.path, sys.argv)  # noqa: PTH109 - a string
     connection, remote_connection = multiprocessing.Pipe()
     status, remote_status = multiprocessing.Pipe()
     with connection, status:
@@ -168,7 +168,7 @@ def run_isolated(
 
 
 def _outcome(
-    request: Request, connection: Connection, status: Connection, timeout_s: float
+    request: GradingRequest, connection: Connection, status: Connection, timeout_s: float
 ) -> tuple[str, Any]:
     try:
         if not status.poll(START_TIMEOUT_S):

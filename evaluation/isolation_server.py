@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 
-from evaluation.isolation import MAX_MEMORY_BYTES, Request, UngradableError
+from evaluation.isolation import MAX_MEMORY_BYTES, GradingRequest, UngradableError
 
 _FORK = multiprocessing.get_context("fork")
 
@@ -79,7 +79,7 @@ def _grade(control: socket.socket, connection: Connection, status: Connection) -
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     logging.disable()
     with contextlib.suppress(EOFError, ConnectionError):  # the caller has given up
-        request: Request = connection.recv()
+        request: GradingRequest = connection.recv()
         os.chdir(request.directory)
         sys.path[:], sys.argv[:] = request.path, request.argv
         with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):  # noqa: PTH123 - a device

@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from evaluation.grading import GradedResult, Graders
-from evaluation.results import MODES, Key, Mode, Result, RunInfo, SandboxUse, Trajectories
+from evaluation.results import MODES, Mode, RequestKey, Result, RunInfo, SandboxUse, Trajectories
 from evaluation.samples import Suite
 from evaluation.statistics import Estimate, PValue, estimate, paired_p_value, percentile
 from evaluation.trajectories import PatternCounts, TurnCounts, count_patterns
@@ -33,7 +33,7 @@ class Evaluation:
     graders: Graders
     graded: Sequence[GradedResult]
     trajectories: Trajectories
-    patterns: Mapping[Key, PatternCounts]
+    patterns: Mapping[RequestKey, PatternCounts]
     """The counts of patterns in each answer that has a trajectory, by the key of its result."""
     accuracies: Mapping[str, Sequence["Accuracy"]]
     """The accuracy of each model in each domain, and in all domains together."""
@@ -60,7 +60,7 @@ def evaluation_of(
     trajectories = Trajectories(directory)
     patterns = {}
     for each in graded:
-        if trajectory := trajectories.of(each.result):
+        if trajectory := trajectories.get(each.result):
             patterns[each.result.key] = count_patterns(each.result, trajectory)
     by_model = results_by_key(graded, lambda each: each.result.model)
     found = {model: accuracies(of_model) for model, of_model in by_model.items()}
@@ -100,7 +100,7 @@ def answered_results(graded: Sequence[GradedResult]) -> list[GradedResult]:
     return [each for each in graded if each.result.status == "answered"]
 
 
-def average(values: Sequence[float]) -> float:
+def mean_or_zero(values: Sequence[float]) -> float:
     """Return the mean, or 0 without values."""
     return sum(values) / len(values) if values else 0.0
 
@@ -131,7 +131,7 @@ def accuracies(graded: Sequence[GradedResult]) -> list[Accuracy]:
     """Return the accuracy in each domain, and in all domains together."""
     found = []
     for domain, of_domain in results_by_domain(graded):
-        plain, sandbox = (scores(of_domain, mode) for mode in MODES)
+        plain, sandbox = (mean_scores_by_sample(of_domain, mode) for mode in MODES)
         found.append(
             Accuracy(
                 domain,
@@ -143,7 +143,7 @@ def accuracies(graded: Sequence[GradedResult]) -> list[Accuracy]:
     return found
 
 
-def scores(graded: Sequence[GradedResult], mode: Mode) -> Mapping[str, Fraction]:
+def mean_scores_by_sample(graded: Sequence[GradedResult], mode: Mode) -> Mapping[str, Fraction]:
     """Return the mean score of each graded problem in a mode, by the id of its sample."""
     found: dict[str, list[Fraction]] = defaultdict(list)
     for each in graded:
@@ -163,7 +163,7 @@ def difference(before: Mapping[str, Fraction], after: Mapping[str, Fraction]) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class AnswerPairs:
     """The answers of both modes to the same problems and repeats. Answers with the same index
     belong together."""
 
@@ -174,7 +174,7 @@ class Pairs:
     pairs whose plain prompt exceeds the context window."""
 
 
-def pairs(graded: Sequence[GradedResult]) -> Pairs:
+def answer_pairs(graded: Sequence[GradedResult]) -> AnswerPairs:
     """Return the pairs of one model's answers."""
     plain, sandbox = (
         {(each.sample.id, each.result.repeat): each for each in graded if each.result.mode == mode}
@@ -182,7 +182,7 @@ def pairs(graded: Sequence[GradedResult]) -> Pairs:
     )
     shared = sorted(plain.keys() & sandbox)
     kept = [key for key in shared if len(answered_results([plain[key], sandbox[key]])) == 2]
-    return Pairs(
+    return AnswerPairs(
         [plain[key] for key in kept], [sandbox[key] for key in kept], len(shared) - len(kept)
     )
 
@@ -223,16 +223,16 @@ def _token_use(domain: str, graded: Sequence[GradedResult]) -> TokenUse:
     plain = [each.result for each in answered_results(graded) if each.result.mode == "plain"]
     sandbox = [each.result for each in answered_results(graded) if each.result.mode == "sandbox"]
     runs = sandbox_uses(answered_results(graded))
-    paired = pairs(graded)
-    trajectory = average([run.trajectory_tokens for run in runs])
-    environment = average([run.observation_tokens for run in runs])
-    completion = average([each.completion_tokens for each in sandbox])
+    paired = answer_pairs(graded)
+    trajectory = mean_or_zero([run.trajectory_tokens for run in runs])
+    environment = mean_or_zero([run.observation_tokens for run in runs])
+    completion = mean_or_zero([each.completion_tokens for each in sandbox])
     model = min(completion, trajectory - environment)
     return TokenUse(
         domain,
-        mean_plain_prompt_tokens=average([each.prompt_tokens for each in plain]),
-        mean_plain_completion_tokens=average([each.completion_tokens for each in plain]),
-        mean_sandbox_prompt_tokens=average([each.prompt_tokens for each in sandbox]),
+        mean_plain_prompt_tokens=mean_or_zero([each.prompt_tokens for each in plain]),
+        mean_plain_completion_tokens=mean_or_zero([each.completion_tokens for each in plain]),
+        mean_sandbox_prompt_tokens=mean_or_zero([each.prompt_tokens for each in sandbox]),
         mean_sandbox_completion_tokens=completion,
         mean_trajectory_tokens=trajectory,
         mean_first_prompt_tokens=max(0.0, trajectory - environment - model),
@@ -320,7 +320,7 @@ def _tool_use(
         domain,
         runs=len(runs),
         turn_counts=sorted(run.turns for run in runs),
-        model_calls=average([run.model_calls for run in runs]),
+        model_calls=mean_or_zero([run.model_calls for run in runs]),
         tool_calls=sum(run.tool_calls for run in runs),
         failed_tool_calls=sum(run.failed_tool_calls for run in runs),
         capability_shares={name: _share(capability_turns[name], turns) for name in CAPABILITIES},
@@ -371,7 +371,7 @@ class Speed:
     of one evaluation, or if the concurrency changed."""
     p50_s: float
     p95_s: float
-    pairs: Pairs
+    pairs: AnswerPairs
     """The pairs of answers in the domain, from which `ratio` is computed."""
     ratio: float | None
     """The sandbox mode's answers per minute divided by the plain mode's, over the pairs."""
@@ -381,24 +381,24 @@ def speeds(evaluation: Evaluation, graded: Sequence[GradedResult]) -> list[Speed
     """Return the speed of one model in each mode, by domain and for all domains together."""
     found = []
     for domain, of_domain in results_by_domain(graded):
-        paired = pairs(of_domain)
+        paired = answer_pairs(of_domain)
         ratio = _ratio(
             _latency_shares_s(evaluation, paired.plain),
             _latency_shares_s(evaluation, paired.sandbox),
         )
         for mode, group in results_by_mode(answered_results(of_domain)):
             times_s = [each.result.latency_s for each in group]
-            mean_s = average(_latency_shares_s(evaluation, group))
+            mean_s = mean_or_zero(_latency_shares_s(evaluation, group))
             per_minute = 60 / mean_s if mean_s else 0.0
             of_mode = [each for each in of_domain if each.result.mode == mode]
-            measured = _measured_per_minute(evaluation, of_mode) if domain == ALL_DOMAINS else None
+            measured = _answers_per_minute(evaluation, of_mode) if domain == ALL_DOMAINS else None
             p50_s, p95_s = (percentile(times_s, share) for share in (0.5, 0.95))
             times = (per_minute, measured, p50_s, p95_s)
             found.append(Speed(domain, mode, len(group), *times, paired, ratio))
     return found
 
 
-def _measured_per_minute(evaluation: Evaluation, graded: Sequence[GradedResult]) -> float | None:
+def _answers_per_minute(evaluation: Evaluation, graded: Sequence[GradedResult]) -> float | None:
     """Return the answers per minute between the first start and the last end of the requests of one
     mode; None if the requests had pauses or different concurrencies."""
     times = sorted(_start_and_end(each.result) for each in graded)

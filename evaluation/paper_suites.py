@@ -24,7 +24,7 @@ from evaluation.row_sources import (
     read_hub,
     read_package,
 )
-from evaluation.samples import Draft, GraderName, Protocol, SuiteError
+from evaluation.samples import Draft, EvaluationProtocol, GraderName, SuiteError
 
 REFERENCE_DATA_SET = "daixuancheng/llm-in-sandbox-bench"
 """The data set of the reference implementation, with a configuration for each domain."""
@@ -101,8 +101,8 @@ class PaperSuite:
     """The number of problems to draw of each kind; None: `count` problems of all kinds together."""
 
     @property
-    def protocol(self) -> Protocol:
-        return Protocol(
+    def protocol(self) -> EvaluationProtocol:
+        return EvaluationProtocol(
             repeats=self.repeats,
             temperature=TEMPERATURE,
             max_tokens=MAX_TOKENS,
@@ -119,7 +119,7 @@ class PaperSuite:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversion:
+class ConvertedSuite:
     """A converted data set."""
 
     drafts: Sequence[Draft]
@@ -128,7 +128,7 @@ class Conversion:
     """Messages for the user, one line each."""
 
 
-def convert_suite(name: str, origin: str | None, seed: int) -> Conversion:
+def convert_suite(name: str, origin: str | None, seed: int) -> ConvertedSuite:
     """Return the samples of one of PAPER_SUITES, as drafts.
 
     `origin` is a path, a name on the hub such as hf:OWNER/NAME, or None for the installed package
@@ -161,7 +161,7 @@ def convert_suite(name: str, origin: str | None, seed: int) -> Conversion:
         notes.append(f"{name}: left out {repeated} rows that repeat an earlier problem")
     if len(drafts) != suite.count:
         notes.append(f"{name}: {len(drafts)} problems; the paper has {suite.count}")
-    return Conversion(drafts, source, notes)
+    return ConvertedSuite(drafts, source, notes)
 
 
 def _read_data_set(suite: PaperSuite, origin: str | None) -> DataSet:

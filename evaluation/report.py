@@ -16,7 +16,7 @@ from evaluation.measures import (
     Evaluation,
     ToolUse,
     answered_results,
-    average,
+    mean_or_zero,
     results_by_domain,
     results_by_mode,
     sandbox_uses,
@@ -348,7 +348,7 @@ def _tool_section(evaluation: Evaluation, graded: Sequence[GradedResult]) -> Sec
         rows.append(
             [
                 use.domain,
-                number_text(average(use.turn_counts), 1),
+                number_text(mean_or_zero(use.turn_counts), 1),
                 *(str(percentile(use.turn_counts, share)) for share in (0.5, 0.95)),
                 number_text(use.model_calls, 1),
                 str(use.tool_calls),
@@ -412,8 +412,8 @@ def _reasoning_section(evaluation: Evaluation, graded: Sequence[GradedResult]) -
             keys = [each.result.key for each in group if each.result.key in evaluation.patterns]
             found = [evaluation.patterns[key] for key in keys]
             means = (
-                average([patterns.verification for patterns in found]),
-                average([patterns.structure for patterns in found]),
+                mean_or_zero([patterns.verification for patterns in found]),
+                mean_or_zero([patterns.structure for patterns in found]),
             )
             rows.append([domain, mode, str(len(found)), *(f"{mean:.2f}" for mean in means)])
     head = ["domain", "mode", "answers", "verification", "structure"]

@@ -36,7 +36,7 @@ RUN_FILE, RESULTS_FILE, TRAJECTORIES_FILE = "run.json", "results.jsonl", "trajec
 REPORT_FILE, HTML_REPORT_FILE = "report.md", "report.html"
 
 
-class Key(NamedTuple):
+class RequestKey(NamedTuple):
     """The identity of a request: a later record replaces an earlier one with the same key."""
 
     model: str
@@ -105,8 +105,8 @@ class Result(_Record):
     sandbox: SandboxUse | None = None
 
     @property
-    def key(self) -> Key:
-        return Key(self.model, self.mode, self.repeat, self.sample)
+    def key(self) -> RequestKey:
+        return RequestKey(self.model, self.mode, self.repeat, self.sample)
 
 
 class Step(_Record):
@@ -190,8 +190,8 @@ class Trajectory(_Record):
         return sorted([*steps, *turn.other_calls], key=lambda step: step.number)
 
     @property
-    def key(self) -> Key:
-        return Key(self.model, self.mode, self.repeat, self.sample)
+    def key(self) -> RequestKey:
+        return RequestKey(self.model, self.mode, self.repeat, self.sample)
 
 
 class RunSettings(_Record):
@@ -224,7 +224,9 @@ class RunInfo(_Record):
 class ResultWriter:
     """Appends records to results.jsonl and trajectories.jsonl."""
 
-    def __init__(self, results: IO[bytes], trajectories: IO[bytes], done_keys: set[Key]) -> None:
+    def __init__(
+        self, results: IO[bytes], trajectories: IO[bytes], done_keys: set[RequestKey]
+    ) -> None:
         self._results = results
         self._trajectories = trajectories
         self.done_keys = done_keys
@@ -295,14 +297,14 @@ class Trajectories:
         """Index the records of trajectories.jsonl. Without this file, an evaluation has no
         trajectories. Raises ResultsError if a record is malformed."""
         self._path = directory / TRAJECTORIES_FILE
-        self._line_positions: dict[tuple[Key, str], tuple[int, int]] = {}
+        self._line_positions: dict[tuple[RequestKey, str], tuple[int, int]] = {}
         if not self._path.exists():
             return
         for number, offset, line in read_lines(self._path):
             trajectory = parse_record(self._path, number, line, Trajectory)
             self._line_positions[trajectory.key, trajectory.started] = (number, offset)
 
-    def of(self, result: Result) -> Trajectory | None:
+    def get(self, result: Result) -> Trajectory | None:
         """Return the trajectory of a result, or None if there is none."""
         place = self._line_positions.get((result.key, result.started))
         if place is None:

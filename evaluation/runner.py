@@ -16,8 +16,8 @@ from evaluation.http_client import HTTPClient, RequestError
 from evaluation.results import (
     MODES,
     Failure,
-    Key,
     Mode,
+    RequestKey,
     Result,
     ResultWriter,
     SandboxUse,
@@ -103,17 +103,19 @@ class Plan:
                 for repeat in range(repeats):
                     for suite, sample in samples:
                         if repeat < self.repeats_of(suite):
-                            yield PlannedRequest(Key(model, mode, repeat, sample.id), suite, sample)
+                            yield PlannedRequest(
+                                RequestKey(model, mode, repeat, sample.id), suite, sample
+                            )
 
     def repeats_of(self, suite: Suite) -> int:
         """Return the number of requests for each problem of a suite, in each mode."""
         return self.repeats or suite.manifest.protocol.repeats
 
-    def request_of(self, suite: Suite) -> dict[str, Any]:
+    def request_fields_of(self, suite: Suite) -> dict[str, Any]:
         """Return the fields, such as temperature, that all requests of a suite have."""
         return _with_options(suite.manifest.protocol.request_fields(), self.request)
 
-    def sandbox_of(self, suite: Suite) -> dict[str, Any]:
+    def sandbox_fields_of(self, suite: Suite) -> dict[str, Any]:
         """Return the fields of the `sandbox` object of a suite's requests with a sandbox."""
         return _with_options(suite.manifest.protocol.sandbox, self.sandbox)
 
@@ -122,7 +124,7 @@ class Plan:
 class PlannedRequest:
     """One request to send."""
 
-    key: Key
+    key: RequestKey
     suite: Suite
     sample: Sample
 
@@ -208,7 +210,7 @@ class Runner:
                 fields["latency_s"] = round(time.perf_counter() - clock, 3)
                 # Validated, as a server may send anything, such as a null for a number.
                 result = Result.model_validate(
-                    {**fields, **_completion_fields(planned.key.mode, completion, failures)}
+                    {**fields, **_result_fields(planned.key.mode, completion, failures)}
                 )
                 trajectory = trajectory_of(result, completion)
                 if self._plan.capture_turns and trajectory.run_id:
@@ -235,7 +237,7 @@ class Runner:
         """Return the body of a request."""
         plan, sample = self._plan, planned.sample
         texts = {file.name: planned.suite.read(file) for file in sample.files}
-        body = plan.request_of(planned.suite)
+        body = plan.request_fields_of(planned.suite)
         body["model"] = self._model_name(planned.key.mode, planned.key.model)
         if planned.key.mode == "plain":
             content: Any = plain_prompt(sample.plain_problem or sample.problem, texts)
@@ -243,7 +245,7 @@ class Runner:
             content = [*map(_file_part, texts, texts.values())]
             content.append({"type": "text", "text": sample.problem})
             # By default, the proxy runs each of these requests with a sandbox, or refuses it.
-            sandbox = plan.sandbox_of(planned.suite)
+            sandbox = plan.sandbox_fields_of(planned.suite)
             body["sandbox"] = {"enabled": "always", **sandbox, "steps": "events"}
             if plan.capture_turns:
                 body["sandbox"]["capture"] = "messages"
@@ -272,7 +274,7 @@ def _file_part(name: str, text: str) -> dict[str, Any]:
     return {"type": "file", "file": file}
 
 
-def _completion_fields(
+def _result_fields(
     mode: Mode, completion: Mapping[str, Any], failures: Sequence[Failure]
 ) -> dict[str, Any]:
     """Return the fields of a result that come from a completion. `failures` are those of earlier
@@ -327,11 +329,11 @@ def _failure(error: Exception) -> Failure:
     message = replace_surrogates(str(error))[:1000]
     if not isinstance(error, RequestError):
         return Failure(code="bad_response", message=f"{type(error).__name__}: {message}")
-    code = OVERFLOW_CODE if _is_overflow(error) else replace_surrogates(error.code)
+    code = OVERFLOW_CODE if _is_context_overflow(error) else replace_surrogates(error.code)
     return Failure(status=error.status, code=code[:MAX_CODE_CHARS], message=message)
 
 
-def _is_overflow(error: RequestError) -> bool:
+def _is_context_overflow(error: RequestError) -> bool:
     """Return True if a server refuses a request because it does not fit the context window."""
     if error.code == OVERFLOW_CODE:
         return True

@@ -71,7 +71,7 @@ class Sample(_Record):
     runs it; other models never see it."""
 
 
-class Protocol(_Record):
+class EvaluationProtocol(_Record):
     """The settings of a suite's requests. Options of `sandbox-eval run` replace them."""
 
     repeats: Annotated[int, Field(ge=1, le=1000)] = 1
@@ -87,7 +87,7 @@ class Protocol(_Record):
         """Return the fields that the protocol adds to each request, such as temperature."""
         return self.model_dump(include={"temperature", "max_tokens"}, exclude_none=True)
 
-    def fields(self) -> dict[str, Any]:
+    def changed_settings(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults, without `repeats`, for run.json."""
         return self.model_dump(exclude={"repeats"}, exclude_defaults=True)
 
@@ -131,7 +131,7 @@ class Manifest(_Record):
     """The SHA-256 of samples.jsonl, which contains the hashes of the input files."""
     licence: str
     source: str
-    protocol: Protocol = Protocol()
+    protocol: EvaluationProtocol = EvaluationProtocol()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def write_suite(
     *,
     licence: str,
     source: str,
-    protocol: Protocol | None = None,
+    protocol: EvaluationProtocol | None = None,
 ) -> Suite:
     """Write a suite and return it. The manifest is written last: a suite without a manifest is
     incomplete."""
@@ -186,7 +186,7 @@ def write_suite(
         sha256=digest,
         licence=licence,
         source=source,
-        protocol=protocol or Protocol(),
+        protocol=protocol or EvaluationProtocol(),
     )
     (directory / MANIFEST_FILE).write_text(
         manifest.model_dump_json(indent=2) + "\n", encoding="utf-8"
@@ -222,7 +222,7 @@ def load_suite(directory: Path) -> Suite:
     return Suite(directory, manifest, samples)
 
 
-def prepared_suites(data_directory: Path) -> list[str]:
+def prepared_suite_names(data_directory: Path) -> list[str]:
     """Return the names of the suites in a directory, sorted. Raises SuiteError if there is none."""
     names = sorted(path.parent.name for path in data_directory.glob(f"*/{MANIFEST_FILE}"))
     if not names:

@@ -252,7 +252,10 @@ def _call_message(*calls: Mapping[str, Any], text: str | None = None) -> dict[st
 
 def _completion(body: Mapping[str, Any], message: Mapping[str, Any]) -> dict[str, Any]:
     reason = "tool_calls" if message.get("tool_calls") else "stop"
-    prompt_tokens, completion_tokens = sum(map(_tokens, body["messages"])), _tokens(message)
+    prompt_tokens, completion_tokens = (
+        sum(map(_token_count, body["messages"])),
+        _token_count(message),
+    )
     return {
         "id": "chatcmpl-scripted",
         "object": "chat.completion",
@@ -267,7 +270,7 @@ def _completion(body: Mapping[str, Any], message: Mapping[str, Any]) -> dict[str
     }
 
 
-def _tokens(message: Mapping[str, Any]) -> int:
+def _token_count(message: Mapping[str, Any]) -> int:
     """Return the token count of a message: the characters of its text and of the arguments of its
     tool calls divided by CHARS_PER_TOKEN, rounded up; SYSTEM_TOKENS for a system message."""
     if message["role"] == "system":

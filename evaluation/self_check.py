@@ -44,7 +44,7 @@ def check(output: Path) -> int:
     samples = [sample for suite in suites for sample in suite.samples]
     asyncio.run(_evaluate(output, data, ScriptedModel(samples)))
     subprocess.run([*COMMAND, "report", str(output)], check=True)
-    found = results_of((output / REPORT_FILE).read_text(encoding="utf-8"))
+    found = time_independent_part((output / REPORT_FILE).read_text(encoding="utf-8"))
     known = (resources.files("evaluation") / KNOWN_RESULTS_FILE).read_text(encoding="utf-8")
     if found == known:
         print("The results are those known in advance.", file=sys.stderr)
@@ -54,7 +54,7 @@ def check(output: Path) -> int:
     return 1
 
 
-def results_of(report: str) -> str:
+def time_independent_part(report: str) -> str:
     """Return the part of a report about the scripted model that does not depend on time."""
     return report[report.index(f"## {MODEL_NAME}") : report.index("## Speed")]
 
@@ -69,7 +69,7 @@ def run_arguments(output: Path, data: Path, base_url: str) -> list[str]:
 
 
 async def _evaluate(output: Path, data: Path, model: ScriptedModel) -> None:
-    async with serve_model(model.reply) as model_url, _proxy(output, model_url) as base_url:
+    async with serve_model(model.reply) as model_url, _run_proxy(output, model_url) as base_url:
         arguments = run_arguments(output, data, base_url)
         process = await asyncio.create_subprocess_exec(*COMMAND, *arguments)
         # Exit code 3: the script has errors of the backend, which the known results contain.
@@ -78,7 +78,7 @@ async def _evaluate(output: Path, data: Path, model: ScriptedModel) -> None:
 
 
 @asynccontextmanager
-async def _proxy(output: Path, model_url: str) -> AsyncIterator[str]:
+async def _run_proxy(output: Path, model_url: str) -> AsyncIterator[str]:
     """Run a proxy with bubblewrap sandboxes in front of the model; yield the proxy's URL, with
     /v1."""
     config = output / "config.yaml"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
 from typing import Self
 
-from policies.limits import Limits, Spent, StopReason, mib_to_bytes
+from policies.limits import Limits, SpentAmounts, StopReason, mib_to_bytes
 
 DAY_S = 86_400
 STOP_REASONS = {
@@ -170,7 +170,7 @@ class LowBudgetHint:
     """1: little; 2: very little."""
 
 
-def low_budget_hints(limits: Limits, spent: Spent) -> dict[str, LowBudgetHint]:
+def low_budget_hints(limits: Limits, spent: SpentAmounts) -> dict[str, LowBudgetHint]:
     """Return a hint for each of the run's own budgets that is nearly exhausted, by kind, such as
     `turns`."""
     last_s = min(_LAST_S, limits.max_run_seconds * _LITTLE_SHARE)

@@ -39,7 +39,7 @@ def strip_steps(messages: Sequence[Message]) -> list[Message]:
     for message in map(_without_files, messages):
         stripped = _without_steps(message)
         if stripped is not None and follows_steps:
-            _append_after_steps(groups, stripped)
+            _append_to_groups(groups, stripped)
         elif stripped is not None:
             groups.append([stripped])
         follows_steps = stripped is not message
@@ -81,7 +81,11 @@ def _without_calls(message: Message) -> Message | None:
 def _without_reasoning(message: Message) -> Message:
     removed = [key for key in _REASONING_FIELDS if _has_steps(message.get(key))]
     content = message.get("content")
-    stripped = _strip_parts(content) if isinstance(content, list) else _strip_think_blocks(content)
+    stripped = (
+        _strip_steps_from_parts(content)
+        if isinstance(content, list)
+        else _strip_think_blocks(content)
+    )
     if not removed and stripped is content:
         return message
     kept = {key: value for key, value in message.items() if key not in removed}
@@ -94,7 +98,7 @@ def _has_steps(reasoning: Any) -> bool:
     return any(isinstance(text, str) and contains_steps(text) for text in texts)
 
 
-def _strip_parts(parts: list[Any]) -> list[Any] | str:
+def _strip_steps_from_parts(parts: list[Any]) -> list[Any] | str:
     """Remove the reasoning that contains steps. Return `parts` itself if there is no such
     reasoning, and "" if nothing is left."""
     kept: list[Any] = []
@@ -131,7 +135,7 @@ def is_step_id(call_id: object) -> bool:
     return isinstance(call_id, str) and _STEP_ID.fullmatch(call_id) is not None
 
 
-def _append_after_steps(groups: list[list[Message]], message: Message) -> None:
+def _append_to_groups(groups: list[list[Message]], message: Message) -> None:
     """Append a message that follows removed steps. A message that must be merged with the previous
     message is added to the last group, any other message becomes a new group. UNANSWERED separates
     two user messages."""

@@ -50,7 +50,7 @@ def is_small(text: bytes | bytearray) -> bool:
     return len(text) <= SMALL_BYTES and text.count(b"{") + text.count(b"[") <= MAX_DEPTH
 
 
-class JSONBounds:
+class JSONBoundsCheck:
     """Checks one JSON text, which arrives in pieces, against the bounds."""
 
     def __init__(self, max_values: int = MAX_VALUES) -> None:
@@ -88,7 +88,7 @@ class JSONBounds:
             and b"\\" not in piece
         ):
             return  # the middle of a long string; the search below takes twenty times as long
-        self._count_structure(self._outside_strings(self._pending_escape + piece))
+        self._count_structure(self._mask_strings(self._pending_escape + piece))
 
     def accept(self, piece: bytes) -> bool:
         """Check the next bytes; return False if a bound is exceeded."""
@@ -98,7 +98,7 @@ class JSONBounds:
             return False
         return True
 
-    def _outside_strings(self, text: bytes) -> bytes:
+    def _mask_strings(self, text: bytes) -> bytes:
         """Return the text with each string replaced by one letter."""
         start, self._pending_escape = 0, b""
         if self._is_in_string:

@@ -35,7 +35,7 @@ Steps = Generator[None, None, T]
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedJSON:
     """A decoded JSON text."""
 
     value: Any
@@ -45,7 +45,7 @@ class Decoded:
 
 def decode_in_steps(
     text: bytes | bytearray, mark: str, piece_size: int = PIECE_SIZE
-) -> Steps[Decoded]:
+) -> Steps[DecodedJSON]:
     """Decode JSON in UTF-8, also with a byte order mark. Placeholders for the long strings begin
     with the random string `mark`.
 
@@ -56,23 +56,23 @@ def decode_in_steps(
     if json.detect_encoding(bytes(text[:4])) not in ("utf-8", "utf-8-sig"):
         raise ValueError("large JSON must be in UTF-8")
     strings: dict[str, str] = {}
-    outline = yield from _Reader(text, piece_size).outline(mark, strings)
+    outline = yield from _StringExtractor(text, piece_size).replace_strings(mark, strings)
     value = decode_json(outline)
     yield
     size = sum(map(sys.getsizeof, strings.values()))
     size += len(outline) if outline.isascii() else 4 * len(outline)
     value = yield from _with_strings(value, strings)
-    return Decoded(value, size + len(text))
+    return DecodedJSON(value, size + len(text))
 
 
-class _Reader:
+class _StringExtractor:
     """Takes the long strings out of one JSON text."""
 
     def __init__(self, text: bytes | bytearray, piece_size: int) -> None:
         self._text = text
         self._piece_size = piece_size
 
-    def outline(self, mark: str, strings: MutableMapping[str, str]) -> Steps[bytes]:
+    def replace_strings(self, mark: str, strings: MutableMapping[str, str]) -> Steps[bytes]:
         """Return the text with placeholders for the long strings, and add each long string to
         `strings` under its placeholder."""
         text = self._text

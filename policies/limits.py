@@ -96,7 +96,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class SpentAmounts:
     """The amounts that a run has spent so far."""
 
     turns: int = 0
@@ -115,7 +115,7 @@ class Spent:
     """See `Limits.max_trajectory_tokens`."""
 
 
-def exceeded_limit(limits: Limits, spent: Spent) -> StopReason | None:
+def exceeded_limit(limits: Limits, spent: SpentAmounts) -> StopReason | None:
     """Return the stop reason for the limit that forbids another model call with tools, or None."""
     if spent.turns >= limits.max_turns:
         return StopReason.MAX_TURNS
@@ -127,7 +127,7 @@ def exceeded_limit(limits: Limits, spent: Spent) -> StopReason | None:
     return exceeded_spending_limit(limits, spent) or exceeded_command_limit(limits, spent)
 
 
-def exceeded_spending_limit(limits: Limits, spent: Spent) -> StopReason | None:
+def exceeded_spending_limit(limits: Limits, spent: SpentAmounts) -> StopReason | None:
     """Return the stop reason for the limit that forbids any further model call, or None."""
     if _is_limit_reached(spent.tokens, spent.next_tokens, limits.max_total_tokens):
         return StopReason.TOKEN_BUDGET
@@ -136,7 +136,7 @@ def exceeded_spending_limit(limits: Limits, spent: Spent) -> StopReason | None:
     return None
 
 
-def exceeded_command_limit(limits: Limits, spent: Spent) -> StopReason | None:
+def exceeded_command_limit(limits: Limits, spent: SpentAmounts) -> StopReason | None:
     """Return the stop reason for the limit that forbids another command, or None."""
     if spent.commands >= limits.max_commands:
         return StopReason.COMMAND_BUDGET

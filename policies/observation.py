@@ -143,11 +143,11 @@ def terminal_text(output: str) -> str:
     last state of each progress line."""
     text = _ESCAPE_SEQUENCE.sub("", output).replace("\r\n", "\n")
     if "\r" in text:
-        text = "\n".join(_last_line_state(line) for line in text.split("\n"))
+        text = "\n".join(_visible_line(line) for line in text.split("\n"))
     return printable(text)
 
 
-def _last_line_state(line: str) -> str:
+def _visible_line(line: str) -> str:
     states = [state for state in line.split("\r") if state]
     return states[-1] if states else ""
 
@@ -178,8 +178,8 @@ def is_stub_shorter(text: str) -> bool:
 def stub(text: str, path: str | None) -> str:
     """Return a stub for an observation: its first and last lines, and the path of a file with the
     complete text, if there is one."""
-    head = _up_to_line_end(text[: STUB_CHARS // 2])
-    tail = _up_to_line_end(text[: -STUB_CHARS // 2 - 1 : -1])[::-1]
+    head = _cut_at_line_end(text[: STUB_CHARS // 2])
+    tail = _cut_at_line_end(text[: -STUB_CHARS // 2 - 1 : -1])[::-1]
     left_out = len(text) - len(head) - len(tail)
     lines = text.count("\n") + 1
     where = (
@@ -193,7 +193,7 @@ def stub(text: str, path: str | None) -> str:
     )
 
 
-def _up_to_line_end(text: str) -> str:
+def _cut_at_line_end(text: str) -> str:
     """Return the text without its incomplete last line, if more than half of it remains."""
     end = text.rfind("\n")
     return text[:end] if end > len(text) // 2 else text

@@ -102,7 +102,7 @@ class ReferencePrompts:
         placeholder."""
         return self._with_paths(self.system).format(command_docs="", demo="")
 
-    def problem(self, text: str) -> str:
+    def problem_message(self, text: str) -> str:
         """Return the first user message for a problem. Raises KeyError, IndexError or ValueError
         for an unknown placeholder."""
         return self._with_paths(self.instance).format(problem_statement=text)

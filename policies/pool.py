@@ -117,7 +117,7 @@ def exact_pool_key(isolation: Isolation) -> PoolKey:
 
 
 @lru_cache
-def limited_to(settings: PoolSettings, max_sandboxes: int) -> PoolSettings:
+def with_max_sandboxes(settings: PoolSettings, max_sandboxes: int) -> PoolSettings:
     """Return the settings for at most `max_sandboxes` sandboxes, but at least 1. `min_ready` is
     reduced to the new maximum, too."""
     most = max(1, min(settings.max_sandboxes, max_sandboxes))

@@ -124,7 +124,7 @@ def is_at_least_as_strict(path: str, allowed: Any, requested: Any) -> bool:
     return bool(requested == allowed or order.is_stricter(allowed, requested))
 
 
-def strictest(path: str, allowed: Any, requested: Any) -> Any:
+def stricter_value(path: str, allowed: Any, requested: Any) -> Any:
     """Return the loosest value of a setting that is at least as strict as both values. Return the
     allowed value if the requested value is less strict and the setting's order cannot combine
     values."""
@@ -134,7 +134,7 @@ def strictest(path: str, allowed: Any, requested: Any) -> Any:
     return combine(allowed, requested) if combine and requested is not None else allowed
 
 
-def describe_stricter(path: str, allowed: Any) -> str:
+def describe_stricter_values(path: str, allowed: Any) -> str:
     """Return a description of the values that are stricter than the allowed value."""
     if path in SETTING_ORDERS:
         return SETTING_ORDERS[path].description
@@ -240,7 +240,7 @@ class EffectivePolicy:
     bounds: Mapping[str, str] = field(default_factory=dict)
     """The model or key that made a setting stricter, by the setting's path."""
 
-    def restricted(
+    def with_restrictions(
         self, overrides: Profile, paths: Iterable[str], bound_by: str
     ) -> "EffectivePolicy":
         """Return a copy whose settings at `paths` are at least as strict as in `overrides`.
@@ -248,7 +248,7 @@ class EffectivePolicy:
         profile, bounds = self.profile, dict(self.bounds)
         for path in paths:
             before = get_setting(profile, path)
-            after = strictest(path, before, get_setting(overrides, path))
+            after = stricter_value(path, before, get_setting(overrides, path))
             if after != before:
                 profile = with_setting(profile, path, after)
                 bounds[path] = bound_by

@@ -179,7 +179,7 @@ def tool_call_request(stop_reason: StopReason) -> str:
     return f"{WHY_NO_MORE_TOOLS.get(stop_reason, '')} {CALL_NOW}".lstrip()
 
 
-def final_request(stop_reason: StopReason, form: AnswerForm | None = None) -> str:
+def final_answer_request(stop_reason: StopReason, form: AnswerForm | None = None) -> str:
     """Return the request for the final answer. It states the reached limit and the form of the
     answer, if there are any."""
     parts = (WHY_NO_MORE_TOOLS.get(stop_reason), FINAL_ANSWER, form.instruction() if form else None)
@@ -196,6 +196,6 @@ def summary_message(summary: str) -> str:
     return SUMMARY.format(summary=summary)
 
 
-def form_request(error: str, form: AnswerForm) -> str:
+def corrected_answer_request(error: str, form: AnswerForm) -> str:
     """Return the request for a final answer in the right form, after an answer with an error."""
     return f"That answer does not have the form that was asked for: {error}\n{form.instruction()}"

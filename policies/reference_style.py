@@ -94,7 +94,7 @@ class EditResult:
     observation: str
 
 
-def view_file(path: str, content: str, view_range: Sequence[int] | None) -> str:
+def file_observation(path: str, content: str, view_range: Sequence[int] | None) -> str:
     """Return the observation of a view of a file: its numbered lines, or the lines in `view_range`
     (first and last line, -1 for the end), clipped to _CLIP_CHARS. Return a note for an empty file,
     and an error message for an invalid range."""
@@ -116,7 +116,7 @@ def view_file(path: str, content: str, view_range: Sequence[int] | None) -> str:
     return _clip(_numbered_lines(path, lines[first - 1 : last], first))
 
 
-def list_directory(path: str, names: str) -> str:
+def directory_observation(path: str, names: str) -> str:
     """Return the observation of a view of a directory."""
     if not names:
         return f"(empty directory: {path})"

@@ -82,7 +82,7 @@ class EchoCheck:
         own texts, unless the client's messages contain the quoted words too. `at_end` is True for
         the last piece."""
         self._unfinished_word += piece
-        end = len(self._unfinished_word) if at_end else _last_boundary(self._unfinished_word)
+        end = len(self._unfinished_word) if at_end else _last_word_start(self._unfinished_word)
         complete, self._unfinished_word = self._unfinished_word[:end], self._unfinished_word[end:]
         for quotation in self._quotations(f"{complete}." if at_end else complete):
             if not self._is_from_client(quotation):
@@ -126,7 +126,7 @@ def _word_sequences(words: Words, length: int) -> Iterable[Words]:
     return (words[n : n + length] for n in range(len(words) - length + 1))
 
 
-def _last_boundary(text: str) -> int:
+def _last_word_start(text: str) -> int:
     """Return the start of the last word of `text`, because the next piece may continue the word.
     Return the end of the text if the word is longer than any word of a proxy text."""
     start = len(text)
@@ -152,7 +152,7 @@ _MAX_CANDIDATES = 4
 _WINDOW_CHARS = 2 * _MIN_DATA_CHARS
 
 
-def repeated_suffix(text: str) -> int:
+def repeated_suffix_length(text: str) -> int:
     """Return the length of the end of `text` that repeats one passage; 0 if it is too short for
     runaway repetition."""
     tail = text[-_WINDOW_CHARS:]
@@ -181,7 +181,7 @@ class RepetitionCheck:
         self._next_check = self._chars + CHECK_EVERY_CHARS
         tail = "".join(self._pieces)[-_WINDOW_CHARS:]
         self._pieces = [tail]
-        return repeated_suffix(tail) > 0
+        return repeated_suffix_length(tail) > 0
 
 
 def _repeat_distances(tail: str) -> list[int]:

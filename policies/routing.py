@@ -125,7 +125,7 @@ def _single_call_reason(body: Mapping[str, Any]) -> RouteReason | None:
     return None
 
 
-def is_upstream(url: str, base_urls: Sequence[str]) -> bool:
+def is_allowed_upstream(url: str, base_urls: Sequence[str]) -> bool:
     """Return True if a URL is an allowed base URL, or below an allowed base URL.
 
     The part of the URL after the base must have no query, no escapes and no segment that begins

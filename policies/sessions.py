@@ -125,12 +125,12 @@ def named_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> NamedS
         own.get("session"),
         headers.get(RequestHeader.SESSION),
     )
-    if name := _first_name(explicit):
+    if name := _first_valid_name(explicit):
         return NamedSession(name, resumes_by_messages=False)
     metadata = body.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     chats = (headers.get(header) for header in CHAT_HEADERS)
-    if name := _first_name((*chats, body.get("session_id"), metadata.get("session_id"))):
+    if name := _first_valid_name((*chats, body.get("session_id"), metadata.get("session_id"))):
         return NamedSession(name, resumes_by_messages=True)
     return None
 
@@ -148,7 +148,7 @@ def _valid_label(value: object) -> str | None:
     return value if isinstance(value, str) and 0 < len(value) <= MAX_LABEL_CHARS else None
 
 
-def session_states(messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
+def session_state_names(messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
     """Return the name of a session's state after these messages, and the names of the states that a
     run with these messages may resume from, newest first.
 
@@ -203,7 +203,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def _first_name(names: Sequence[object]) -> str | None:
+def _first_valid_name(names: Sequence[object]) -> str | None:
     """Return the first name that is a text and not blank, or None."""
     return next((name.strip() for name in names if isinstance(name, str) and name.strip()), None)
 

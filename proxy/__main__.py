@@ -352,7 +352,9 @@ def _lifespan(
         ]
         services.runs.listen()
         loop = asyncio.get_running_loop()
-        services.store.call_when_lost(lambda: loop.call_soon_threadsafe(services.runs.lose_all))
+        services.store.call_when_found_dead(
+            lambda: loop.call_soon_threadsafe(services.runs.cancel_all_as_lost)
+        )
         pool.start()
         await services.tool_verdicts.load()
         yield

@@ -67,7 +67,7 @@ async def check_tools(probe: ToolProbe, settings: ToolSupportSettings) -> list[C
     tools. Return no checks if the backend does not list its models."""
     try:
         names = (await probe.models())[:MAX_PROBED_MODELS]
-        version = await probe.version() if names else None
+        version = await probe.engine_version() if names else None
     except BackendError:
         return []  # `check_model` has reported the error
     return [await _check_model_tools(probe, settings, name, version) for name in names]
@@ -157,7 +157,7 @@ async def _require_passing_checks(
 
 
 def _require_isolation(backend: Backend, findings: Sequence[EscapeFinding]) -> None:
-    findings = [accept(finding, backend.accepted_attempts) for finding in findings]
+    findings = [accept(finding, backend.accepted_escapes) for finding in findings]
     if why := refusal_reason(findings):
         raise SandboxStartError(f"{backend.name}: {why}")
     if why := why_none_tried(findings):
@@ -321,9 +321,9 @@ async def _escape_checks(backend: Backend, isolation: Isolation, *, self_test: b
         if self_test:
             findings: list[EscapeFinding] = []
             await run_self_test(start, isolation, findings.append)
-            return [accept(each, backend.accepted_attempts).to_check() for each in findings]
+            return [accept(each, backend.accepted_escapes).to_check() for each in findings]
         findings = [
-            accept(each, backend.accepted_attempts) for each in await run_probes(start, isolation)
+            accept(each, backend.accepted_escapes) for each in await run_probes(start, isolation)
         ]
     except SandboxError as error:
         return [Check(f"{backend.name} isolation", False, str(error))]

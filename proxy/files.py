@@ -75,7 +75,7 @@ class FileStore:
         """Create the container if it does not exist. Extend its expiry."""
         new_container = NewContainer(name=container_id, minutes=self.container_minutes)
         await self.store.containers.create(owner, new_container, container_id)
-        await self.store.containers.use(owner, container_id)
+        await self.store.containers.touch(owner, container_id)
 
     async def client_files(self, container_id: str, owner: str) -> list[InputFile]:
         """Return the files that the client has uploaded into a container."""
@@ -124,7 +124,7 @@ class FileStore:
         """Return the messages with paths in place of links to the owner's files. A content part
         whose URL is such a link gets the file's id instead, which FileLookup finds. Other links
         lose their signature."""
-        links = await stepwise.call(_first_linked_files, list(messages))
+        links = await stepwise.call_in_thread_if_large(_first_linked_files, list(messages))
         paths = {}
         for container, file_id in links:
             file = await self.store.container_files.get(container, file_id, owner)
@@ -136,7 +136,7 @@ class FileStore:
             else messages
         )
         strip = partial(replace_signed_links, find_path=paths.get)
-        changed: Sequence[Message] = await stepwise.call(strip, list(named))
+        changed: Sequence[Message] = await stepwise.call_in_thread_if_large(strip, list(named))
         return changed
 
     async def find(

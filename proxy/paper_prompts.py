@@ -146,7 +146,7 @@ def _parse_prompt_file(path: Path, code_fields: Mapping[str, Any]) -> ReferenceP
             tools=file.tools,
         )
         prompts.system_prompt()
-        prompts.problem("")
+        prompts.problem_message("")
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error

@@ -23,7 +23,7 @@ from policies.profile import (
     AuditSettings,
     EffectivePolicy,
     Profile,
-    describe_stricter,
+    describe_stricter_values,
     get_setting,
     setting_paths,
 )
@@ -165,7 +165,9 @@ class Profiles:
 
 
 def _restrict_policy(policy: EffectivePolicy, tree: Tree, source: str) -> EffectivePolicy:
-    return policy.restricted(with_settings(policy.profile, tree), _override_paths(tree), source)
+    return policy.with_restrictions(
+        with_settings(policy.profile, tree), _override_paths(tree), source
+    )
 
 
 def build_profiles(config: Config) -> Profiles:
@@ -193,7 +195,7 @@ def build_profiles(config: Config) -> Profiles:
     for name, tree in config.profiles.items():
         extends = tree.get("extends", "default")
         if extends not in named:
-            raise ConfigError(f"profiles.{name}.extends: {_unknown_profile(extends)}")
+            raise ConfigError(f"profiles.{name}.extends: {_unknown_profile_message(extends)}")
         named[name] = _extend_profile(named[extends], name, {**tree, "extends": extends}, prompts)
     models = [
         ModelPolicy(pattern, model.profile, model.policy)
@@ -215,12 +217,12 @@ def _check_references(config: Config, profiles: Mapping[str, Profile]) -> None:
         policies[f"keys.{index}.policy"] = key.policy
     for place, listed in names.items():
         if unknown := [name for name in listed if name not in profiles]:
-            raise ConfigError(f"{place}: {_unknown_profile(unknown[0])}")
+            raise ConfigError(f"{place}: {_unknown_profile_message(unknown[0])}")
     for place, tree in policies.items():
         _check_policy(place, tree, profiles)
 
 
-def _unknown_profile(name: str) -> str:
+def _unknown_profile_message(name: str) -> str:
     if instead := REMOVED_PROFILES.get(name):
         return f"there is no profile {name!r} any more: {instead}"
     return f"there is no profile {name!r}; define it in profiles, above those that extend it"
@@ -387,7 +389,7 @@ def profile_table(profiles: Mapping[str, Profile], default: Profile) -> Iterator
             for name, each in profiles.items()
             if each is not default and get_setting(each, path) != extended[name]
         ]
-        narrower = describe_stricter(path, value)
+        narrower = describe_stricter_values(path, value)
         yield f"| `{path}` | {_format_value(value)} | {', '.join(others)} | {narrower} |"
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from policies.json_bounds import encode_json
-from policies.large_json import Decoded, Steps, count_chars, decode_in_steps, encode_in_steps
+from policies.large_json import DecodedJSON, Steps, count_chars, decode_in_steps, encode_in_steps
 
 LARGE_CHARS = 4 << 20
 """Number of characters or bytes above which a value is handled in steps. Handling a larger value at
@@ -27,7 +27,7 @@ def is_large(value: Any) -> bool:
     return count_chars(value, LARGE_CHARS) > LARGE_CHARS
 
 
-async def decode_large(text: bytes | bytearray) -> Decoded:
+async def decode_large(text: bytes | bytearray) -> DecodedJSON:
     """Return the decoded JSON. See `decode_in_steps`."""
     return await run(decode_in_steps(text, secrets.token_hex(_MARK_BYTES)))
 
@@ -42,7 +42,7 @@ async def encode(
     return await run(encode_in_steps(value, secrets.token_hex(_MARK_BYTES), encode_small))
 
 
-async def call(function: Callable[[Any], T], value: Any) -> T:
+async def call_in_thread_if_large(function: Callable[[Any], T], value: Any) -> T:
     """Return `function(value)`. For a large value the function runs in a thread, and must not keep
     the GIL for long."""
     if is_large(value):

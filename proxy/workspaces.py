@@ -115,7 +115,9 @@ class RunWorkspace:
         """Request a sandbox without waiting for it. Raises NoFreeSandboxError,
         SandboxStartError."""
         if self._lease is None:
-            lease = self._sandboxes.lease(self.isolation, self._report, self._confirm, self._owner)
+            lease = self._sandboxes.lease(
+                self.isolation, self._report, self._check_target, self._owner
+            )
             self._lease = await self._exit_stack.enter_async_context(lease)
         return self._lease
 
@@ -126,7 +128,7 @@ class RunWorkspace:
             try:
                 lease = await exit_stack.enter_async_context(
                     self._sandboxes.lease(
-                        self.isolation, self._report, self._confirm, self._owner, reference
+                        self.isolation, self._report, self._check_target, self._owner, reference
                     )
                 )
                 async with asyncio.timeout(ADOPTION_TIMEOUT_S):
@@ -158,7 +160,7 @@ class RunWorkspace:
     def _report(self, decision: Decision) -> Awaitable[None] | None:
         return self.on_decision(decision) if self.on_decision else None
 
-    async def _confirm(self, target: Target) -> str | None:
+    async def _check_target(self, target: Target) -> str | None:
         return await self.check_target(target) if self.check_target else None
 
 
@@ -236,7 +238,7 @@ class Workspaces:
         else:
             await workspace.release()
 
-    def abandon_used(self) -> None:
+    def abandon_sandboxes(self) -> None:
         """Leave the sandboxes of all runs to the processes that adopt them; see
         `Sandbox.abandon`."""
         for workspace in self._used_workspaces:
@@ -392,7 +394,7 @@ class Workspaces:
         assert workspace.current_sandbox
         try:
             async with asyncio.timeout(SNAPSHOT_S):
-                await self._snapshots.save(state, _snapshot_of(workspace.current_sandbox))
+                await self._snapshots.save(state, _snapshot_writer(workspace.current_sandbox))
         except (SandboxLostError, TimeoutError) as error:
             logger.warning("the workspace of %s was lost: %s", state.session.name, error)
             return False
@@ -434,7 +436,7 @@ class Workspaces:
         await self._idle_workspaces.pop(state).workspace.release()
 
 
-def _snapshot_of(sandbox: Sandbox) -> Callable[[Sink], Awaitable[int]]:
+def _snapshot_writer(sandbox: Sandbox) -> Callable[[Sink], Awaitable[int]]:
     async def write(sink: Sink) -> int:
         return await sandbox.snapshot(sink, max_bytes=MAX_SNAPSHOT_MIB << 20)
 

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _build(arguments: argparse.Namespace) -> None:
-    from training.leaks import Decontamination
+    from training.leaks import DecontaminationFilter
     from training.rows import TaskError, write_tasks
     from training.sources import read_source
     from training.tasks import BuildOptions, build
@@ -56,7 +56,7 @@ def _build(arguments: argparse.Namespace) -> None:
         limit=arguments.limit,
     )
     path = arguments.decontaminate
-    built = build(source, options, Decontamination.read(path) if path else None)
+    built = build(source, options, DecontaminationFilter.read(path) if path else None)
     if not any(built.rows.values()):
         reasons = ", ".join(f"{name} ({n})" for name, n in built.manifest.dropped.items())
         raise TaskError(f"{arguments.source}: every question was left out: {reasons}")
@@ -190,7 +190,7 @@ def _add_task_commands(commands: "argparse._SubParsersAction[argparse.ArgumentPa
         "--names", default="neutral", choices=["neutral", "titles"], help="names of the files"
     )
     sub.add_argument(
-        "--tasks-per-context", type=_positive, default=1, help="questions of a context at most"
+        "--tasks-per-context", type=_positive_int, default=1, help="questions of a context at most"
     )
     sub.add_argument(
         "--val-fraction", type=_fraction, default=0.0, help="part of the contexts to hold out"
@@ -201,7 +201,7 @@ def _add_task_commands(commands: "argparse._SubParsersAction[argparse.ArgumentPa
         metavar="FILE",
         help="rows with prompts of benchmarks, such as samples.jsonl of a suite",
     )
-    sub.add_argument("--limit", type=_positive, help="tasks at most; default: all")
+    sub.add_argument("--limit", type=_positive_int, help="tasks at most; default: all")
 
     sub = commands.add_parser("stats", help="print the counts of tasks")
     sub.set_defaults(command=_stats)
@@ -239,7 +239,7 @@ def _add_report_command(commands: "argparse._SubParsersAction[argparse.ArgumentP
     sub.add_argument("--chart", type=Path, metavar="FILE.svg", help="also draw a chart")
 
 
-def _positive(text: str) -> int:
+def _positive_int(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1 (got {value})")

@@ -61,7 +61,7 @@ Reply = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
 
 def prepare_process() -> None:
     """Set the signal handler, the environment and the threads that a training command needs."""
-    # SIGTERM raises KeyboardInterrupt, so that `proxy` ends its server process.
+    # SIGTERM raises KeyboardInterrupt, so that `run_proxy` ends its server process.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     # With two threads on two cores, the proxy and torch wait for each other.
@@ -69,7 +69,7 @@ def prepare_process() -> None:
 
 
 @contextmanager
-def proxy(backend_url: str, sandbox: str, upstreams: Sequence[str] = ()) -> Iterator[str]:
+def run_proxy(backend_url: str, sandbox: str, upstreams: Sequence[str] = ()) -> Iterator[str]:
     """Run a proxy in front of the policy, and yield its base URL. Requests may name the URLs in
     `upstreams` in place of `backend_url`."""
     with tempfile.TemporaryDirectory() as directory:
@@ -125,7 +125,7 @@ class _ScriptedServer(PolicyServer):
 def scripted_traces(tasks: Sequence[TaskRow], reply: Reply, score: Score, sandbox: str) -> str:
     """Run a scripted policy through the proxy, and return the export of its runs in the format
     `sft`."""
-    with _ScriptedServer(reply) as server, proxy(server.base_url, sandbox) as url:
+    with _ScriptedServer(reply) as server, run_proxy(server.base_url, sandbox) as url:
         client = RolloutClient(url, server.name, score=score, sandbox={"capture": "messages"})
         asyncio.run(client.run(tasks))
         found = httpx.get(f"{url}/trajectories/export", params={"format": "sft"}, timeout=60)
@@ -212,7 +212,7 @@ def train_with_grpo(model: Any, tokenizer: Any, measures: TrainingMeasures, plan
     differences = list[float]()
     with (
         PolicyServer(model, tokenizer, batch_wait_s=plan.batch_wait_s) as server,
-        proxy(server.base_url, plan.sandbox) as url,
+        run_proxy(server.base_url, plan.sandbox) as url,
         tempfile.TemporaryDirectory() as directory,
     ):
         parameters = {"max_tokens": plan.max_tokens, "temperature": 1.0}
@@ -253,7 +253,7 @@ def train_in_environments(
     torch.manual_seed(plan.seed)
     turns_url = f"http://127.0.0.1:{port}"
     with (
-        proxy(f"{turns_url}/v1", plan.sandbox, [f"{turns_url}/rollouts"]) as url,
+        run_proxy(f"{turns_url}/v1", plan.sandbox, [f"{turns_url}/rollouts"]) as url,
         tempfile.TemporaryDirectory() as directory,
         SandboxEnvironments(
             RolloutClient(url, "policy", score=plan.score), plan.tasks, port=port

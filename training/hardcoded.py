@@ -122,7 +122,7 @@ def _simple_command_kind(words: Sequence[str], heredocs: Sequence[_Heredoc]) -> 
     expanded = [*words, *(each.body for each in heredocs if not each.is_quoted)]
     if any("$" in text or "`" in text for text in expanded):
         return "source"
-    operands = [word for word in _without_output(words) if word != "<<"]
+    operands = [word for word in _without_output_redirections(words) if word != "<<"]
     if not operands or any(map(_is_operator, operands)):
         return "source"
     program, *arguments = operands
@@ -144,7 +144,7 @@ def _python_kind(arguments: Sequence[str], heredocs: Sequence[_Heredoc]) -> str:
     return "source"
 
 
-def _without_output(words: Sequence[str]) -> list[str]:
+def _without_output_redirections(words: Sequence[str]) -> list[str]:
     """Return the words of a command without the redirections of its output."""
     return [
         word for before, word in pairwise(["", *words]) if not _OUTPUT_OPERATORS & {before, word}

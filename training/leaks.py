@@ -37,7 +37,7 @@ def contains_answer(words: str, answer: str) -> bool:
     return gold in words
 
 
-class Decontamination:
+class DecontaminationFilter:
     """The prompts of benchmarks that no task may contain."""
 
     def __init__(self, prompts: Iterable[str]) -> None:
@@ -50,7 +50,7 @@ class Decontamination:
             self._ngrams.update(_ngrams(words))
 
     @classmethod
-    def read(cls, path: Path) -> "Decontamination":
+    def read(cls, path: Path) -> "DecontaminationFilter":
         """Return the prompts of a file of rows, such as samples.jsonl of a prepared suite. The
         prompt is in the field prompt, problem, problem_statement or question. Raises SuiteError."""
         names = ("prompt", "problem", "problem_statement", "question")

@@ -122,7 +122,7 @@ class _Run:
     structure_marks: int
 
     @classmethod
-    def of(cls, trajectory: Mapping[str, Any]) -> "_Run":
+    def from_trajectory(cls, trajectory: Mapping[str, Any]) -> "_Run":
         stats, rewards = trajectory["result"]["stats"], trajectory["rewards"]
         replies = [
             trajectory["messages"][each["reply"]]
@@ -160,7 +160,7 @@ def _parse_run(line: str, location: str) -> _Run | None:
     try:
         trajectory = json.loads(line)
         has_failed = trajectory["outcome"] == INFRA_ERROR or trajectory["result"] is None
-        return None if has_failed else _Run.of(trajectory)
+        return None if has_failed else _Run.from_trajectory(trajectory)
     except (ValueError, RecursionError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise TaskError(f"{location}: not a trajectory of an export with format=native") from error
 

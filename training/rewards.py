@@ -22,7 +22,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from evaluation.graders import Grade, boxed, final_answer, grade, is_unusable, math_answer
+from evaluation.graders import (
+    Grade,
+    final_answer,
+    grade,
+    is_unusable,
+    last_box_content,
+    math_answer,
+)
 from evaluation.isolation import (
     TIMEOUT_S,
     GraderError,
@@ -126,7 +133,7 @@ def reward(
         remedy = "" if function else ": install the extra `training`"
         raise TaskError(f"{error.reason}{remedy}") from error
     except GraderError as error:
-        is_at_fault = function is None and _grades_ground_truth(row, timeout_s)
+        is_at_fault = function is None and _accepts_ground_truth(row, timeout_s)
         return Reward(0.0 if is_at_fault else None, "grader failure", is_flagged, error.reason)
     return Reward(value, reason, is_flagged)
 
@@ -152,7 +159,7 @@ def reward_all(
         return list(threads.map(reward_one, attempts))
 
 
-def _grades_ground_truth(row: TaskRow, timeout_s: float) -> bool:
+def _accepts_ground_truth(row: TaskRow, timeout_s: float) -> bool:
     """Return True if the rules give 1 to the right answer.
 
     If they do, an answer at which the grader fails gets 0, not None. With None, a model could learn
@@ -183,7 +190,7 @@ def score(row: TaskRow, answer: str) -> tuple[float, Reason]:
 def _answer_letters(answer: str) -> set[str]:
     """Return the letters of an answer: a last line `Answer: A,C`, the last box, or letters alone.
     Return no letters if there is other text."""
-    given = _TEXT_COMMAND.sub(r"\1", boxed(answer) or final_answer(answer) or "")
+    given = _TEXT_COMMAND.sub(r"\1", last_box_content(answer) or final_answer(answer) or "")
     return set(re.findall("[A-Z]", given)) if _LETTERS.fullmatch(given.strip()) else set()
 
 

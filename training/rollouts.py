@@ -58,7 +58,7 @@ class Segment:
     """The log probability of each sampled token, and 0.0 for tokens that were not sampled."""
 
     @property
-    def sampled(self) -> int:
+    def sampled_count(self) -> int:
         """The number of sampled tokens."""
         return sum(self.response_mask)
 
@@ -124,10 +124,10 @@ class RolloutClient:
         the number of runs in progress, which continue. With `drain`, wait until there are none.
         Needs the operator's key if the proxy has several keys. Raises HTTPError. Raises
         RolloutError if the proxy refuses the key, or if the pause ends while `drain` waits."""
-        state = await self._pause_request("POST", "/pause", {"timeout_s": timeout_s})
+        state = await self._send_pause_request("POST", "/pause", {"timeout_s": timeout_s})
         while drain and state["runs_at_work"]:
             await asyncio.sleep(DRAIN_INTERVAL_S)
-            state = await self._pause_request("GET", "/pause", {})
+            state = await self._send_pause_request("GET", "/pause", {})
             if not state["paused"]:
                 raise RolloutError(
                     f"The pause ended while runs were still in progress ({state['runs_at_work']})."
@@ -140,9 +140,9 @@ class RolloutClient:
         trajectories of later model calls; None keeps the version. Needs the same key as `pause`.
         Raises RolloutError, HTTPError."""
         params = {} if weight_version is None else {"weight_version": weight_version}
-        await self._pause_request("POST", "/resume", params)
+        await self._send_pause_request("POST", "/resume", params)
 
-    async def _pause_request(
+    async def _send_pause_request(
         self, method: str, path: str, params: Mapping[str, float | str]
     ) -> dict[str, Any]:
         """Send a request to start, read or end the pause, and return the state of the pause. Raises
@@ -244,7 +244,7 @@ class RolloutClient:
             trajectory_id=run_id,
             answer=answer,
             segments=tuple(Segment(**each) for each in trajectory["token_segments"]),
-            tokens_missing=_tokens_missing(trajectory),
+            tokens_missing=_missing_tokens_reason(trajectory),
             turns=len(trajectory["turns"]),
             tool_calls=len(trajectory["tool_calls"]),
             is_hardcoded=scored.is_hardcoded,
@@ -290,7 +290,7 @@ def _data_url(text: str) -> str:
     return f"data:text/plain;base64,{base64.b64encode(text.encode()).decode()}"
 
 
-def _tokens_missing(trajectory: Mapping[str, Any]) -> str | None:
+def _missing_tokens_reason(trajectory: Mapping[str, Any]) -> str | None:
     """Return the reason why a run has no token segments. Return None if the run has token segments,
     if its outcome is INFRA_ERROR, or if no model call states a reason."""
     if trajectory["token_segments"] or trajectory["outcome"] == INFRA_ERROR:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from training.contexts import Context, Document, Question
 from training.distractors import Candidate, DistractorMode, DistractorPool
-from training.leaks import Decontamination, contains_answer, normalise
+from training.leaks import DecontaminationFilter, contains_answer, normalise
 from training.rows import MAX_ANSWER_CHARS, Manifest, Meta, QaType, Split, TaskRow, files_json
 from training.sources import Source
 
@@ -102,13 +102,15 @@ class _ContextTasks:
 
 
 def build(
-    source: Source, options: BuildOptions, decontamination: Decontamination | None = None
+    source: Source, options: BuildOptions, decontamination: DecontaminationFilter | None = None
 ) -> BuildResult:
     """Return the tasks of a source. Contexts are split by the hash of their words, so that a
     context is in the same split with every seed."""
     dropped_counts: Counter[str] = Counter()
     contexts = _merge_contexts(source.contexts)
-    groups = list(_context_tasks(contexts, decontamination or Decontamination(()), dropped_counts))
+    groups = list(
+        _context_tasks(contexts, decontamination or DecontaminationFilter(()), dropped_counts)
+    )
     splits: dict[Split, list[_ContextTasks]] = {"train": [], "val": []}
     for group in groups:
         splits["val" if _is_held_out(group.key, options.val_fraction) else "train"].append(group)
@@ -140,7 +142,9 @@ def build(
 
 
 def _context_tasks(
-    contexts: Mapping[str, Context], decontamination: Decontamination, dropped_counts: Counter[str]
+    contexts: Mapping[str, Context],
+    decontamination: DecontaminationFilter,
+    dropped_counts: Counter[str],
 ) -> Iterator[_ContextTasks]:
     for key, context in contexts.items():
         texts = [document.text for document in context.documents]
@@ -171,7 +175,7 @@ def _merge_contexts(contexts: Sequence[Context]) -> dict[str, Context]:
 def _tasks(
     context: Context,
     normalised_documents: Sequence[str],
-    decontamination: Decontamination,
+    decontamination: DecontaminationFilter,
     dropped_counts: Counter[str],
 ) -> Iterator[_Task]:
     seen: set[str] = set()

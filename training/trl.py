@@ -68,17 +68,17 @@ def rollout_func(
         _log_measures(rollouts, trainer)
         if observe:
             observe(rollouts)
-        return trainer_rows(rollouts, trainer.processing_class.eos_token_id)
+        return trainer_columns(rollouts, trainer.processing_class.eos_token_id)
 
     return roll_out
 
 
-def trainer_rows(rollouts: Sequence[Rollout], filler_token: int) -> dict[str, list[Any]]:
+def trainer_columns(rollouts: Sequence[Rollout], filler_token: int) -> dict[str, list[Any]]:
     """Return the columns that TRL expects, with one row for each rollout: its segment with the most
     sampled tokens. A rollout without segments gets the token `filler_token`, which is not trained
     on, and no reward."""
     empty = Segment([filler_token], [filler_token], [0], [0.0])
-    taken = [max(each.segments, key=lambda s: s.sampled, default=empty) for each in rollouts]
+    taken = [max(each.segments, key=lambda s: s.sampled_count, default=empty) for each in rollouts]
     return {
         "prompt_ids": [each.prompt_ids for each in taken],
         "completion_ids": [each.response_ids for each in taken],

@@ -17,7 +17,7 @@ from docs.generate.declarations import (
     value_words,
 )
 from policies.headers import RequestHeader, ResponseHeader
-from policies.profile import describe_stricter
+from policies.profile import describe_stricter_values
 from policies.routing import REASON_SENTENCES
 from proxy.api.description import describe
 from proxy.app import _routes as all_routes
@@ -132,7 +132,7 @@ def _policy_rows() -> Iterator[str]:
             found = list(leaves(section, name, value))
         for path, kind_words, default, meaning in found:
             compared = "isolation.network" if path.startswith("isolation.network.") else path
-            may_be = describe_stricter(compared, default)
+            may_be = describe_stricter_values(compared, default)
             yield row(f"`sandbox.{path}`", kind_words, value_words(default), may_be, meaning)
 
 

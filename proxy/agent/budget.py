@@ -19,7 +19,7 @@ from policies.budgets import (
 )
 from policies.limits import (
     Limits,
-    Spent,
+    SpentAmounts,
     StopReason,
     exceeded_command_limit,
     exceeded_limit,
@@ -224,9 +224,9 @@ class RunBudget:
             await self._daily_budget.refund_unused_calls()
             await self._daily_budget.count_egress(self.egress_bytes)
 
-    def _spent_so_far(self, trajectory_tokens: int = 0) -> Spent:
+    def _spent_so_far(self, trajectory_tokens: int = 0) -> SpentAmounts:
         next_prompt = TokenUsage(prompt=self._prompt_tokens, cached=self._prompt_tokens)
-        return Spent(
+        return SpentAmounts(
             turns=self.turns,
             wall_time_s=self.wall_time_s,
             tokens=self._tokens,

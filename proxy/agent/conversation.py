@@ -10,7 +10,7 @@ from typing import Any
 from policies.context import ContextSizes
 from policies.default_instruction import join_instructions
 from policies.limits import StopReason
-from policies.prompts import final_request, tool_call_request
+from policies.prompts import final_answer_request, tool_call_request
 from policies.reply_checks import is_quoted
 from policies.steps import UsageScope
 from proxy.agent.context import ContextFitter, ObservationFiles, TokenCounter
@@ -224,7 +224,7 @@ class Conversation:
         """Request the visible answer, without tools and in the form that the client wants. Raises
         BackendError."""
         self._has_requested_final_call = True
-        self.history.append_request(final_request(stop, self._request.answer_form))
+        self.history.append_request(final_answer_request(stop, self._request.answer_form))
         return await self._complete(self._params.final, on_delta)
 
     async def retry_final_answer(

@@ -14,7 +14,7 @@ import anyio.to_process
 
 from policies.answer_form import ANY_JSON, ANY_OBJECT, AnswerForm, answer_error, strip_code_fence
 from policies.limits import StopReason
-from policies.prompts import WHY_NO_MORE_TOOLS, form_request
+from policies.prompts import WHY_NO_MORE_TOOLS, corrected_answer_request
 from proxy.agent.answer import AnswerWriter, read_answer_file
 from proxy.agent.conversation import LOGPROBS_PARAMS, Conversation
 from proxy.agent.events import Emit, ModelDelta, OnDelta, ToolCallDelta
@@ -212,7 +212,7 @@ class FinalAnswerCall:
         """Request the answer again, with a message that says how `final_answer` violates the form.
         Return `final_answer` if the backend fails."""
         (warning,) = final_answer.warnings
-        request = form_request(warning.message, form)
+        request = corrected_answer_request(warning.message, form)
         try:
             retried = await self._complete(
                 partial(self._conversation.retry_final_answer, final_answer.text, request),

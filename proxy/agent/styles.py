@@ -147,7 +147,7 @@ class ReferenceStyle:
     def _problem_content(self, message: Message, notes: Sequence[str]) -> Any:
         """Return the problem and the notes on its files as one text, or as a list of parts if the
         message has parts other than text."""
-        text = self._prompts.problem(text_of(message))
+        text = self._prompts.problem_message(text_of(message))
         if notes:
             text = "\n\n".join([text, "\n".join(notes)])
         content = message.get("content")

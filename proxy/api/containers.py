@@ -48,7 +48,7 @@ from proxy.schemas.resources import (
     ContainerFileObject,
     ContainerListQuery,
     ContainerObject,
-    Deleted,
+    DeletedObject,
     LinkQuery,
     ListObject,
     container_file_object,
@@ -72,7 +72,7 @@ _FILE_BODY = openapi_body(ContainerFileCreate, "application/json", FORM_MEDIA_TY
 
 async def _container(services: ServicesDep, owner: Owner, container_id: str) -> Container:
     """Return the client's container, and extend its expiry. Raises NotFoundError."""
-    container = await services.store.containers.use(owner, container_id)
+    container = await services.store.containers.touch(owner, container_id)
     if container is None:
         raise _no_such_container(container_id)
     return container
@@ -134,13 +134,13 @@ async def retrieve_container(
 
 
 @router.delete("/v1/containers/{container_id}", responses=errors(404, 409))
-async def delete_container(services: ServicesDep, owner: Owner, container_id: str) -> Deleted:
+async def delete_container(services: ServicesDep, owner: Owner, container_id: str) -> DeletedObject:
     """Delete a container with its files. The runs in the container are cancelled first."""
     await services.runs.cancel_in_container(owner, container_id)
     had_files = await services.workspaces.discard(Session(owner, container_id))
     if not (await services.store.containers.delete(owner, container_id) or had_files):
         raise _no_such_container(container_id)
-    return Deleted(id=container_id, object="container.deleted")
+    return DeletedObject(id=container_id, object="container.deleted")
 
 
 def _container_object(
@@ -216,11 +216,11 @@ async def retrieve_container_file(
 @router.delete(FILE_PATH, responses=errors(404))
 async def delete_container_file(
     services: ServicesDep, owner: Owner, container: OwnedContainer, file_id: str
-) -> Deleted:
+) -> DeletedObject:
     """Delete a container's file."""
     if not await services.store.container_files.delete(owner, container.id, file_id):
         raise _no_such_file(container.id, file_id)
-    return Deleted(id=file_id, object="container.file.deleted")
+    return DeletedObject(id=file_id, object="container.file.deleted")
 
 
 @router.get(f"{FILE_PATH}/content", response_class=Response, responses=content() | errors(401, 404))

@@ -25,7 +25,7 @@ from proxy.schemas.resources import (
     ConversationCreate,
     ConversationObject,
     ConversationUpdate,
-    Deleted,
+    DeletedObject,
     ItemObject,
     ItemsCreate,
     ListObject,
@@ -110,11 +110,11 @@ async def update_conversation(
 @router.delete(CONVERSATION_PATH, responses=errors(404))
 async def delete_conversation(
     repository: RepositoryDep, owner: Owner, conversation_id: str
-) -> Deleted:
+) -> DeletedObject:
     """Delete a conversation with its items."""
     if not await repository.delete(owner, conversation_id):
         raise no_such_conversation(conversation_id)
-    return Deleted(id=conversation_id, object="conversation.deleted")
+    return DeletedObject(id=conversation_id, object="conversation.deleted")
 
 
 @router.post(

@@ -21,7 +21,7 @@ from starlette.types import Message, Scope, Send
 from policies.headers import RequestHeader, ResponseHeader
 from policies.json_bounds import (
     SMALL_BYTES,
-    JSONBounds,
+    JSONBoundsCheck,
     TooMuchJSONError,
     decode_json,
     has_non_finite,
@@ -48,7 +48,7 @@ from proxy.keys import ClientKeyVerifier, Key, Keyring
 from proxy.models.prices import Prices
 from proxy.profiles import Profiles
 from proxy.schemas.request_options import OnDisconnect
-from proxy.schemas.validation import request_body, text
+from proxy.schemas.validation import check_request_body, check_text
 from proxy.stepwise import LARGE_CHARS, decode_large
 
 if TYPE_CHECKING:  # these import the agent, the database and the sandbox runtime
@@ -358,9 +358,9 @@ async def read_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes 
             _check_bounds(bounds, piece)
         elif len(received) > SMALL_BYTES:
             body_reservation(request).take(len(received))
-            _check_bounds(bounds := JSONBounds(), bytes(received))
+            _check_bounds(bounds := JSONBoundsCheck(), bytes(received))
     if bounds is None and not is_small(received):
-        _check_bounds(JSONBounds(), bytes(received))
+        _check_bounds(JSONBoundsCheck(), bytes(received))
     if len(received) <= SLOW_BYTES:
         return bytes(received)
     await pause_if_large(received)
@@ -374,7 +374,7 @@ async def pause_if_large(raw_body: bytes | bytearray) -> None:
         await asyncio.sleep(YIELD_S)
 
 
-def _check_bounds(bounds: JSONBounds, piece: bytes) -> None:
+def _check_bounds(bounds: JSONBoundsCheck, piece: bytes) -> None:
     try:
         bounds.check(piece)
     except TooMuchJSONError as error:
@@ -400,7 +400,7 @@ async def read_model_request(request: Request) -> ModelRequest:
     """
     key, services = authorize(request), get_services(request)
     raw_body = await read_body(request, services.inputs.max_body_bytes)
-    body = request_body(await decode_body(request, raw_body), model=text)
+    body = check_request_body(await decode_body(request, raw_body), model=check_text)
     return ModelRequest(
         http=request,
         services=services,
@@ -414,7 +414,7 @@ async def read_model_request(request: Request) -> ModelRequest:
 async def read_json_object(request: Request) -> dict[str, Any]:
     """Return the JSON object in the request's body. Raises BadRequestError, BodyTooLargeError,
     BusyError."""
-    return request_body(await decode_body(request, await read_body(request)))
+    return check_request_body(await decode_body(request, await read_body(request)))
 
 
 async def decode_body(request: Request, raw_body: bytes | bytearray) -> Any:

@@ -28,7 +28,7 @@ from proxy.api.parameters import (
 from proxy.errors import BadRequestError, FileTooLargeError, NotFoundError, ProxyError
 from proxy.files import StoredFile
 from proxy.schemas.resources import (
-    Deleted,
+    DeletedObject,
     FileListQuery,
     FileObject,
     ListObject,
@@ -122,11 +122,11 @@ async def retrieve_file(upload: OwnedUpload) -> FileObject:
 
 
 @router.delete("/v1/files/{file_id}", responses=errors(404))
-async def delete_file(services: ServicesDep, owner: Owner, file_id: str) -> Deleted:
+async def delete_file(services: ServicesDep, owner: Owner, file_id: str) -> DeletedObject:
     """Delete an upload."""
     if not await services.store.uploads.delete(owner, file_id):
         raise upload_not_found(file_id)
-    return Deleted(id=file_id, object="file")
+    return DeletedObject(id=file_id, object="file")
 
 
 @router.get(

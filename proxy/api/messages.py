@@ -30,12 +30,12 @@ from proxy.models.openai_http import (
     TOKENIZE_PATH,
     parse_token_count,
 )
-from proxy.models.relay import read_at_most
+from proxy.models.relay import read_if_at_most
 from proxy.schemas.messages_request import (
     MessagesAsChat,
     as_chat,
-    as_chat_to_count,
-    count_tokens_body,
+    as_chat_for_token_count,
+    token_count_request,
 )
 from proxy.schemas.messages_response import MessageBuilder, MessageContext, MessageStreamEncoder
 from proxy.schemas.request_options import RequestOptions, read_request_options
@@ -121,7 +121,7 @@ async def count_tokens(http: Request) -> Response:
     body = request.body
     if body["model"].endswith(PLAIN_SUFFIX):
         return await forward_json(request, body)
-    translation = as_chat_to_count(body)
+    translation = as_chat_for_token_count(body)
     upstream = request.model.upstream
     if upstream is None:
         raise _no_token_count_error()
@@ -136,7 +136,9 @@ async def _count_response(
 ) -> Response:
     """Return the response of the backend's /v1/messages/count_tokens, or a count by /tokenize if
     the backend lacks that path. Raises NotFoundError, BackendError."""
-    counted = await _post_json(upstream, request, COUNT_PATH, count_tokens_body(body, translation))
+    counted = await _post_json(
+        upstream, request, COUNT_PATH, token_count_request(body, translation)
+    )
     if counted.status_code not in NO_ENDPOINT_STATUSES:
         return counted
     fields = {
@@ -157,7 +159,7 @@ async def _post_json(
     headers["content-type"] = "application/json"
     sent = UpstreamRequest("POST", path, headers, json.dumps(body).encode())
     received = await upstream.send(sent)
-    content = await read_at_most(received.body, MAX_TOKENIZED_BYTES)
+    content = await read_if_at_most(received.body, MAX_TOKENIZED_BYTES)
     if content is None:
         raise _no_token_count_error()
     return Response(content, received.status, received.headers)

@@ -25,7 +25,7 @@ from proxy.api.dependencies import (
 )
 from proxy.keys import Key
 from proxy.schemas.resources import parse
-from proxy.schemas.validation import request_body
+from proxy.schemas.validation import check_request_body
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -98,7 +98,9 @@ def large_json_body(model: type[M]) -> Callable[..., Coroutine[Any, Any, M]]:
 
     async def read(request: Request, key: ClientKey, services: ServicesDep) -> M:
         written = await read_body(request, services.inputs.max_body_bytes)
-        return parse(model, request_body(await decode_body(request, written) if written else {}))
+        return parse(
+            model, check_request_body(await decode_body(request, written) if written else {})
+        )
 
     return read
 

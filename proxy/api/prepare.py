@@ -30,7 +30,7 @@ from policies.sessions import (
     named_session,
     run_container_id,
     session_container_id,
-    session_states,
+    session_state_names,
     trajectory_labels,
 )
 from policies.tool_support import SUPPORTED
@@ -427,7 +427,7 @@ def _resume_point_and_state_to_save(
     session = Session(owner, session_container_id(owner, chat.name))
     if not chat.resumes_by_messages:
         return ResumePoint(session), SessionState(session, run_id)
-    state, parents = session_states(body["messages"])
+    state, parents = session_state_names(body["messages"])
     return ResumePoint(session, tuple(parents), starts_empty=not parents), SessionState(
         session, state
     )

@@ -8,7 +8,7 @@ from typing import Any
 from policies.headers import ResponseHeader
 from policies.profile import Capture, Profile
 from policies.redaction import SecretFinder
-from policies.routing import Route, backend_model_name, choose_route, is_upstream
+from policies.routing import Route, backend_model_name, choose_route, is_allowed_upstream
 from policies.tool_support import SUPPORTED, ToolVerdict
 from proxy.api.dependencies import ModelRequest
 from proxy.errors import BadRequestError, ForbiddenError, no_tools_error
@@ -119,7 +119,7 @@ def _check_upstream(url: str, route: Route, allowed_urls: Sequence[str]) -> None
     """Raise an error if the server does not allow a request's `sandbox.upstream`, or if the request
     gets no sandbox."""
     param = "sandbox.upstream"
-    if not is_upstream(url, allowed_urls):
+    if not is_allowed_upstream(url, allowed_urls):
         raise ForbiddenError(
             "The server does not allow this URL for model calls (backend.upstreams).", param=param
         )

@@ -14,7 +14,7 @@ from proxy.agent.result import Result
 from proxy.api.dependencies import JSONResponse, Services
 from proxy.api.parameters import REQUIRES_KEY, Owner, ServicesDep, errors
 from proxy.errors import NotFoundError, ProxyError
-from proxy.runs.event_log import Record
+from proxy.runs.event_log import RunRecord
 from proxy.runs.run import RunMetadata
 from proxy.schemas.chat_response import ChatCompletionBuilder, completion_head
 from proxy.schemas.resources import RunObject
@@ -59,7 +59,7 @@ async def cancel_run(
     return JSONResponse(_run_object(request, services, metadata, record))
 
 
-async def find_run(services: Services, owner: str, run_id: str) -> tuple[RunMetadata, Record]:
+async def find_run(services: Services, owner: str, run_id: str) -> tuple[RunMetadata, RunRecord]:
     """Return the metadata and the record of the owner's run. Raises NotFoundError."""
     found = await services.runs.find(owner, run_id)
     if found is None:
@@ -68,7 +68,7 @@ async def find_run(services: Services, owner: str, run_id: str) -> tuple[RunMeta
 
 
 def _run_object(
-    request: Request, services: Services, metadata: RunMetadata, record: Record
+    request: Request, services: Services, metadata: RunMetadata, record: RunRecord
 ) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "id": metadata.id,

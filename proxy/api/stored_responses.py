@@ -32,7 +32,7 @@ from proxy.errors import (
 from proxy.runs.frame_log import FrameLog
 from proxy.runs.run import Run, Subscriber
 from proxy.schemas.resources import (
-    Deleted,
+    DeletedObject,
     ItemObject,
     ListObject,
     ListQuery,
@@ -97,7 +97,7 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
     return JSONResponse(await current_response(request, stored_response))
 
 
-@router.delete(PATH, response_model=Deleted, responses=errors(404, 409, "4XX"))
+@router.delete(PATH, response_model=DeletedObject, responses=errors(404, 409, "4XX"))
 @with_upstream_fallback
 async def delete_response(request: Request, response_id: str) -> Response:
     """Delete a response. The run of a background response is cancelled first."""
@@ -112,7 +112,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
                 run_id(response_id), partial(_process_with_unstored_outcome, request, response_id)
             )
     await get_services(request).store.responses.delete(owner, response_id)
-    await runs.forget(owner, run_id(response_id))
+    await runs.delete_contents(owner, run_id(response_id))
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 

@@ -24,7 +24,7 @@ from proxy.api.runs import find_run
 from proxy.errors import NotFoundError
 from proxy.runs.trajectory_recorder import stored_texts
 from proxy.schemas.resources import (
-    Deleted,
+    DeletedObject,
     ListObject,
     OpenAITrajectory,
     ReferenceTrajectory,
@@ -36,7 +36,7 @@ from proxy.schemas.resources import (
     TrajectoryQuery,
     TrajectorySummaryObject,
 )
-from proxy.schemas.trajectory import json_pieces, read_trajectory, to_openai, to_reference
+from proxy.schemas.trajectory import json_pieces, read_trajectory, to_openai, to_reference_format
 from proxy.schemas.trajectory_exports import EXPORTS
 from proxy.store.records import PageRequest
 from proxy.store.trajectories import DeletionReason, StoredTrajectory
@@ -44,7 +44,7 @@ from proxy.store.trajectories import DeletionReason, StoredTrajectory
 JSON_LINES_TYPE = "application/jsonl"
 EXPORT_PAGE_SIZE = 100
 """Number of trajectories that an export looks up at once."""
-_CONVERTERS = {"openai": to_openai, "reference": to_reference}
+_CONVERTERS = {"openai": to_openai, "reference": to_reference_format}
 
 router = APIRouter(
     tags=["Runs"],
@@ -132,13 +132,13 @@ async def retrieve_trajectory(
 
 @router.delete("/v1/trajectories/{run_id}", responses=errors(404))
 @router.delete("/v1/runs/{run_id}/trajectory", responses=errors(404))
-async def delete_trajectory(services: ServicesDep, owner: Owner, run_id: str) -> Deleted:
+async def delete_trajectory(services: ServicesDep, owner: Owner, run_id: str) -> DeletedObject:
     """Delete the trajectory of a run. If the run is the first choice of a request with `n`, delete
     the trajectories of the other choices too. Later turns of a run in progress are not stored. Both
     paths are equivalent."""
     if not await services.runs.delete_trajectory(owner, run_id):
         raise NotFoundError(f"No trajectory of a run {run_id!r}.")
-    return Deleted(id=run_id, object="run.trajectory.deleted")
+    return DeletedObject(id=run_id, object="run.trajectory.deleted")
 
 
 @router.post(

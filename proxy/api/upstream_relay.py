@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from policies.artifacts import replace_signed_links
 from policies.budgets import DailyBudget
-from policies.json_bounds import SMALL_BYTES, JSONBounds
+from policies.json_bounds import SMALL_BYTES, JSONBoundsCheck
 from policies.passthrough import URL_FIELDS, remote_urls
 from policies.routing import backend_model_name
 from proxy import stepwise
@@ -48,7 +48,7 @@ from proxy.errors import (
     unreadable_files_error,
 )
 from proxy.models.backend_errors import backend_error_from_response
-from proxy.models.relay import BufferedBody, read_at_most
+from proxy.models.relay import BufferedBody, read_if_at_most
 from proxy.schemas.content_parts import (
     UploadedFile,
     documents_and_uploads,
@@ -139,7 +139,7 @@ async def _require_no_file_refusal(
 ) -> UpstreamResponse:
     """Return the backend's error response to a request with files, or raise BadRequestError if the
     backend may have refused the files."""
-    content = await read_at_most(response.body, MAX_BUFFERED_BYTES) or b""
+    content = await read_if_at_most(response.body, MAX_BUFFERED_BYTES) or b""
     now = datetime.now(UTC)
     error = backend_error_from_response(response.status, response.headers, content, now=now)
     if may_be_file_refusal(error):
@@ -196,7 +196,7 @@ async def fields_for_backend(fields: Mapping[str, Any], model: str) -> dict[str,
     """Return the request's fields for the backend: with `model` as the model's name, without
     `sandbox`, and without the signatures of links to produced files."""
     others = {key: value for key, value in fields.items() if key != "sandbox"}
-    return {**await stepwise.call(replace_signed_links, others), "model": model}
+    return {**await stepwise.call_in_thread_if_large(replace_signed_links, others), "model": model}
 
 
 def raw_path(request: Request) -> str:
@@ -335,7 +335,7 @@ class RequestBodyStream:
         """Return the complete body. Return None if the body exceeds `limit` bytes or has too many
         JSON values to decode: the body can still be relayed. Raises ClientDisconnect, BusyError,
         BodyTooLargeError."""
-        size, counted, bounds = 0, 0, JSONBounds()
+        size, counted, bounds = 0, 0, JSONBoundsCheck()
         async for piece in self._stream:
             self._buffered_pieces.append(piece)
             size += len(piece)

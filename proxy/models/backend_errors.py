@@ -366,14 +366,14 @@ def parse_context_sizes(message: str, fields: Mapping[str, Any]) -> ContextSizes
     sizes if the size of the context is missing, or if prompt and answer would have fit."""
     n_ctx, (in_message, in_words) = (
         _positive_int(fields.get("n_ctx")),
-        _first_number(_WINDOW_PATTERNS, message),
+        _number_and_match(_WINDOW_PATTERNS, message),
     )
     window = n_ctx or in_message
     sizes = ContextSizes(
         window=window if window is not None and MIN_WINDOW <= window <= MAX_WINDOW else None,
         prompt=_positive_int(fields.get("n_prompt_tokens"))
-        or _first_number(_PROMPT_PATTERNS, message)[0],
-        answer=_first_number(_ANSWER_PATTERNS, message)[0],
+        or _number_and_match(_PROMPT_PATTERNS, message)[0],
+        answer=_number_and_match(_ANSWER_PATTERNS, message)[0],
         excerpt="" if n_ctx else in_words,
     )
     return sizes if sizes.is_overflow else ContextSizes()
@@ -385,7 +385,7 @@ def _llama_cpp_sizes(fields: Mapping[str, Any]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count is not None}
 
 
-def _first_number(patterns: Sequence[str], message: str) -> tuple[int | None, str]:
+def _number_and_match(patterns: Sequence[str], message: str) -> tuple[int | None, str]:
     """Return the number that the first matching pattern finds, and the text that it matches. Return
     None and "" if no pattern matches."""
     for pattern in patterns:

@@ -143,7 +143,7 @@ class CompletionBuilder:
                 self._add_parts(value)
             elif isinstance(value, str) and key not in _REPLACED_FIELDS:
                 self._message.setdefault(key, None)
-                self._texts.setdefault(key, []).append(self._count_chars(value))
+                self._texts.setdefault(key, []).append(self._check_char_count(value))
             else:
                 merge(self._message, {key: value})
 
@@ -164,10 +164,10 @@ class CompletionBuilder:
                 merged.append({})
                 self._thoughts.append([])
             merge(merged[-1], _without_fields(block, "thinking"))
-            self._thoughts[-1].append(self._count_chars(block.get("thinking") or ""))
+            self._thoughts[-1].append(self._check_char_count(block.get("thinking") or ""))
         _check_block_count(merged)
 
-    def _count_chars(self, text: str) -> str:
+    def _check_char_count(self, text: str) -> str:
         self._chars += len(text)
         if self._chars > MAX_TEXT_CHARS:
             raise AnswerTooLargeError(f"its text has more than {MAX_TEXT_CHARS} characters")

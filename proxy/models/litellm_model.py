@@ -42,7 +42,7 @@ from proxy.models.completion_builder import (
     attach_partial_completion,
     parse_completion,
 )
-from proxy.models.operator_proxies import exempt_in_environment
+from proxy.models.operator_proxies import add_to_no_proxy
 from proxy.models.relay import error_response, json_response
 
 _ENVIRONMENT = {
@@ -166,7 +166,7 @@ class LiteLLMModel:
                 "object": "model",
                 "created": 0,
                 "owned_by": name.split("/")[0],
-                **self._context_length(name),
+                **self._max_model_len_field(name),
             }
             for name in self._model_names
         ]
@@ -201,7 +201,7 @@ class LiteLLMModel:
         await self._import_litellm()
         with self._map_errors():
             return await self._library.litellm.acompletion(
-                **call_arguments(body),
+                **acompletion_arguments(body),
                 model=name,
                 api_key=self._api_key,
                 api_base=self._api_base,
@@ -226,7 +226,7 @@ class LiteLLMModel:
             )
         return str(name)
 
-    def _context_length(self, name: str) -> dict[str, int]:
+    def _max_model_len_field(self, name: str) -> dict[str, int]:
         """Return the model's context length in vLLM's format, if litellm's table contains it."""
         if self._library.litellm is None:
             return {}
@@ -252,7 +252,7 @@ class LiteLLMModel:
         if self._library.litellm is None:
             self._library.openai = await asyncio.to_thread(importlib.import_module, "openai")
             self._library.litellm = await asyncio.to_thread(load_litellm)
-            exempt_in_environment(self._api_base)
+            add_to_no_proxy(self._api_base)
 
 
 def load_litellm() -> Any:
@@ -326,7 +326,7 @@ def _sse_event(value: Any) -> bytes:
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
-def call_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
+def acompletion_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `acompletion` for a request body.
 
     Fields that litellm does not translate are in `extra_body`. If they were arguments themselves, a

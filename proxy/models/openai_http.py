@@ -19,7 +19,7 @@ from yarl import URL
 
 from policies.json_bounds import (
     SMALL_BYTES,
-    JSONBounds,
+    JSONBoundsCheck,
     TooMuchJSONError,
     is_small,
 )
@@ -42,7 +42,7 @@ from proxy.models.completion_builder import attach_partial_completion, parse_com
 from proxy.models.relay import (
     completion_request_headers,
     completion_response_headers,
-    read_at_most,
+    read_if_at_most,
     relayed_response_headers,
     upstream_request_headers,
 )
@@ -172,7 +172,7 @@ class OpenAIHTTPModel:
             return None
         field = self._tokenizer.text_field
         answer = await self._tokenize(_tokenize_body(field, model, text))
-        if answer is not None and field == "prompt" and _expects_content(answer):
+        if answer is not None and field == "prompt" and _reads_content_field(answer):
             self._tokenizer.text_field = field = "content"
             answer = await self._tokenize(_tokenize_body(field, model, text))
         if answer is None:
@@ -195,7 +195,7 @@ class OpenAIHTTPModel:
         request = UpstreamRequest("POST", TOKENIZE_PATH, headers, json.dumps(body).encode())
         try:
             response = await self.send(request)
-            answer = await read_at_most(response.body, MAX_TOKENIZED_BYTES)
+            answer = await read_if_at_most(response.body, MAX_TOKENIZED_BYTES)
         except BackendError:
             return None
         self._tokenizer.is_available = response.status not in NO_ENDPOINT_STATUSES
@@ -253,7 +253,7 @@ class OpenAIHTTPModel:
         models = [
             model for model in data if isinstance(model, dict) and isinstance(model.get("id"), str)
         ]
-        self._stream_support.note_models(models)
+        self._stream_support.note_server_kind(models)
         return models
 
     async def aclose(self) -> None:
@@ -426,7 +426,7 @@ class BackendResponse:
 
     async def json(self) -> Any:
         """Read the response to its end and decode it. Raises BackendError."""
-        body, bounds, checked = bytearray(), JSONBounds(MAX_JSON_VALUES), 0
+        body, bounds, checked = bytearray(), JSONBoundsCheck(MAX_JSON_VALUES), 0
         async for piece in self:
             body += piece
             if len(body) > MAX_JSON_BYTES:
@@ -516,7 +516,7 @@ def _tokenize_body(field: _TextField, model: str, text: str) -> dict[str, Any]:
     return {"model": model, "prompt": text, "add_special_tokens": False}
 
 
-def _expects_content(response_body: bytes) -> bool:
+def _reads_content_field(response_body: bytes) -> bool:
     """Return True if this answer of `/tokenize` shows that the server reads the text from the field
     `content`, not `prompt`."""
     fields = _json_object(response_body)
@@ -543,7 +543,7 @@ def _json_object(response_body: bytes) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _check_bounds(bounds: JSONBounds, part: bytes) -> None:
+def _check_bounds(bounds: JSONBoundsCheck, part: bytes) -> None:
     """Check the next part of a JSON response against the limits of `bounds`, such as the number of
     values. Raises AnswerTooLargeError if a limit is exceeded."""
     try:

@@ -47,7 +47,7 @@ def proxy_urls() -> list[str]:
     return [url if "://" in url else f"http://{url}" for url in urls]
 
 
-def exempt_in_environment(url: str | None) -> None:
+def add_to_no_proxy(url: str | None) -> None:
     """Add this machine, and the host of `url` if it is exempt, to the environment's `no_proxy`.
 
     litellm reads the environment itself.

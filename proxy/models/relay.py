@@ -140,7 +140,7 @@ def json_response(
     return UpstreamResponse(status, {"content-type": "application/json", **(headers or {})}, body)
 
 
-async def read_at_most(body: UpstreamResponseBody, max_bytes: int) -> bytes | None:
+async def read_if_at_most(body: UpstreamResponseBody, max_bytes: int) -> bytes | None:
     """Read a body to its end and close it. Return None if it is longer than `max_bytes`. Raises
     BackendError."""
     content = bytearray()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from policies.json_bounds import JSONBounds, TooMuchJSONError, is_small
+from policies.json_bounds import JSONBoundsCheck, TooMuchJSONError, is_small
 from policies.prices import CHARS_PER_TOKEN, estimate_prompt_tokens
 from proxy.agent.events import ModelDelta
 from proxy.agent.model import Completion
@@ -92,7 +92,7 @@ class StreamSupport:
             del self._refused_until[next(iter(self._refused_until))]
         self._refused_until[model] = self._now() + REFUSAL_HOLDS_S
 
-    def note_models(self, models: Iterable[Mapping[str, Any]]) -> None:
+    def note_server_kind(self, models: Iterable[Mapping[str, Any]]) -> None:
         """Remember the kind of the server, from the `owned_by` of the models that it lists."""
         self._server_kinds = frozenset(str(model.get("owned_by")) for model in models)
 
@@ -160,7 +160,7 @@ class CompletionStream:
     def _parse_chunk(self, event: bytes) -> Any:
         if not is_small(event):
             try:
-                JSONBounds().check(event)
+                JSONBoundsCheck().check(event)
             except TooMuchJSONError as error:
                 raise AnswerTooLargeError(f"an event has more than {error}") from error
         chunk = parse_json(event)
@@ -263,7 +263,7 @@ class UsageReader:
 
     def _read_body(self) -> None:
         is_complete = self._bytes <= MAX_USAGE_BYTES
-        value = _parse_json_or_none(self._body) if is_complete else _parse_end(self._body)
+        value = _parse_json_or_none(self._body) if is_complete else _parse_from_usage(self._body)
         self._add_usage(value)
         if value is None:  # too long, or the client disconnected
             self.estimated_tokens = self._bytes // CHARS_PER_TOKEN
@@ -289,7 +289,7 @@ def _parse_json_or_none(text: bytes | bytearray | str) -> Any:
         return None
 
 
-def _parse_end(tail: bytes | bytearray) -> Any:
+def _parse_from_usage(tail: bytes | bytearray) -> Any:
     """Parse the end of a JSON object from its `usage` field on, or return None. A nested `usage`,
     which may be the client's text, does not parse: more closing brackets follow it than the parsed
     text opens."""

@@ -38,7 +38,7 @@ from proxy.agent.result import Result, usage_count
 from proxy.errors import BackendError, ToolsRefusedError, no_tools_error
 from proxy.metrics import Metrics
 from proxy.models.backend_errors import parse_json
-from proxy.models.relay import read_at_most
+from proxy.models.relay import read_if_at_most
 from proxy.store.tool_verdicts import ToolVerdictRepository
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class ToolProbe:
         """Return the names of the backend's models. Raises BackendError."""
         return [str(model.get("id")) for model in await self._model.models()]
 
-    async def version(self) -> str | None:
+    async def engine_version(self) -> str | None:
         """Return a text that identifies the engine, for comparison with an earlier one: the
         endpoint that reports the engine, and the reported fields that affect tools, such as the
         version and the chat template. Return None if no endpoint reports the engine. Raises
@@ -160,7 +160,7 @@ class ToolProbe:
             return None
         return SUPPORTED if with_tools > without else tools_ignored_verdict(model_name)
 
-    async def refusal(self, model_name: str) -> ToolVerdict | None:
+    async def verdict_if_refused(self, model_name: str) -> ToolVerdict | None:
         """Return the verdict against a model if the backend refuses a request with a harmless tool,
         else None. Raises BackendError."""
         try:
@@ -184,7 +184,7 @@ class ToolProbe:
         failure: BackendError | None = None
         for render in (_rendered_prompt, _detokenized_prompt):
             try:
-                default = await _rendered_default(partial(render, upstream, model_name))
+                default = await _rendered_default_instruction(partial(render, upstream, model_name))
             except BackendError as error:
                 failure = error
             else:
@@ -244,7 +244,9 @@ def _prompt_size(response: Any) -> int:
     return len(prompt) if isinstance(prompt, str) else 0
 
 
-async def _rendered_default(render: Callable[[list[Message]], Awaitable[str]]) -> str | None:
+async def _rendered_default_instruction(
+    render: Callable[[list[Message]], Awaitable[str]],
+) -> str | None:
     """Return the default instruction in the prompts that `render` returns, "" if there is none, or
     None if `render` returns no prompt. Raises BackendError for a failure that may be temporary."""
     user, system = _random_prompt()[0], f"Be {secrets.token_hex(8)}"
@@ -326,7 +328,7 @@ async def _fetch(
     if response.status != 200:
         await response.body.aclose()
         return response.status, None
-    content = await read_at_most(response.body, MAX_RESPONSE_BYTES)
+    content = await read_if_at_most(response.body, MAX_RESPONSE_BYTES)
     try:
         return 200, None if content is None else parse_json(content)
     except BackendError:
@@ -486,7 +488,7 @@ class ToolVerdicts:
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 is_listed = model in await probe.models()
-                version = await probe.version() if is_listed else None
+                version = await probe.engine_version() if is_listed else None
                 if is_listed and needs_verdict:
                     verdict = await self._new_verdict(probe, model, version)
             checked_version = version
@@ -533,7 +535,7 @@ class ToolVerdicts:
     async def _confirm_refusal(self, probe: ToolProbe, model: str) -> None:
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                verdict = await probe.refusal(model)
+                verdict = await probe.verdict_if_refused(model)
         except (BackendError, TimeoutError) as error:
             log.debug("the refusal of tools for %r could not be confirmed: %s", model, error)
             return

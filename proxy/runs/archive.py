@@ -14,8 +14,8 @@ from proxy.agent.checkpoint import Checkpoint
 from proxy.agent.events import Emit
 from proxy.agent.result import Result
 from proxy.errors import IdempotencyError, RunLostError, StoreUnavailableError
-from proxy.runs.event_log import Record
-from proxy.runs.exchange import RunExchange
+from proxy.runs.event_log import RunRecord
+from proxy.runs.exchange import CrossProcessRuns
 from proxy.runs.run import RequestIdentity, Run, RunMetadata
 from proxy.store.records import RunStart, StoredRun
 from proxy.store.runs import RunRepository
@@ -43,7 +43,7 @@ class RunArchive:
     """Writes runs to the store and replays runs from the store."""
 
     def __init__(
-        self, repository: RunRepository, keep_s: float, exchange: RunExchange | None = None
+        self, repository: RunRepository, keep_s: float, exchange: CrossProcessRuns | None = None
     ) -> None:
         """Outcomes are stored for `keep_s` seconds. With `exchange`, runs of other processes are
         followed while they run."""
@@ -51,7 +51,7 @@ class RunArchive:
         self._repository = repository
         self._keep_s = keep_s
         self._tasks = set[asyncio.Task[None]]()
-        self._summaries: dict[str, tuple[str, RunMetadata, Record]] = {}
+        self._summaries: dict[str, tuple[str, RunMetadata, RunRecord]] = {}
         """The summaries that wait to be written: owner, metadata and record, by run id."""
         self._closing_event = asyncio.Event()
 
@@ -118,7 +118,7 @@ class RunArchive:
                 await self._closing_event.wait()
             waiting = list(self._summaries.items())
             try:
-                await self._repository.summarize(
+                await self._repository.store_summaries(
                     partial(_stored_summaries, [each for _, each in waiting])
                 )
             except StoreUnavailableError as error:
@@ -163,15 +163,15 @@ class RunArchive:
         )
         return self._replay(found, identity) if found else None
 
-    async def find(self, owner: str, run_id: str) -> tuple[RunMetadata, Record] | None:
+    async def find(self, owner: str, run_id: str) -> tuple[RunMetadata, RunRecord] | None:
         """Return the metadata and the record of the owner's run, or None. The record is a summary
         if the store has nothing else of the run."""
         if found := await self._repository.find(owner, run_id):
-            return _metadata(found), Record.from_json(found.status, found.record)
+            return _metadata(found), RunRecord.from_json(found.status, found.record)
         if (waiting := self._summaries.get(run_id)) and waiting[0] == owner:
             return waiting[1:]
         if found := await self._repository.summary(owner, run_id):
-            return _metadata(found), Record.from_json(found.status, found.record).summary()
+            return _metadata(found), RunRecord.from_json(found.status, found.record).summary()
         return None
 
     async def aclose(self) -> None:
@@ -195,7 +195,7 @@ class RunArchive:
             if found is None or found.status == "cancelled":
                 raise RunLostError  # cancelled or deleted, although this client still waits
             stored = found
-        record = await asyncio.to_thread(Record.from_json, stored.status, stored.record)
+        record = await asyncio.to_thread(RunRecord.from_json, stored.status, stored.record)
         for event in () if is_emitted else record.events:
             await emit(event)
         return record.outcome()
@@ -232,7 +232,7 @@ async def _parse_checkpoint(found: RunStart) -> Checkpoint | None:
 
 def _is_lost(stored: StoredRun) -> bool:
     """Return True if a run has no result because its server died or was stopped."""
-    error = Record.from_json(stored.status, stored.record).error
+    error = RunRecord.from_json(stored.status, stored.record).error
     return stored.status == "lost" or (error is not None and error.code == RunLostError().code)
 
 
@@ -250,7 +250,7 @@ def _stored_run(metadata: RunMetadata, identity: RequestIdentity) -> StoredRun:
 
 
 def _stored_summaries(
-    waiting_summaries: Sequence[tuple[str, RunMetadata, Record]],
+    waiting_summaries: Sequence[tuple[str, RunMetadata, RunRecord]],
 ) -> list[StoredRun]:
     return [
         replace(

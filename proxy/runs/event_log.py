@@ -117,7 +117,7 @@ class EventLog:
         """Drop about the older half of the log, up to the start of a turn. Keep the answer and the
         number of dropped steps."""
         self._end_growing_event()
-        turns = list(self._turn_starts())
+        turns = list(self._turn_positions())
         half = self._max_chars // 2
         latest = turns[-1][0] if turns else 0
         first = next((at for at, chars in turns if chars <= half), latest)
@@ -130,7 +130,7 @@ class EventLog:
         # The rest may be one long turn: the log drops events again only once its size has doubled.
         self._drop_above_chars = max(self._max_chars, 2 * self._chars)
 
-    def _turn_starts(self) -> Iterator[tuple[int, int]]:
+    def _turn_positions(self) -> Iterator[tuple[int, int]]:
         """Yield, for each turn, the index of its first event and the number of characters from this
         event to the end of the log."""
         left = self._chars
@@ -190,7 +190,7 @@ _OLD_FIELDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RunRecord:
     """The stored form of a run. A run that has not ended is stored with only its status."""
 
     status: RunStatus
@@ -209,10 +209,10 @@ class Record:
             raise RunCancelledError
         raise self.error or (RunLostError() if self.status == "lost" else internal_error())
 
-    def summary(self) -> "Record":
+    def summary(self) -> "RunRecord":
         """Return the record without the events and the answer; the usage and the error stay."""
         result = _without_text(self.result) if self.result else None
-        return Record(self.status, (), result, self.error, is_summary=True)
+        return RunRecord(self.status, (), result, self.error, is_summary=True)
 
     def to_json(self) -> str:
         """Return the events, the result and the error as the JSON text that `from_json` reads. The
@@ -226,7 +226,7 @@ class Record:
         )
 
     @classmethod
-    def from_json(cls, status: RunStatus, text: str) -> "Record":
+    def from_json(cls, status: RunStatus, text: str) -> "RunRecord":
         """Return the record that `to_json` wrote, with this status. An empty text gives a record
         with only the status. Fields and event types that this release does not know, because a
         newer server wrote them, are left out."""

@@ -16,7 +16,7 @@ import anyio
 from proxy.agent.events import Emit, Event, ToolCallStarted, ToolOutput
 from proxy.errors import RunInOtherProcessError, RunLostError, StoreUnavailableError
 from proxy.runs.event_log import MAX_LIVE_CHARS, event_from_json, event_to_json
-from proxy.runs.frame_log import FrameLog, RecordsFrames, frames_from_json, frames_to_json
+from proxy.runs.frame_log import FrameLog, FrameRecorder, frames_from_json, frames_to_json
 from proxy.runs.run import Run
 from proxy.store.process_messages import Message, MessageKind, ProcessMessenger
 from proxy.store.records import StoredRun
@@ -43,7 +43,7 @@ FOLLOWED_S = 3 * FOLLOW_AGAIN_S
 """Seconds for which a run is published after the latest message that another process follows it."""
 
 
-class RunExchange:
+class CrossProcessRuns:
     """Cancels and follows the runs of other processes, and lets other processes cancel and follow
     the runs of this process."""
 
@@ -130,7 +130,7 @@ class RunExchange:
         with self._publication_event(publication_id) as has_news:
             while True:
                 process_id = await find_process()
-                for batch in await self._repository.published(publication_id, seq):
+                for batch in await self._repository.published_batches(publication_id, seq):
                     if batch.is_first and seq and message.kind == "follow":
                         raise RunLostError  # the publication began again; events have no numbers
                     seq = batch.seq
@@ -140,7 +140,7 @@ class RunExchange:
                 if process_id is None:
                     if not seq:
                         return
-                    timing.require_last_parts()
+                    timing.raise_if_parts_overdue()
                 elif timing.is_time_to_ask(is_begun=seq > 0):
                     await self._send(process_id, message)
                 with anyio.move_on_after(1.0):
@@ -178,7 +178,7 @@ class RunExchange:
         try:
             if kind == "follow":
                 await self._publish_events(run, publication)
-            elif isinstance(run.observer, RecordsFrames) and run.observer.frames:
+            elif isinstance(run.observer, FrameRecorder) and run.observer.frames:
                 await self._publish_frames(run.observer.frames, publication)
         except Exception:
             log.exception("run %s: its events cannot be published", run.id)
@@ -189,16 +189,18 @@ class RunExchange:
                     await self._repository.unpublish(publication.id)
 
     async def _publish_events(self, run: Run, publication: "_Publication") -> None:
-        live_output = _LiveOutput()
+        live_output = _LiveOutputLimiter()
         with run.subscribe() as subscriber:
-            while (events := await publication.wait_for(subscriber.events)) is not None:
+            while (events := await publication.read_while_followed(subscriber.events)) is not None:
                 text = json.dumps([event_to_json(event) for event in live_output.cut(events)])
                 await self._write(publication, text, is_last=not events)
 
     async def _publish_frames(self, frame_log: FrameLog, publication: "_Publication") -> None:
         number = frame_log.first_number
         while (
-            frames := await publication.wait_for(partial(frame_log.wait_for_frames, number))
+            frames := await publication.read_while_followed(
+                partial(frame_log.wait_for_frames, number)
+            )
         ) is not None:
             number = max(number, frame_log.first_number)
             await self._write(publication, frames_to_json(number, frames), is_last=not frames)
@@ -244,7 +246,7 @@ class _FollowTiming:
         self._asked_at = now_s
         return True
 
-    def require_last_parts(self) -> None:
+    def raise_if_parts_overdue(self) -> None:
         """Raise RunLostError if LAST_EVENTS_S seconds have passed since the first call. The caller
         polls, and calls this method each time that the run has ended but its last parts are still
         missing."""
@@ -274,7 +276,9 @@ class _Publication:
         self.followers.add(process_id)
         self._followed_until = asyncio.get_running_loop().time() + FOLLOWED_S
 
-    async def wait_for(self, read: Callable[[], Awaitable[Sequence[T]]]) -> Sequence[T] | None:
+    async def read_while_followed(
+        self, read: Callable[[], Awaitable[Sequence[T]]]
+    ) -> Sequence[T] | None:
         """Return the result of `read`. Return None if the last part is published, or if no follower
         has repeated its message in time. `read` may be cancelled and called again."""
         while not self.is_complete and asyncio.get_running_loop().time() < self._followed_until:
@@ -283,7 +287,7 @@ class _Publication:
         return None
 
 
-class _LiveOutput:
+class _LiveOutputLimiter:
     """Cuts the output of running commands to the length that a run's event log keeps."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ def frames_from_json(text: str) -> tuple[int, Sequence[str]]:
 
 
 @runtime_checkable
-class RecordsFrames(Protocol):
+class FrameRecorder(Protocol):
     """An observer of a run that may record the frames of its streamed answer."""
 
     frames: "FrameLog | None"

@@ -35,8 +35,8 @@ from proxy.errors import (
 from proxy.metrics import Metrics
 from proxy.models.tool_support import ToolVerdicts
 from proxy.runs.archive import POLL_S, SUMMARIZE_EVERY_S, LostRun, RunArchive
-from proxy.runs.event_log import Record
-from proxy.runs.exchange import RunExchange
+from proxy.runs.event_log import RunRecord
+from proxy.runs.exchange import CrossProcessRuns
 from proxy.runs.run import RequestIdentity, Run, RunMetadata, Subscriber
 from proxy.runs.trajectory_recorder import MAX_WRITE_S, TrajectoryRecorder
 from proxy.store.process_messages import ProcessMessenger
@@ -89,7 +89,9 @@ class RunManager:
         self._runs: dict[str, Run] = {}
         """The runs that are running, have subscribers, or are being stored: by id, oldest first."""
         self._repository = repository
-        self._exchange = RunExchange(messages, repository, self._runs.get) if messages else None
+        self._exchange = (
+            CrossProcessRuns(messages, repository, self._runs.get) if messages else None
+        )
         self._archive = RunArchive(repository, keep_s, self._exchange)
         self._grace_s = grace_s
         self._save_tasks: dict[str, asyncio.Task[None]] = {}
@@ -159,7 +161,7 @@ class RunManager:
             task.run_id, task.model, task.artifact_store.container_id, task.created
         )
         lost_run = None
-        if identity.can_be_named:
+        if identity.can_be_found_later:
             joined, lost_run = await self._begin(metadata, identity, task)
             if joined:
                 return self._resubscribe(joined)
@@ -172,11 +174,11 @@ class RunManager:
         try:
             self.require_no_pause()  # the pause may have begun while the task was prepared
         except PausedError:
-            if identity.can_be_named:
+            if identity.can_be_found_later:
                 self._archive.delete_in_background(metadata.id)
             await task.discard()
             raise
-        work = partial(self._work, task, lost_run and lost_run.id)
+        work = partial(self._execute_run, task, lost_run and lost_run.id)
         run = Run(metadata, identity, work, self._on_unsubscribed, task.observer)
         if task.body_memory:
             task.body_memory.retain()
@@ -220,13 +222,13 @@ class RunManager:
         run = self._runs.get(run_id)
         return run if run and run.identity.owner == owner else None
 
-    async def find(self, owner: str, run_id: str) -> tuple[RunMetadata, Record] | None:
+    async def find(self, owner: str, run_id: str) -> tuple[RunMetadata, RunRecord] | None:
         """Return the metadata and the record of the owner's run, or None."""
         if run := self.get(owner, run_id):
             return run.metadata, run.record()
         return await self._archive.find(owner, run_id)
 
-    async def forget(self, owner: str, run_id: str) -> None:
+    async def delete_contents(self, owner: str, run_id: str) -> None:
         """Delete the trajectory of the owner's run, and its outcome if the run has ended. Its
         summary stays. The idempotency key of the run can then be used again. A client that still
         reads the run gets the rest."""
@@ -295,8 +297,8 @@ class RunManager:
     def follow_frames(
         self, run_id: str, find_process: Callable[[], Awaitable[str | None]]
     ) -> AsyncGenerator[tuple[int, Sequence[str]]]:
-        """Return the frames of a stored response whose run is in another process, as they come:
-        see RunExchange.follow_frames. Raises RunInOtherProcessError if the other process cannot be
+        """Return the frames of a stored response whose run is in another process, as they come: see
+        CrossProcessRuns.follow_frames. Raises RunInOtherProcessError if the other process cannot be
         reached."""
         if self._exchange is None:
             raise RunInOtherProcessError
@@ -319,7 +321,7 @@ class RunManager:
             run.cancel("its container was deleted")
         for run in running:
             await run.wait_until_ended()
-        for run_id in await self._repository.running_elsewhere(owner, container_id):
+        for run_id in await self._repository.ids_running_elsewhere(owner, container_id):
             await self.cancel_elsewhere(run_id, partial(self.process_of, owner, run_id))
 
     async def stop(self, timeout_s: float = 0) -> None:
@@ -334,11 +336,11 @@ class RunManager:
         for run in running:
             await run.wait_until_ended()
 
-    def lose_all(self) -> None:
+    def cancel_all_as_lost(self) -> None:
         """Cancel all runs, because other processes have found this process dead and may take its
         runs over or begin them again. Leave the sandboxes of the runs to these processes. The
         subscribers of the runs get RunLostError."""
-        self.agent.workspaces.abandon_used()  # before `cancel`, which would end the commands
+        self.agent.workspaces.abandon_sandboxes()  # before `cancel`, which would end the commands
         for run in self._running_runs():
             run.cancel(PROCESS_LOST)
 
@@ -418,7 +420,9 @@ class RunManager:
 
     # Running
 
-    async def _work(self, task: AgentTask, lost_run_id: str | None, run: Run, emit: Emit) -> Result:
+    async def _execute_run(
+        self, task: AgentTask, lost_run_id: str | None, run: Run, emit: Emit
+    ) -> Result:
         """Return the result of a run. Each event passes the redaction, then the observers in the
         order of their list, then the subscribers. The result or the error of the run takes the same
         path. If the run repeats a lost run, its result says so."""
@@ -438,7 +442,7 @@ class RunManager:
             while unfinished:
                 await unfinished.popleft().on_result(result)
         except BaseException as error:
-            failure = _failure_of(run, error)
+            failure = _log_and_map_error(run, error)
             for observer in unfinished:
                 await observer.on_error(failure)
             if failure is error:
@@ -580,12 +584,12 @@ def _must_be_stored(run: Run) -> bool:
     """Return True if a later request can ask for the outcome of a run that has ended."""
     if run.is_deleted:
         return False
-    if run.identity.can_be_named:
+    if run.identity.can_be_found_later:
         return True
     return run.status == "completed" and run.identity.may_be_retried and not run.is_fully_read
 
 
-def _failure_of(run: Run, error: BaseException) -> BaseException:
+def _log_and_map_error(run: Run, error: BaseException) -> BaseException:
     """Log the error that ends a run. Return the error that its client gets."""
     match error:
         case ProxyError():

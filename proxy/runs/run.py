@@ -19,13 +19,13 @@ from proxy.agent.events import (
 from proxy.agent.result import Result
 from proxy.agent.task import RunObserver
 from proxy.errors import ProxyError, RunCancelledError
-from proxy.runs.event_log import EventLog, Record
+from proxy.runs.event_log import EventLog, RunRecord
 from proxy.store.records import RunStatus
 
 MAX_BEHIND = 64
 """Back-pressure: the run waits while all subscribers have this many unread events or more."""
 Work = Callable[["Run", Emit], Awaitable[Result]]
-"""Emits the events of a run and returns its result: `RunManager._work` for a new run, or
+"""Emits the events of a run and returns its result: `RunManager._execute_run` for a new run, or
 `RunArchive._replay_events` for a stored run that a retry joins."""
 
 
@@ -48,7 +48,7 @@ class RequestIdentity:
     """True if the run continues without subscribers."""
 
     @property
-    def can_be_named(self) -> bool:
+    def can_be_found_later(self) -> bool:
         """True if a later request can name the run: by its idempotency key, or, if the run
         continues without subscribers, by its id."""
         return self.key is not None or self.detach
@@ -142,21 +142,21 @@ class Run:
         """Return the events in the event log. The log drops the oldest events of long runs."""
         return self._log.events()
 
-    def record(self) -> Record:
+    def record(self) -> RunRecord:
         """Return the record: the events so far, and the outcome if the run has ended."""
         return replace(self._outcome_record(), events=self.past_events())
 
-    def summary(self) -> Record:
+    def summary(self) -> RunRecord:
         """Return the record without events and texts."""
         return self._outcome_record().summary()
 
-    def _outcome_record(self) -> Record:
+    def _outcome_record(self) -> RunRecord:
         status, error = self.status, None
         if status == "failed":
             failure = self._task.exception()
             error = failure if isinstance(failure, ProxyError) else None
         result = self._task.result() if status == "completed" else None
-        return Record(status, (), result, error)
+        return RunRecord(status, (), result, error)
 
     @property
     def has_output(self) -> bool:
@@ -209,7 +209,7 @@ class Run:
 
     def _on_done(self, task: asyncio.Future[Result]) -> None:
         if not task.cancelled() and (error := task.exception()):
-            _clear_frames(error)
+            _clear_traceback(error)
         self.has_ended = True
         for subscriber in self._subscribers:
             subscriber.wake()
@@ -266,7 +266,7 @@ class Subscriber:
         return unread
 
 
-def _clear_frames(error: BaseException | None) -> None:
+def _clear_traceback(error: BaseException | None) -> None:
     """Free the local variables in the traceback of an error, which may stay in memory for
     minutes."""
     while error:

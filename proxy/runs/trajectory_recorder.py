@@ -165,7 +165,7 @@ class TrajectoryRecorder:
     async def _mark_as_failed(self) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._repository.fail(self.owner, self.run_ids)
+                await self._repository.mark_as_failed(self.owner, self.run_ids)
         except Exception:
             log.exception("run %s: its trajectory cannot be marked as failed", self.run_ids[0])
 

@@ -15,19 +15,19 @@ from policies.answer_form import schema_error
 from proxy.errors import BadRequestError
 from proxy.schemas.validation import (
     Check,
-    anything,
+    accept_anything,
     array,
-    boolean,
+    check_boolean,
+    check_mapping,
+    check_text,
     combination_error,
     discriminated,
     integer,
-    mapping,
     number,
     object_of,
     object_with,
     one_of,
     require_field,
-    text,
     text_or_object,
     text_or_parts,
     union,
@@ -35,54 +35,62 @@ from proxy.schemas.validation import (
 
 # Checks of messages, tools and answer formats. A value that at least one backend accepts passes.
 
-_URL = text_or_object(object_with(optional={"url": text}))
-_TEXT_PART = object_with({"type": one_of("text"), "text": text})
+_URL = text_or_object(object_with(optional={"url": check_text}))
+_TEXT_PART = object_with({"type": one_of("text"), "text": check_text})
 _PART_CHECKS: dict[str, Check] = {
     "text": _TEXT_PART,
     "image_url": object_with({"image_url": _URL}),
-    "input_audio": object_with({"input_audio": object_with({"data": text}, {"format": text})}),
-    "file": object_with(
-        {"file": object_with(optional={"file_data": text, "file_id": text, "filename": text})}
+    "input_audio": object_with(
+        {"input_audio": object_with({"data": check_text}, {"format": check_text})}
     ),
-    "refusal": object_with({"refusal": text}),
+    "file": object_with(
+        {
+            "file": object_with(
+                optional={"file_data": check_text, "file_id": check_text, "filename": check_text}
+            )
+        }
+    ),
+    "refusal": object_with({"refusal": check_text}),
 }
 """OpenAI's part types. A part of another type is not checked."""
 
 
-def content_part(value: Any, param: str) -> None:
+def check_content_part(value: Any, param: str) -> None:
     """Check a part of a message's content. vLLM accepts strings and parts without a type."""
     if isinstance(value, str):
         return
-    mapping(value, param)
+    check_mapping(value, param)
     kind = value.get("type")
     if kind is not None:
-        text(kind, f"{param}.type")
-        _PART_CHECKS.get(kind, anything)(value, param)
+        check_text(kind, f"{param}.type")
+        _PART_CHECKS.get(kind, accept_anything)(value, param)
 
 
 _CALL = object_with(
     optional={
-        "id": text,
-        "function": object_with(optional={"name": text, "arguments": text_or_object(anything)}),
-        "custom": object_with({"name": text, "input": text}),
+        "id": check_text,
+        "function": object_with(
+            optional={"name": check_text, "arguments": text_or_object(accept_anything)}
+        ),
+        "custom": object_with({"name": check_text, "input": check_text}),
     }
 )
 _MESSAGE = object_with(
-    {"role": text},  # any role: chat templates know roles that OpenAI does not
+    {"role": check_text},  # any role: chat templates know roles that OpenAI does not
     {
-        "content": text_or_parts(content_part),
-        "name": text,
-        "tool_call_id": text,
+        "content": text_or_parts(check_content_part),
+        "name": check_text,
+        "tool_call_id": check_text,
         "tool_calls": array(_CALL),
-        "function_call": object_with({"name": text}, {"arguments": text}),
-        "refusal": text,
+        "function_call": object_with({"name": check_text}, {"arguments": check_text}),
+        "refusal": check_text,
     },
 )
 
 
-def tool_name(value: Any, param: str) -> None:
+def check_tool_name(value: Any, param: str) -> None:
     """Check the name of a tool, which must not be empty."""
-    text(value, param)
+    check_text(value, param)
     if not value:
         raise BadRequestError(
             f"Invalid '{param}': expected a name.", param=param, code="invalid_value"
@@ -90,29 +98,32 @@ def tool_name(value: Any, param: str) -> None:
 
 
 FUNCTION = object_with(
-    {"name": tool_name}, {"description": text, "parameters": mapping, "strict": boolean}
+    {"name": check_tool_name},
+    {"description": check_text, "parameters": check_mapping, "strict": check_boolean},
 )
-GRAMMAR = object_with({"syntax": one_of("lark", "regex"), "definition": text})
+GRAMMAR = object_with({"syntax": one_of("lark", "regex"), "definition": check_text})
 
 
 def custom_tool(check_grammar: Check) -> Check:
     """Return a check for a custom tool, whose input is any text, or text that follows a grammar."""
 
     def check_format(value: Any, param: str) -> None:
-        mapping(value, param)
+        check_mapping(value, param)
         one_of("text", "grammar")(value.get("type", "text"), f"{param}.type")
         if value.get("type") == "grammar":
             check_grammar(value, param)
 
-    return object_with({"name": tool_name}, {"description": text, "format": check_format})
+    return object_with(
+        {"name": check_tool_name}, {"description": check_text, "format": check_format}
+    )
 
 
 _CUSTOM_TOOL = object_with({"custom": custom_tool(object_with({"grammar": GRAMMAR}))})
-_FUNCTION_TOOL = object_with({"function": FUNCTION}, {"type": text})
+_FUNCTION_TOOL = object_with({"function": FUNCTION}, {"type": check_text})
 
 
-def _tool(value: Any, param: str) -> None:
-    mapping(value, param)
+def _check_tool(value: Any, param: str) -> None:
+    check_mapping(value, param)
     if value.get("type") == "custom":
         _CUSTOM_TOOL(value, param)
         return
@@ -121,8 +132,8 @@ def _tool(value: Any, param: str) -> None:
     _FUNCTION_TOOL(value, param)
 
 
-_NAMED_FUNCTION = object_with({"name": text})
-_ALLOWED_TOOLS = object_with({"mode": one_of("auto", "required"), "tools": array(mapping)})
+_NAMED_FUNCTION = object_with({"name": check_text})
+_ALLOWED_TOOLS = object_with({"mode": one_of("auto", "required"), "tools": array(check_mapping)})
 _TOOL_CHOICE_CHECKS: dict[str, Check] = {
     "function": object_with({"function": _NAMED_FUNCTION}),
     "custom": object_with({"custom": _NAMED_FUNCTION}),
@@ -130,16 +141,16 @@ _TOOL_CHOICE_CHECKS: dict[str, Check] = {
 }
 
 
-def _tool_choice_object(value: Any, param: str) -> None:
+def _check_tool_choice_object(value: Any, param: str) -> None:
     """Check a `tool_choice` that is an object. vLLM accepts a function without a type."""
     kind = "function" if value.get("type") is None else value["type"]
     one_of(*_TOOL_CHOICE_CHECKS)(kind, f"{param}.type")
     _TOOL_CHOICE_CHECKS[kind](value, param)
 
 
-_TOOL_CHOICE = text_or_object(_tool_choice_object, one_of("none", "auto", "required"))
+_TOOL_CHOICE = text_or_object(_check_tool_choice_object, one_of("none", "auto", "required"))
 _FUNCTION_CALL = text_or_object(_NAMED_FUNCTION, one_of("none", "auto"))
-_STOP = union("a string or array of strings", str, list, checks={list: array(text)})
+_STOP = union("a string or array of strings", str, list, checks={list: array(check_text)})
 reasoning_effort = union(
     "a string or a decimal",
     str,
@@ -153,7 +164,8 @@ reasoning_effort = union(
 )
 """The check of `reasoning_effort`: one of OpenAI's words, or a number, which SGLang accepts."""
 _NAMED_SCHEMA = object_with(
-    {"name": text}, {"description": text, "schema": mapping, "strict": boolean}
+    {"name": check_text},
+    {"description": check_text, "schema": check_mapping, "strict": check_boolean},
 )
 
 
@@ -169,7 +181,7 @@ def check_json_schema(
         )
 
 
-def _json_schema_format(value: Any, param: str) -> None:
+def _check_json_schema_format(value: Any, param: str) -> None:
     require_field(value, "json_schema", f"{param}.json_schema")
     _NAMED_SCHEMA(value["json_schema"], f"{param}.json_schema")
     check_json_schema(value["json_schema"], param, param)
@@ -177,10 +189,10 @@ def _json_schema_format(value: Any, param: str) -> None:
 
 _RESPONSE_FORMAT = discriminated(
     {
-        "json_object": anything,
-        "json_schema": _json_schema_format,
-        "text": anything,
-        "structural_tag": anything,  # of vLLM and SGLang, which check it themselves
+        "json_object": accept_anything,
+        "json_schema": _check_json_schema_format,
+        "text": accept_anything,
+        "structural_tag": accept_anything,  # of vLLM and SGLang, which check it themselves
     }
 )
 
@@ -200,7 +212,7 @@ class Parameter:
     """One field of the request body."""
 
     scope: ParameterScope
-    check: Check = anything
+    check: Check = accept_anything
     null_like_values: Collection[Any] = _EMPTY_VALUES
     """Values that mean the same as null."""
     description: str = ""
@@ -215,7 +227,7 @@ _TOKEN_IDS = array(integer(0))
 _WEB_SEARCH_OPTIONS = object_with(
     optional={
         "user_location": object_with(
-            optional={"type": one_of("approximate"), "approximate": mapping}
+            optional={"type": one_of("approximate"), "approximate": check_mapping}
         ),
         "search_context_size": one_of("low", "medium", "high"),
     }
@@ -226,15 +238,17 @@ _PREDICTION = object_with(
 _EVERY_CALL = Parameter("every call")
 _STRAIGHT = Parameter("straight")
 _LOGPROBS_FIELDS = ("top_logprobs", "logprob_token_ids")
-_FLAG = Parameter("visible answer", boolean)
-_TEXT = Parameter("visible answer", text)
+_FLAG = Parameter("visible answer", check_boolean)
+_TEXT = Parameter("visible answer", check_text)
 _LIMITS_ANSWER = (
     "Limits the visible answer. A turn may generate at least `limits.min_turn_tokens` tokens."
 )
 
 OPENAI: Mapping[str, Parameter] = {
     "model": Parameter(
-        "proxy", text, description="The suffix `:plain` is removed; such a request gets no sandbox."
+        "proxy",
+        check_text,
+        description="The suffix `:plain` is removed; such a request gets no sandbox.",
     ),
     "messages": Parameter(
         "proxy",
@@ -247,15 +261,19 @@ OPENAI: Mapping[str, Parameter] = {
         description="Each answer is a run with a sandbox of its own.",
     ),
     "stream": Parameter(
-        "proxy", boolean, description="The loop decides for each model call whether it streams."
+        "proxy",
+        check_boolean,
+        description="The loop decides for each model call whether it streams.",
     ),
     "stream_options": Parameter(
         "proxy",
-        object_with(optional={"include_usage": boolean, "include_obfuscation": boolean}),
+        object_with(
+            optional={"include_usage": check_boolean, "include_obfuscation": check_boolean}
+        ),
         description="With `include_usage` the last chunk has the usage. Requires `stream`.",
     ),
     "tools": Parameter(
-        "loop", array(_tool), description="The model sees the sandbox's tools as well."
+        "loop", array(_check_tool), description="The model sees the sandbox's tools as well."
     ),
     "tool_choice": Parameter(
         "loop",
@@ -264,7 +282,7 @@ OPENAI: Mapping[str, Parameter] = {
         " function: only the first model call must call it.",
     ),
     "parallel_tool_calls": Parameter(
-        "loop", boolean, description="Sent only if the request has tools."
+        "loop", check_boolean, description="Sent only if the request has tools."
     ),
     "functions": Parameter(
         "loop", array(FUNCTION), description="Sent as `tools`. Refused together with `tools`."
@@ -280,8 +298,8 @@ OPENAI: Mapping[str, Parameter] = {
     "top_logprobs": Parameter("visible answer", integer(0, 20)),
     "logit_bias": Parameter("visible answer", object_of(number(-100, 100))),
     "prediction": Parameter("visible answer", _PREDICTION),
-    "modalities": Parameter("every call", array(text)),
-    "audio": Parameter("every call", mapping),
+    "modalities": Parameter("every call", array(check_text)),
+    "audio": Parameter("every call", check_mapping),
     "temperature": Parameter("every call", number(0, 2)),
     "top_p": Parameter("every call", number(0, 1)),
     "frequency_penalty": Parameter("every call", number(-2, 2)),
@@ -293,32 +311,34 @@ OPENAI: Mapping[str, Parameter] = {
         "every call", one_of("auto", "default", "flex", "scale", "priority", "fast")
     ),
     "web_search_options": Parameter("every call", _WEB_SEARCH_OPTIONS),
-    "metadata": Parameter("every call", mapping),
-    "store": Parameter("every call", boolean),
-    "user": Parameter("every call", text),
-    "safety_identifier": Parameter("every call", text),
-    "prompt_cache_key": Parameter("every call", text),
-    "prompt_cache_retention": Parameter("every call", text),
+    "metadata": Parameter("every call", check_mapping),
+    "store": Parameter("every call", check_boolean),
+    "user": Parameter("every call", check_text),
+    "safety_identifier": Parameter("every call", check_text),
+    "prompt_cache_key": Parameter("every call", check_text),
+    "prompt_cache_retention": Parameter("every call", check_text),
     "prompt_cache_options": _EVERY_CALL,
     "moderation": _EVERY_CALL,
 }
 
 VLLM: Mapping[str, Parameter] = {
-    "structured_outputs": Parameter("visible answer", mapping),
+    "structured_outputs": Parameter("visible answer", check_mapping),
     "guided_json": Parameter("visible answer"),
     "guided_json_object": _FLAG,
     "guided_regex": _TEXT,
-    "guided_choice": Parameter("visible answer", array(text)),
+    "guided_choice": Parameter("visible answer", array(check_text)),
     "guided_grammar": _TEXT,
     "guided_whitespace_pattern": _TEXT,
     "stop_token_ids": Parameter("visible answer", _TOKEN_IDS),
     "include_stop_str_in_output": _FLAG,
     "ignore_eos": _FLAG,
     "min_tokens": Parameter("visible answer", integer(0)),
-    "bad_words": Parameter("visible answer", array(text)),
+    "bad_words": Parameter("visible answer", array(check_text)),
     "allowed_token_ids": Parameter("visible answer", _TOKEN_IDS),
-    "skip_special_tokens": Parameter("visible answer", boolean, null_like_values=(True,)),
-    "spaces_between_special_tokens": Parameter("visible answer", boolean, null_like_values=(True,)),
+    "skip_special_tokens": Parameter("visible answer", check_boolean, null_like_values=(True,)),
+    "spaces_between_special_tokens": Parameter(
+        "visible answer", check_boolean, null_like_values=(True,)
+    ),
     "prompt_logprobs": Parameter("visible answer", _PROMPT_LOGPROBS, null_like_values=()),
     "logprob_token_ids": Parameter("visible answer", _TOKEN_IDS),
     "return_tokens_as_token_ids": _FLAG,
@@ -374,9 +394,9 @@ LLAMA_CPP: Mapping[str, Parameter] = {
     "n_predict": Parameter("loop", integer(-2), description=_LIMITS_ANSWER),
     "grammar": _TEXT,
     "grammar_lazy": _FLAG,
-    "grammar_triggers": Parameter("visible answer", array(anything)),
-    "preserved_tokens": Parameter("visible answer", array(anything)),
-    "json_schema": Parameter("visible answer", mapping, null_like_values=()),
+    "grammar_triggers": Parameter("visible answer", array(accept_anything)),
+    "preserved_tokens": Parameter("visible answer", array(accept_anything)),
+    "json_schema": Parameter("visible answer", check_mapping, null_like_values=()),
 }
 """The fields of llama.cpp, which refuses a request with both a grammar and tools."""
 
@@ -387,7 +407,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     **LLAMA_CPP,
     "sandbox": Parameter(
         "proxy",
-        object_with(optional={"session": text, "container_id": text}),
+        object_with(optional={"session": check_text, "container_id": check_text}),
         description="The settings of the request's sandbox.",
     ),
 }

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from policies.answer_form import requested_form
-from policies.sessions import function_call_id, session_states, state_names
+from policies.sessions import function_call_id, session_state_names, state_names
 from proxy.agent.task import ChatRequest, Params
 from proxy.errors import BadRequestError, ProxyError
 from proxy.schemas.chat_parameters import GRAMMAR_PARAMS, check_parameters, has_effect, params_for
 from proxy.schemas.validation import (
     MAX_MESSAGES,
     array,
+    check_mapping,
     combination_error,
     integer,
-    mapping,
     require_field,
 )
 
@@ -42,7 +42,7 @@ _GRAMMAR_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structur
 def check_messages(body: Mapping[str, Any]) -> None:
     """Raise BadRequestError unless the request has messages."""
     require_field(body, "messages", "messages")
-    array(mapping, minimum=1, maximum=MAX_MESSAGES)(body["messages"], "messages")
+    array(check_mapping, minimum=1, maximum=MAX_MESSAGES)(body["messages"], "messages")
 
 
 def choice_count(body: Mapping[str, Any], limit: int) -> int:
@@ -69,7 +69,7 @@ def parse_chat(
     check_parameters(body)
     legacy_state = None
     if _uses_functions(body):
-        legacy_state, _ = session_states(body["messages"])
+        legacy_state, _ = session_state_names(body["messages"])
         body = _functions_as_tools(body)
     tools = body.get("tools") or []
     text_tools = frozenset(tool["custom"]["name"] for tool in tools if _is_custom(tool))
@@ -107,7 +107,7 @@ def parse_chat(
 def includes_usage(body: Mapping[str, Any]) -> bool:
     """Return True if `stream_options` asks for the usage chunk. Raises BadRequestError."""
     options = body.get("stream_options") or {}
-    mapping(options, "stream_options")
+    check_mapping(options, "stream_options")
     return bool(options.get("include_usage"))
 
 
@@ -244,13 +244,13 @@ def _function_call(call: Mapping[str, Any]) -> dict[str, Any]:
 def _function_choice(choice: Any) -> Any:
     """Return a `tool_choice` with functions in place of custom tools."""
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
-        return _custom_as_function(choice)
+        return _as_function_if_custom(choice)
     allowed = choice["allowed_tools"]
-    tools = [_custom_as_function(tool) for tool in allowed["tools"]]
+    tools = [_as_function_if_custom(tool) for tool in allowed["tools"]]
     return {**choice, "allowed_tools": {**allowed, "tools": tools}}
 
 
-def _custom_as_function(tool: Any) -> Any:
+def _as_function_if_custom(tool: Any) -> Any:
     return {"type": "function", "function": tool["custom"]} if _is_custom(tool) else tool
 
 

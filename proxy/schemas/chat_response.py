@@ -125,7 +125,7 @@ class ChatEncoder:
     def close_after_failure(self) -> list[Chunk]:
         """Return the chunks that close the open step of a failed run."""
         cards = self._cards.close_after_failure() if self._cards else []
-        chunks = self._reasoning(self._text.close_after_failure())
+        chunks = self._reasoning_chunks(self._text.close_after_failure())
         return [*chunks, *(self._chunk({}, card=card) for card in cards)]
 
     def _encode_output(self, event: Event) -> list[Chunk]:
@@ -141,9 +141,9 @@ class ChatEncoder:
                 return [self._chunk({"refusal": text})]
             case ClientCallStarted() | ClientCallDelta():
                 return self._client_call_chunks(event)
-        return self._reasoning(self._text.render(event), event)
+        return self._reasoning_chunks(self._text.render(event), event)
 
-    def _reasoning(self, text: str, event: Event | None = None) -> list[Chunk]:
+    def _reasoning_chunks(self, text: str, event: Event | None = None) -> list[Chunk]:
         if not text:
             return []
         sandbox = step_extension(event, self._run_id) if event else None
@@ -275,7 +275,7 @@ class ChatCompletionBuilder:
         for chunk in self._encoders[index].encode(event):
             if reasoning := chunk.choice["delta"].get("reasoning"):
                 self._reasoning[index].append(reasoning)
-            if step := _complete_step(chunk):
+            if step := _step_if_complete(chunk):
                 self._steps[index].append(step)
 
     def finish(self, result: Result) -> dict[str, Any]:
@@ -331,7 +331,7 @@ class ChatCompletionBuilder:
         return sandbox
 
 
-def _complete_step(chunk: Chunk) -> Mapping[str, Any] | None:
+def _step_if_complete(chunk: Chunk) -> Mapping[str, Any] | None:
     """Return the step in a chunk, or None if the chunk has only a part of a step."""
     if chunk.card:
         item: Mapping[str, Any] = chunk.card.get("item", {})

@@ -13,7 +13,7 @@ from policies.file_names import UNKNOWN_TYPE, guess_mime_type, normalize_mime_ty
 from policies.large_json import Steps
 from policies.workspace import Kind, Message, text_digest
 from proxy.errors import BadRequestError
-from proxy.schemas.validation import array, missing_error, text
+from proxy.schemas.validation import array, check_text, missing_error
 
 # Inline data: data URLs and bare base64, decoded in pieces
 
@@ -87,7 +87,7 @@ class InlineData:
             end = start + _ESCAPED_PIECE_CHARS
             if end < len(self.text) and (escape := self.text.rfind("%", end - 2, end)) >= 0:
                 end = escape
-            yield _unquoted(self.text[start:end].encode())
+            yield _unquote(self.text[start:end].encode())
             start = end
 
     def _slices(self) -> Iterator[bytes]:
@@ -98,7 +98,7 @@ class InlineData:
                 raise ValueError(_NOT_BASE64) from error
 
 
-def _unquoted(text: bytes) -> bytes:
+def _unquote(text: bytes) -> bytes:
     """Return the bytes of percent-encoded text. The text is decoded as quoted-printable, which
     differs only in its escape character, because `urllib.parse.unquote_to_bytes` takes ten times as
     long."""
@@ -225,7 +225,7 @@ def uploads_in_sandbox_field(body: Mapping[str, Any]) -> list[FilePart]:
     file_ids = sandbox.get("file_ids") if isinstance(sandbox, dict) else None
     if file_ids is None:
         return []
-    array(text)(file_ids, "sandbox.file_ids")
+    array(check_text)(file_ids, "sandbox.file_ids")
     return [
         FilePart(None, f"sandbox.file_ids[{index}]", "file", UploadedFile(file_id))
         for index, file_id in enumerate(file_ids)

@@ -10,7 +10,7 @@ from typing import Any
 from policies.history import UNANSWERED, join_texts
 from proxy.errors import BadRequestError
 from proxy.schemas.chat_request import ChatMessages
-from proxy.schemas.validation import array, boolean, mapping, object_with, text
+from proxy.schemas.validation import array, check_boolean, check_mapping, check_text, object_with
 
 # Messages
 
@@ -51,21 +51,21 @@ def _blocks_of(message: Block, path: str) -> list[BlockWithPath]:
     """Return the blocks of a message. A later system message becomes text of the user, because many
     chat templates refuse a system message that is not the first message."""
     path = f"{path}.content"
-    blocks = _with_paths(message["content"], path)
+    blocks = _blocks_with_paths(message["content"], path)
     if message["role"] != SYSTEM:
         return blocks
     texts = (block["text"] for _, block in blocks)
     return [(path, _text_part(f"{_SYSTEM_LABEL}\n{text}")) for text in texts if text]
 
 
-def _with_paths(content: Any, path: str) -> list[BlockWithPath]:
+def _blocks_with_paths(content: Any, path: str) -> list[BlockWithPath]:
     if isinstance(content, str):
         return [(path, _text_part(content))]
     return [(f"{path}[{index}]", block) for index, block in enumerate(content)]
 
 
 def _blocks(content: Any) -> list[Block]:
-    return [block for _, block in _with_paths(content or (), "")]
+    return [block for _, block in _blocks_with_paths(content or (), "")]
 
 
 def _system_text(content: Any) -> str:
@@ -197,10 +197,10 @@ def _tool_call(block: Block) -> dict[str, Any]:
 Tool = Mapping[str, Any]
 CODE_EXECUTION = "code_execution"
 _CODE_EXECUTION = re.compile(rf"{CODE_EXECUTION}_\d{{8}}")
-_NAMED_TOOL = object_with({"name": text})
+_NAMED_TOOL = object_with({"name": check_text})
 _CUSTOM_TOOL = object_with(
-    {"name": text, "input_schema": mapping},
-    {"description": text, "strict": boolean, "allowed_callers": array(text)},
+    {"name": check_text, "input_schema": check_mapping},
+    {"description": check_text, "strict": check_boolean, "allowed_callers": array(check_text)},
 )
 _STRING, _INTEGER, _NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 _INTEGER_PAIR = {"type": "array", "items": _INTEGER, "minItems": 2, "maxItems": 2}

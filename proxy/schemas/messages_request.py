@@ -23,33 +23,33 @@ from proxy.schemas.messages_input import (
 from proxy.schemas.validation import (
     MAX_MESSAGES,
     Check,
-    anything,
+    accept_anything,
     array,
-    boolean,
+    check_boolean,
+    check_mapping,
+    check_text,
     discriminated,
     integer,
-    mapping,
     number,
     object_with,
     one_of,
     require_field,
-    text,
     text_or_object,
     text_or_parts,
 )
 
 # Checks
 
-_TEXT = object_with({"text": text})
-_BASE64 = object_with({"media_type": text, "data": text})
-_URL = object_with({"url": text})
-_FILE = object_with({"file_id": text})
+_TEXT = object_with({"text": check_text})
+_BASE64 = object_with({"media_type": check_text, "data": check_text})
+_URL = object_with({"url": check_text})
+_FILE = object_with({"file_id": check_text})
 _IMAGE = object_with({"source": discriminated({"base64": _BASE64, "url": _URL, "file": _FILE})})
 _TEXT_BLOCK = discriminated({"text": _TEXT})
 _DOCUMENT_TEXT = text_or_parts(discriminated({"text": _TEXT, "image": _IMAGE}))
 _DOCUMENT_SOURCES: Mapping[str, Check] = {
     "base64": _BASE64,
-    "text": object_with({"data": text}),
+    "text": object_with({"data": check_text}),
     "url": _URL,
     "file": _FILE,
     "content": object_with({"content": _DOCUMENT_TEXT}),
@@ -58,26 +58,28 @@ _CONTENT_BLOCKS: Mapping[str, Check] = {
     "text": _TEXT,
     "image": _IMAGE,
     "document": object_with(
-        {"source": discriminated(_DOCUMENT_SOURCES)}, {"title": text, "context": text}
+        {"source": discriminated(_DOCUMENT_SOURCES)}, {"title": check_text, "context": check_text}
     ),
-    "search_result": object_with({"title": text, "source": text, "content": array(_TEXT_BLOCK)}),
+    "search_result": object_with(
+        {"title": check_text, "source": check_text, "content": array(_TEXT_BLOCK)}
+    ),
 }
 _RESULT_BLOCKS: Mapping[str, Check] = {
     **_CONTENT_BLOCKS,
-    "tool_reference": object_with({"tool_name": text}),
+    "tool_reference": object_with({"tool_name": check_text}),
 }
 _USER_BLOCKS: Mapping[str, Check] = {
     **_CONTENT_BLOCKS,
     "tool_result": object_with(
-        {"tool_use_id": text},
-        {"is_error": boolean, "content": text_or_parts(discriminated(_RESULT_BLOCKS))},
+        {"tool_use_id": check_text},
+        {"is_error": check_boolean, "content": text_or_parts(discriminated(_RESULT_BLOCKS))},
     ),
     "container_upload": _FILE,
 }
 _ASSISTANT_BLOCKS: Mapping[str, Check] = {
     "text": _TEXT,
-    "tool_use": object_with({"id": text, "name": text, "input": mapping}),
-    "compaction": object_with(optional={"content": text}),
+    "tool_use": object_with({"id": check_text, "name": check_text, "input": check_mapping}),
+    "compaction": object_with(optional={"content": check_text}),
 }
 _SYSTEM = text_or_parts(_TEXT_BLOCK)
 _MESSAGE = discriminated(
@@ -85,7 +87,11 @@ _MESSAGE = discriminated(
         "user": object_with({"content": text_or_parts(discriminated(_USER_BLOCKS), minimum=1)}),
         # Thinking and the results of server tools have many types, and are dropped.
         "assistant": object_with(
-            {"content": text_or_parts(discriminated(_ASSISTANT_BLOCKS, check_other=anything))}
+            {
+                "content": text_or_parts(
+                    discriminated(_ASSISTANT_BLOCKS, check_other=accept_anything)
+                )
+            }
         ),
         "system": object_with({"content": _SYSTEM}),
     },
@@ -93,22 +99,22 @@ _MESSAGE = discriminated(
 )
 _THINKING = discriminated(
     {
-        "enabled": object_with(optional={"budget_tokens": integer(1), "display": text}),
-        "adaptive": object_with(optional={"display": text}),
-        "between_tools": anything,
-        "disabled": anything,
+        "enabled": object_with(optional={"budget_tokens": integer(1), "display": check_text}),
+        "adaptive": object_with(optional={"display": check_text}),
+        "between_tools": accept_anything,
+        "disabled": accept_anything,
     }
 )
-_PARALLEL_FIELD: Mapping[str, Check] = {"disable_parallel_tool_use": boolean}
+_PARALLEL_FIELD: Mapping[str, Check] = {"disable_parallel_tool_use": check_boolean}
 _TOOL_CHOICE = discriminated(
     {
         "auto": object_with(optional=_PARALLEL_FIELD),
         "any": object_with(optional=_PARALLEL_FIELD),
-        "tool": object_with({"name": text}, _PARALLEL_FIELD),
-        "none": anything,
+        "tool": object_with({"name": check_text}, _PARALLEL_FIELD),
+        "none": accept_anything,
     }
 )
-_FORMAT = discriminated({"json_schema": object_with({"schema": mapping})})
+_FORMAT = discriminated({"json_schema": object_with({"schema": check_mapping})})
 _EFFORTS = one_of("low", "medium", "high", "xhigh", "max")
 
 
@@ -121,21 +127,21 @@ class Field(NamedTuple):
 
 
 FIELDS: Mapping[str, Field] = {
-    "model": Field(text),
+    "model": Field(check_text),
     "max_tokens": Field(integer(1)),
     "messages": Field(array(_MESSAGE, minimum=1, maximum=MAX_MESSAGES), "Becomes `messages`."),
     "system": Field(_SYSTEM, "Becomes a system message."),
-    "stop_sequences": Field(array(text), "Becomes `stop`."),
-    "stream": Field(boolean),
+    "stop_sequences": Field(array(check_text), "Becomes `stop`."),
+    "stream": Field(check_boolean),
     "temperature": Field(number(0, 1)),
     "top_p": Field(number(0, 1)),
     "top_k": Field(integer(0)),
-    "metadata": Field(object_with(optional={"user_id": text}), "`user_id` becomes `user`."),
+    "metadata": Field(object_with(optional={"user_id": check_text}), "`user_id` becomes `user`."),
     "service_tier": Field(one_of("auto", "standard_only"), "Becomes `service_tier`."),
     "thinking": Field(_THINKING, "Decides whether the answer shows reasoning. Not sent."),
     "tool_choice": Field(_TOOL_CHOICE, "Becomes `tool_choice` and `parallel_tool_calls`."),
     "tools": Field(
-        array(mapping),
+        array(check_mapping),
         "Become `tools`. The code execution tool becomes the sandbox's tools.",
     ),
     "output_config": Field(
@@ -144,16 +150,16 @@ FIELDS: Mapping[str, Field] = {
     ),
     "output_format": Field(_FORMAT, "Becomes `response_format`."),
     "container": Field(
-        text_or_object(object_with(optional={"id": text})),
+        text_or_object(object_with(optional={"id": check_text})),
         "Becomes `sandbox.container_id`. Skills are refused.",
     ),
-    "mcp_servers": Field(array(mapping), "Refused unless empty."),
+    "mcp_servers": Field(array(check_mapping), "Refused unless empty."),
     "thread": Field(
-        object_with({"type": one_of("create", "continue")}, {"previous_message_id": text}),
+        object_with({"type": one_of("create", "continue")}, {"previous_message_id": check_text}),
         "`create` has no effect. `continue` is refused with status 404.",
     ),
-    "compaction": Field(mapping, "Refused unless empty."),
-    "sandbox": Field(mapping, "The settings of the request's sandbox."),
+    "compaction": Field(check_mapping, "Refused unless empty."),
+    "sandbox": Field(check_mapping, "The settings of the request's sandbox."),
 }
 
 
@@ -204,7 +210,7 @@ def as_chat(body: Mapping[str, Any]) -> MessagesAsChat:
     return _as_chat(body, ("model", "max_tokens", "messages"))
 
 
-def as_chat_to_count(body: Mapping[str, Any]) -> MessagesAsChat:
+def as_chat_for_token_count(body: Mapping[str, Any]) -> MessagesAsChat:
     """Return the chat completion for a request to count tokens, which needs no `max_tokens`. Raises
     BadRequestError."""
     return _as_chat(body, ("model", "messages"))
@@ -290,7 +296,7 @@ def _sandbox_field(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"sandbox": sandbox} if sandbox else {}
 
 
-def count_tokens_body(body: Mapping[str, Any], translation: MessagesAsChat) -> dict[str, Any]:
+def token_count_request(body: Mapping[str, Any], translation: MessagesAsChat) -> dict[str, Any]:
     """Return a request to count tokens, in the form that servers other than Anthropic's accept:
     each tool has its schema."""
     others = {name: value for name, value in body.items() if name not in ("sandbox", "tools")}

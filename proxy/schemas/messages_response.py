@@ -163,7 +163,7 @@ class MessagesEncoder:
             return []
         events = [*self._narration_as_thinking(event), *self._encode_output(event)]
         if self._code and (block := self._code.render(event)):
-            events += self._complete_block(block)
+            events += self._block_events(block)
         if self._steps and (step := self._steps.render(event)):
             # SDKs ignore a ping, whatever fields it has.
             events.append({"type": StepStreamEvent.MESSAGES, "sandbox": step})
@@ -184,7 +184,7 @@ class MessagesEncoder:
                 return [self._delta({"type": "input_json_delta", "partial_json": text})]
             case ClientCallFinished():
                 return self._close()
-        return self._think(self._text.render(event))
+        return self._write_thinking(self._text.render(event))
 
     def _narration_as_thinking(self, event: Event) -> list[_Json]:
         """Return the narration as thinking, and clear it, if `event` begins a turn, belongs to the
@@ -197,7 +197,7 @@ class MessagesEncoder:
         if not is_shown_step and not isinstance(event, TurnStarted | AnswerDelta | ModelRefused):
             return []
         self._narration = ""
-        return self._think(self._text.render(Narration(text)))
+        return self._write_thinking(self._text.render(Narration(text)))
 
     def _narration_as_text(self) -> list[_Json]:
         """Return the narration before a call of the client's tools as text, and clear it."""
@@ -206,19 +206,19 @@ class MessagesEncoder:
 
     def close_after_failure(self) -> list[_Json]:
         """Return the events that close the open step and block of a failed run."""
-        return [*self._think(self._text.close_after_failure()), *self._close()]
+        return [*self._write_thinking(self._text.close_after_failure()), *self._close()]
 
     def finish(self, result: Result) -> list[_Json]:
         """Return the events after the answer: produced files, the client's calls that were not
         streamed, and the end of the message."""
         events: list[_Json] = []
-        for block in self._code.files(result.artifacts) if self._code else ():
-            events += self._complete_block(block)
+        for block in self._code.file_list_blocks(result.artifacts) if self._code else ():
+            events += self._block_events(block)
         if result.client_calls:
             events += self._narration_as_text()
         for call in result.client_calls:
             if call["id"] not in self._state.sent_call_ids:
-                events += self._complete_block(_tool_use(call))
+                events += self._block_events(_tool_use(call))
         message_delta = {
             "type": "message_delta",
             "delta": self._final_fields(result),
@@ -253,7 +253,7 @@ class MessagesEncoder:
 
     # Blocks
 
-    def _think(self, text: str) -> list[_Json]:
+    def _write_thinking(self, text: str) -> list[_Json]:
         """Return the events that add `text` as thinking. Return no events if the text is empty, if
         the message has no thinking blocks, or while a `tool_use` block is open: thinking would
         close the block."""
@@ -271,7 +271,7 @@ class MessagesEncoder:
             events = self._start({"type": kind, kind: "", **signature})
         return [*events, self._delta({"type": f"{kind}_delta", kind: text})]
 
-    def _complete_block(self, block: _Json) -> list[_Json]:
+    def _block_events(self, block: _Json) -> list[_Json]:
         """Return the events of a complete block. The input of a call is sent as one delta."""
         if "input" not in block:
             return [*self._start(block), *self._close()]
@@ -410,7 +410,7 @@ class CodeExecutionBlocks:
         match event:
             case ToolCallStarted(step, _, name, arguments) if name in _BLOCK_NAMES:
                 self._streams = {"stdout": "", "stderr": ""}
-                return self._use_block(f"{step}", _BLOCK_NAMES[name], dict(arguments))
+                return self._tool_use_block(f"{step}", _BLOCK_NAMES[name], dict(arguments))
             case ToolOutput(_, stream, text):
                 if len(self._streams[stream]) <= _MAX_STREAM_CHARS:
                     self._streams[stream] += text
@@ -422,7 +422,7 @@ class CodeExecutionBlocks:
                 )
         return None
 
-    def files(self, artifacts: Sequence[Artifact]) -> list[_Json]:
+    def file_list_blocks(self, artifacts: Sequence[Artifact]) -> list[_Json]:
         """Return the call and the result of a command that lists the produced files. Clients find
         the ids of the files in the result."""
         if not artifacts:
@@ -431,11 +431,11 @@ class CodeExecutionBlocks:
         outputs = [{"type": f"{_BASH}_output", "file_id": each.file_id} for each in artifacts]
         listing = {"command": f"find {OUTPUT_DIR} -type f"}
         return [
-            self._use_block("files", _BASH, listing),
+            self._tool_use_block("files", _BASH, listing),
             self._result_block("files", _BASH, _bash_result(paths, "", 0, outputs)),
         ]
 
-    def _use_block(self, step: str, name: str, arguments: dict[str, Any]) -> _Json:
+    def _tool_use_block(self, step: str, name: str, arguments: dict[str, Any]) -> _Json:
         return {
             "type": "server_tool_use",
             "id": self._call_id(step),

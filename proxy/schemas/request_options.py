@@ -24,7 +24,7 @@ from policies.steps import STEPS_MODES, USAGE_SCOPES, StepsMode, UsageScope, def
 from policies.workspace import InputLimits
 from proxy.deprecated_settings import REQUEST_RULES, DuplicateSettingError, find_header, upgrade
 from proxy.errors import BadRequestError
-from proxy.schemas.validation import boolean, mapping, text
+from proxy.schemas.validation import check_boolean, check_mapping, check_text
 
 OnDisconnect = Literal["cancel", "detach"]
 READ_TIMEOUT_HEADERS = (RequestHeader.STAINLESS_READ_TIMEOUT, RequestHeader.STAINLESS_TIMEOUT)
@@ -140,7 +140,7 @@ def read_requested_policy(body: Mapping[str, Any], headers: Mapping[str, str]) -
     """Return the policy that a request names in its body or headers. Raises BadRequestError, also
     for unknown fields of `sandbox`."""
     sandbox = body.get("sandbox") or {}
-    mapping(sandbox, "sandbox")
+    check_mapping(sandbox, "sandbox")
     sandbox = _with_new_spellings(sandbox)
     if unknown := sandbox.keys() - _SANDBOX_FIELDS:
         raise BadRequestError(
@@ -160,10 +160,10 @@ def read_requested_policy(body: Mapping[str, Any], headers: Mapping[str, str]) -
     }
     name = sandbox.get("profile") or headers.get(RequestHeader.PROFILE) or None
     if name is not None:
-        text(name, "sandbox.profile")
+        check_text(name, "sandbox.profile")
     upstream = sandbox.get("upstream")
     if upstream is not None:
-        text(upstream, "sandbox.upstream")
+        check_text(upstream, "sandbox.upstream")
     capture = _one_of(_CAPTURES, sandbox.get("capture"), "sandbox.capture")
     return RequestedPolicy(name, settings, capture, upstream)
 
@@ -171,7 +171,7 @@ def read_requested_policy(body: Mapping[str, Any], headers: Mapping[str, str]) -
 def read_request_options(body: Mapping[str, Any], headers: Mapping[str, str]) -> RequestOptions:
     """Return the options. `headers` have lower-case names. Raises BadRequestError."""
     sandbox = body.get("sandbox") or {}
-    mapping(sandbox, "sandbox")
+    check_mapping(sandbox, "sandbox")
     deadlines = [
         _parse_seconds(sandbox.get("deadline_s"), "sandbox.deadline_s"),
         _parse_seconds(headers.get(RequestHeader.DEADLINE), "X-Sandbox-Deadline"),
@@ -219,7 +219,7 @@ def _spelled_twice_error(error: DuplicateSettingError, param: str) -> BadRequest
 def _may_offload_documents(sandbox: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
     value = _with_new_spellings(sandbox).get("offload_documents") if sandbox else None
     if value is not None:
-        boolean(value, "sandbox.offload_documents")
+        check_boolean(value, "sandbox.offload_documents")
         return bool(value)
     switch = (_read_header(headers, RequestHeader.OFFLOAD_DOCUMENTS) or "on").lower()
     if switch not in ("on", "off"):

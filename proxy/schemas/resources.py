@@ -26,10 +26,10 @@ from pydantic import (
 from policies.sessions import TrajectoryExportFormat, TrajectoryFormat, TrajectoryLabels
 from proxy.agent.tokens import MAX_VERSION_CHARS
 from proxy.errors import BadRequestError
-from proxy.schemas.responses_parameters import input_item
+from proxy.schemas.responses_parameters import check_input_item
 from proxy.schemas.validation import (
     Check,
-    anything,
+    accept_anything,
     array,
     integer,
     missing_error,
@@ -119,7 +119,7 @@ def validation_error(error: Mapping[str, Any]) -> BadRequestError:
     if kind in ("greater_than_equal", "less_than_equal"):
         return _error_of(integer(context.get("ge"), context.get("le")), value, param)
     if kind == "too_short":
-        return _error_of(array(anything, minimum=context["min_length"]), value, param)
+        return _error_of(array(accept_anything, minimum=context["min_length"]), value, param)
     return BadRequestError(f"{error['msg']}.", param=param or None, code="invalid_value")
 
 
@@ -205,7 +205,7 @@ def items_list(items: Sequence[Mapping[str, Any]], has_more: bool) -> dict[str, 
     }
 
 
-class Deleted(_ObjectWithId):
+class DeletedObject(_ObjectWithId):
     """OpenAI's response to the deletion of an object."""
 
     object: str
@@ -438,7 +438,7 @@ def container_file_object(file: ContainerFile, url: str) -> ContainerFileObject:
 
 
 def _check_items(items: list[Any]) -> list[Any]:
-    array(input_item)(items, "items")
+    array(check_input_item)(items, "items")
     return items
 
 

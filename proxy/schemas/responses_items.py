@@ -128,7 +128,7 @@ class MessageItem:
         self._pieces.append(text)
         return [*events, self._event("output_text.delta", delta=text, logprobs=list(logprobs))]
 
-    def refuse(self, text: str) -> list[Json]:
+    def write_refusal(self, text: str) -> list[Json]:
         events = self._open_part("refusal")
         self._pieces.append(text)
         return [*events, self._event("refusal.delta", delta=text)]
@@ -247,7 +247,7 @@ class ClientCallItems:
         self._state = state
         self._open_items: dict[int, ClientCallItem] = {}
 
-    def event(self, event: ClientCallStarted | ClientCallDelta | ClientCallFinished) -> list[Json]:
+    def encode(self, event: ClientCallStarted | ClientCallDelta | ClientCallFinished) -> list[Json]:
         """Return the events of a piece of a call."""
         match event:
             case ClientCallStarted(index, call_id, name) if self._is_streamed(name):
@@ -267,7 +267,7 @@ class ClientCallItems:
         calls, self._open_items = self._open_items, {}
         return [event for call in calls.values() for event in call.close_after_failure()]
 
-    def complete_call(self, call: Mapping[str, Any]) -> list[Json]:
+    def unstreamed_call_events(self, call: Mapping[str, Any]) -> list[Json]:
         """Return the events of a complete call, or an empty list if the call was streamed."""
         if call["id"] in self._state.sent_call_ids:
             return []

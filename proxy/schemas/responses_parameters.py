@@ -7,25 +7,25 @@ from proxy.schemas.chat_parameters import (
     FUNCTION,
     GRAMMAR,
     OPENAI,
+    check_content_part,
     check_json_schema,
-    content_part,
+    check_tool_name,
     custom_tool,
     reasoning_effort,
-    tool_name,
 )
 from proxy.schemas.validation import (
     MAX_MESSAGES,
     Check,
-    anything,
+    accept_anything,
     array,
-    boolean,
+    check_boolean,
+    check_mapping,
+    check_text,
     discriminated,
     integer,
-    mapping,
     object_with,
     one_of,
     require_field,
-    text,
     text_or_object,
     text_or_parts,
     union,
@@ -56,21 +56,21 @@ def _refusing_check(hint: str) -> Check:
     return check
 
 
-def _no_skills(value: Any, param: str) -> None:
+def _check_no_skills(value: Any, param: str) -> None:
     if value:
         raise unsupported_error(param, "Skills are not available here.")
 
 
-_NO_SKILLS: Mapping[str, Check] = {"skills": _no_skills}
+_NO_SKILLS: Mapping[str, Check] = {"skills": _check_no_skills}
 _CONTAINER: Mapping[str, Check] = {
     **_NO_SKILLS,
-    "file_ids": array(text),
+    "file_ids": array(check_text),
     "memory_limit": one_of("1g", "4g", "16g", "64g"),
     "network_policy": object_with({"type": one_of("disabled", "allowlist")}),
-    "container_id": text,
+    "container_id": check_text,
 }
 _NEW_CONTAINER = object_with(optional=_CONTAINER)
-_CONTAINER_REFERENCE = object_with({"container_id": text}, _CONTAINER)
+_CONTAINER_REFERENCE = object_with({"container_id": check_text}, _CONTAINER)
 _ENVIRONMENT = discriminated(
     {
         "container_auto": _NEW_CONTAINER,
@@ -86,22 +86,22 @@ _CLIENT_TOOLS: Mapping[str, Check] = {
     **_FUNCTIONS,
     "namespace": object_with(
         {
-            "name": tool_name,
-            "description": text,
+            "name": check_tool_name,
+            "description": check_text,
             "tools": array(discriminated(_FUNCTIONS), minimum=1),
         }
     ),
     "tool_search": object_with(
         optional={
             "execution": one_of("server", "client"),
-            "description": text,
-            "parameters": mapping,
+            "description": check_text,
+            "parameters": check_mapping,
         }
     ),
-    "local_shell": mapping,
-    "apply_patch": mapping,
+    "local_shell": check_mapping,
+    "apply_patch": check_mapping,
 }
-_UNAVAILABLE_TOOLS: Mapping[str, Check] = dict.fromkeys(UNAVAILABLE_TOOL_TYPES, anything)
+_UNAVAILABLE_TOOLS: Mapping[str, Check] = dict.fromkeys(UNAVAILABLE_TOOL_TYPES, accept_anything)
 _TOOLS: Mapping[str, Check] = {
     **_CLIENT_TOOLS,
     "shell": object_with(optional={"environment": _ENVIRONMENT}),
@@ -111,40 +111,51 @@ _TOOLS: Mapping[str, Check] = {
 _LOADED_TOOLS = array(discriminated({**_CLIENT_TOOLS, **_UNAVAILABLE_TOOLS}))
 """The check of the tools in an input item."""
 _PART_CHECKS: Mapping[str, Check] = {
-    "input_text": object_with({"text": text}),
-    "input_image": object_with(optional={"image_url": text, "file_id": text, "detail": text}),
-    "input_file": object_with(
-        optional={"file_data": text, "file_id": text, "file_url": text, "filename": text}
+    "input_text": object_with({"text": check_text}),
+    "input_image": object_with(
+        optional={"image_url": check_text, "file_id": check_text, "detail": check_text}
     ),
-    "output_text": object_with({"text": text}),
+    "input_file": object_with(
+        optional={
+            "file_data": check_text,
+            "file_id": check_text,
+            "file_url": check_text,
+            "filename": check_text,
+        }
+    ),
+    "output_text": object_with({"text": check_text}),
 }
-_CONTENT = text_or_parts(discriminated(_PART_CHECKS, check_other=content_part))
-_CALL_ID: Mapping[str, Check] = {"call_id": text}
+_CONTENT = text_or_parts(discriminated(_PART_CHECKS, check_other=check_content_part))
+_CALL_ID: Mapping[str, Check] = {"call_id": check_text}
 
 
-def _local_shell_output(value: Any, param: str) -> None:
-    object_with({"output": text}, {**_CALL_ID, "id": text})(value, param)
+def _check_local_shell_output(value: Any, param: str) -> None:
+    object_with({"output": check_text}, {**_CALL_ID, "id": check_text})(value, param)
     if value.get("call_id") is None:  # the id of the item is the call id
         require_field(value, "id", f"{param}.call_id")
-        text(value["id"], f"{param}.id")
+        check_text(value["id"], f"{param}.id")
 
 
 _ITEMS: Mapping[str, Check] = {
     "message": object_with({"role": one_of(*_ROLES), "content": _CONTENT}),
-    "function_call": object_with({**_CALL_ID, "name": text, "arguments": text}),
+    "function_call": object_with({**_CALL_ID, "name": check_text, "arguments": check_text}),
     "function_call_output": object_with({**_CALL_ID, "output": _CONTENT}),
-    "custom_tool_call": object_with({**_CALL_ID, "name": text, "input": text}),
+    "custom_tool_call": object_with({**_CALL_ID, "name": check_text, "input": check_text}),
     "custom_tool_call_output": object_with({**_CALL_ID, "output": _CONTENT}),
-    "tool_search_call": object_with({"arguments": anything}, _CALL_ID),
+    "tool_search_call": object_with({"arguments": accept_anything}, _CALL_ID),
     "tool_search_output": object_with({"tools": _LOADED_TOOLS}, _CALL_ID),
     "additional_tools": object_with({"role": one_of("developer"), "tools": _LOADED_TOOLS}),
-    "shell_call": object_with({**_CALL_ID, "action": mapping}, {"environment": mapping}),
-    "shell_call_output": object_with({**_CALL_ID, "output": array(mapping)}),
-    "local_shell_call": object_with({**_CALL_ID, "action": mapping}),
-    "local_shell_call_output": _local_shell_output,
-    "apply_patch_call": object_with({**_CALL_ID, "operation": mapping}),
-    "apply_patch_call_output": object_with({**_CALL_ID, "status": text}, {"output": text}),
-    "item_reference": object_with({"id": text}),
+    "shell_call": object_with(
+        {**_CALL_ID, "action": check_mapping}, {"environment": check_mapping}
+    ),
+    "shell_call_output": object_with({**_CALL_ID, "output": array(check_mapping)}),
+    "local_shell_call": object_with({**_CALL_ID, "action": check_mapping}),
+    "local_shell_call_output": _check_local_shell_output,
+    "apply_patch_call": object_with({**_CALL_ID, "operation": check_mapping}),
+    "apply_patch_call_output": object_with(
+        {**_CALL_ID, "status": check_text}, {"output": check_text}
+    ),
+    "item_reference": object_with({"id": check_text}),
 }
 """Checks of the input items that the proxy reads."""
 IGNORED_ITEM_TYPES = frozenset(
@@ -167,10 +178,10 @@ def item_type(item: Mapping[str, Any]) -> str:
     return str(item["type"])
 
 
-def input_item(value: Any, param: str) -> None:
-    mapping(value, param)
+def check_input_item(value: Any, param: str) -> None:
+    check_mapping(value, param)
     if value.get("id") is not None:
-        text(value["id"], f"{param}.id")
+        check_text(value["id"], f"{param}.id")
     kind = item_type(value)
     if kind in _ITEMS:
         _ITEMS[kind](value, param)
@@ -181,24 +192,29 @@ def input_item(value: Any, param: str) -> None:
 _TOOL_CHOICE = text_or_object(
     object_with(
         {"type": one_of(*_CHOICE_TYPES, "allowed_tools")},
-        {"name": text, "mode": one_of("auto", "required"), "tools": array(mapping)},
+        {"name": check_text, "mode": one_of("auto", "required"), "tools": array(check_mapping)},
     ),
     one_of("none", "auto", "required"),
 )
 
 
 _NAMED_SCHEMA = object_with(
-    {"name": text, "schema": mapping}, {"description": text, "strict": boolean}
+    {"name": check_text, "schema": check_mapping},
+    {"description": check_text, "strict": check_boolean},
 )
 
 
-def _json_schema_format(value: Any, param: str) -> None:
+def _check_json_schema_format(value: Any, param: str) -> None:
     _NAMED_SCHEMA(value, param)
     check_json_schema(value, param, f"{param}.schema")
 
 
 _FORMAT = discriminated(
-    {"json_object": anything, "json_schema": _json_schema_format, "text": anything}
+    {
+        "json_object": accept_anything,
+        "json_schema": _check_json_schema_format,
+        "text": accept_anything,
+    }
 )
 _TEXT_SETTINGS = object_with(
     optional={"format": _FORMAT, "verbosity": one_of("low", "medium", "high")}
@@ -209,8 +225,8 @@ _REASONING = object_with(
         "effort": reasoning_effort,
         "summary": _SUMMARY,
         "generate_summary": _SUMMARY,
-        "context": text,
-        "mode": text,
+        "context": check_text,
+        "mode": check_text,
     }
 )
 
@@ -227,37 +243,37 @@ REFUSED_FIELDS: Mapping[str, str] = {
 }
 """OpenAI's fields that this server does not support, with the hint that ends the error message."""
 FIELDS: Mapping[str, Check] = {
-    "model": text,
+    "model": check_text,
     "input": union(
         "a string or an array of objects",
         str,
         list,
-        checks={list: array(input_item, maximum=MAX_MESSAGES)},
+        checks={list: array(check_input_item, maximum=MAX_MESSAGES)},
     ),
-    "instructions": text,
+    "instructions": check_text,
     "tools": array(discriminated(_TOOLS)),
     "tool_choice": _TOOL_CHOICE,
-    "parallel_tool_calls": boolean,
+    "parallel_tool_calls": check_boolean,
     "max_tool_calls": integer(1),
     "text": _TEXT_SETTINGS,
     "reasoning": _REASONING,
     "max_output_tokens": integer(1),
     "include": array(one_of(*INCLUDE_VALUES)),
-    "stream": boolean,
-    "stream_options": object_with(optional={"include_obfuscation": boolean}),
+    "stream": check_boolean,
+    "stream_options": object_with(optional={"include_obfuscation": check_boolean}),
     "truncation": one_of("auto", "disabled"),
-    "background": boolean,
-    "store": boolean,
-    "previous_response_id": text,
-    "conversation": text_or_object(object_with({"id": text})),
+    "background": check_boolean,
+    "store": check_boolean,
+    "previous_response_id": check_text,
+    "conversation": text_or_object(object_with({"id": check_text})),
     **{name: _refusing_check(hint) for name, hint in REFUSED_FIELDS.items()},
-    "metadata": mapping,
-    "sandbox": mapping,
-    "prompt_cache_options": anything,
-    "moderation": anything,
-    "access_programs": anything,
-    "background_options": anything,
-    "image": anything,
+    "metadata": check_mapping,
+    "sandbox": check_mapping,
+    "prompt_cache_options": accept_anything,
+    "moderation": accept_anything,
+    "access_programs": accept_anything,
+    "background_options": accept_anything,
+    "image": accept_anything,
     **{
         name: OPENAI[name].check
         for name in (

@@ -21,8 +21,8 @@ from proxy.schemas.responses_tools import (
     loaded_tools,
     read_tools,
     result_text,
-    search_result,
     starts_with_tool,
+    tool_search_result,
 )
 
 TRANSLATED_FIELDS: Mapping[str, str] = {
@@ -97,7 +97,7 @@ _PARAM_PATHS = {
 }
 
 
-def includes(body: Mapping[str, Any], value: str) -> bool:
+def include_contains(body: Mapping[str, Any], value: str) -> bool:
     """Return True if the field `include` of the request contains a value."""
     return value in (body.get("include") or [])
 
@@ -105,7 +105,7 @@ def includes(body: Mapping[str, Any], value: str) -> bool:
 def _params(body: Mapping[str, Any], tools: ResponsesToolSet) -> dict[str, Any]:
     """Return the fields that a chat completion has under another name. Absent fields are None."""
     settings = body.get("text") or {}
-    wants_logprobs = includes(body, INCLUDE_LOGPROBS) or body.get("top_logprobs")
+    wants_logprobs = include_contains(body, INCLUDE_LOGPROBS) or body.get("top_logprobs")
     return {
         "tools": list(tools.functions) or None,
         "tool_choice": chat_choice(body.get("tool_choice"), tools),
@@ -228,9 +228,9 @@ def _result_content(item: Item) -> Any:
     """Return a call's result as the content of a chat message."""
     match item["type"]:
         case "tool_search_output":
-            return search_result(item["tools"])
+            return tool_search_result(item["tools"])
         case "function_call_output" | "custom_tool_call_output":
-            text = _text_only(item["output"])
+            text = _text_if_only_text(item["output"])
             return item["output"] if text is None else text
     return result_text(item)
 
@@ -249,7 +249,7 @@ def _add_message(chat: ChatMessages, item: Item, path: str) -> None:
         else:
             _append_message(chat, {"role": role, "content": text}, path)
         return
-    text_only = _text_only(content)
+    text_only = _text_if_only_text(content)
     are_both_text = text_only is not None and isinstance(last.get("content"), str)
     if are_both_text and role in _SYSTEM and last["role"] in _SYSTEM:
         chat.messages[-1] = {**last, "content": f"{last['content']}\n\n{text_only}"}
@@ -284,7 +284,7 @@ def _assistant_text(content: str | Sequence[Mapping[str, Any]]) -> str:
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in content)
 
 
-def _text_only(content: str | Sequence[Mapping[str, Any]]) -> str | None:
+def _text_if_only_text(content: str | Sequence[Mapping[str, Any]]) -> str | None:
     """Return content that is all text as a string, because not every backend accepts a list of
     parts. Return None if a part is not text."""
     if isinstance(content, str):

@@ -34,7 +34,7 @@ from proxy.schemas.responses_items import (
     ReasoningItems,
     ShellItems,
 )
-from proxy.schemas.responses_request import INCLUDE_LOGPROBS, includes
+from proxy.schemas.responses_request import INCLUDE_LOGPROBS, include_contains
 from proxy.schemas.responses_tools import ResponsesToolSet
 from proxy.schemas.result_objects import (
     filename,
@@ -73,18 +73,20 @@ class ResponseEncoder:
             )
             for kind in tools.unavailable_types
         ]
-        self._with_logprobs = includes(body, INCLUDE_LOGPROBS) or bool(body.get("top_logprobs"))
+        self._with_logprobs = include_contains(body, INCLUDE_LOGPROBS) or bool(
+            body.get("top_logprobs")
+        )
         self._response = response_in_progress(body, context.run_id, context.created)
         self._state = AnswerState()
         self._output = OutputItems(context.run_id, context.container_id)
-        encrypted = includes(body, "reasoning.encrypted_content")
+        encrypted = include_contains(body, "reasoning.encrypted_content")
         self._reasoning_items = ReasoningItems(self._output, has_encrypted_content=encrypted)
         self._message = MessageItem(self._output)
         self._client_calls = ClientCallItems(self._output, tools.client_tools, self._state)
         self._text = StepTextRenderer(context.steps, self._state)
         self._step_items: HostedToolItems | None = None
         if context.steps == "items" and tools.step_item_tool == "code_interpreter":
-            with_outputs = includes(body, "code_interpreter_call.outputs")
+            with_outputs = include_contains(body, "code_interpreter_call.outputs")
             self._step_items = CodeInterpreterItems(
                 self._output, self._state, with_outputs=with_outputs
             )
@@ -126,9 +128,9 @@ class ResponseEncoder:
                 narration, self._message = self._message, MessageItem(self._output)
                 return narration.end([], [], "completed")
             case ModelRefused(text):
-                return [*self._reasoning_items.end(), *self._message.refuse(text)]
+                return [*self._reasoning_items.end(), *self._message.write_refusal(text)]
             case ClientCallStarted() | ClientCallDelta() | ClientCallFinished():
-                return [*self._reasoning_items.end(), *self._client_calls.event(event)]
+                return [*self._reasoning_items.end(), *self._client_calls.encode(event)]
         return self._reasoning_items.write(self._text.render(event))
 
     def finish(self, result: Result) -> list[Json]:
@@ -140,7 +142,7 @@ class ResponseEncoder:
             status = "incomplete" if result.finish_reason == "length" else "completed"
             events += self._message.end(file_citations(result), found, status)
         for call in result.client_calls:
-            events += self._client_calls.complete_call(call)
+            events += self._client_calls.unstreamed_call_events(call)
         response = finished_response(self._response, result, self._output.items)
         if self._warnings:
             warnings = response["sandbox"].get("warnings", [])

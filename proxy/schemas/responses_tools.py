@@ -213,7 +213,7 @@ def _present_fields(tool: Tool, *names: str) -> dict[str, Any]:
     return {name: tool[name] for name in names if tool.get(name) is not None}
 
 
-def search_result(tools: Iterable[Tool]) -> str:
+def tool_search_result(tools: Iterable[Tool]) -> str:
     """Return the text that tells the model which tools a search has found."""
     names = client_tools_by_name(tools)
     if not names:
@@ -274,9 +274,11 @@ def read_tools(tools: Sequence[Tool], added_tools: Sequence[Tool] = ()) -> Respo
     """Return the tool set of a request. `tools` are its checked tools, and `added_tools` are the
     tools that its input items add."""
     client_tools = client_tools_by_name([*tools, *added_tools])
-    containers = [found for n, tool in enumerate(tools) if (found := _container(tool, n))]
+    containers = [
+        found for n, tool in enumerate(tools) if (found := _container_path_and_fields(tool, n))
+    ]
     container_ids = [container.get("container_id") for _, container in containers]
-    step_item_tools = map(_step_item_tool, tools)
+    step_item_tools = map(_hosted_tool_for_steps, tools)
     types = {tool["type"] for tool in [*tools, *added_tools]}
     return ResponsesToolSet(
         functions=[chat_tool(tool) for tool in client_tools.values()],
@@ -355,7 +357,9 @@ def _function_choice(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": {"name": function_name(tool)}}
 
 
-def _container(tool: Mapping[str, Any], index: int) -> tuple[str, Mapping[str, Any]] | None:
+def _container_path_and_fields(
+    tool: Mapping[str, Any], index: int
+) -> tuple[str, Mapping[str, Any]] | None:
     """Return the path in the request and the fields of the container that a tool describes, or
     None."""
     match tool:
@@ -372,7 +376,7 @@ def _is_hosted(tool: Tool) -> bool:
     return tool["type"] in ("shell", "code_interpreter") and not is_run_by_client(tool)
 
 
-def _step_item_tool(tool: Mapping[str, Any]) -> HostedTool | None:
+def _hosted_tool_for_steps(tool: Mapping[str, Any]) -> HostedTool | None:
     """Return the hosted tool if its calls may represent steps in the output, else None. A shell
     without an environment does not count: clients that send one would run the calls themselves."""
     if tool["type"] == "code_interpreter":

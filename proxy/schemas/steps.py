@@ -92,13 +92,13 @@ class StepTextRenderer:
     def render(self, event: Event) -> str:
         """Return the text of an event. For most events it is empty."""
         if isinstance(event, ReasoningDelta):
-            return self._emit(event.text)
-        return self._emit(self._step_text(event)) if self._shows_steps else ""
+            return self._text_to_send(event.text)
+        return self._text_to_send(self._step_text(event)) if self._shows_steps else ""
 
     def close_after_failure(self) -> str:
         """Return the text that closes the open step of a failed run, or an empty string."""
         is_open = self._shows_steps and self._state.open_step is not None
-        return self._emit(f"{NOT_FINISHED}\n{FENCE}\n") if is_open else ""
+        return self._text_to_send(f"{NOT_FINISHED}\n{FENCE}\n") if is_open else ""
 
     def _step_text(self, event: Event) -> str:
         match event:
@@ -116,7 +116,7 @@ class StepTextRenderer:
                 return f"{_escape_fences(rest)}{last_line}\n{FENCE}\n"
         return ""
 
-    def _emit(self, text: str) -> str:
+    def _text_to_send(self, text: str) -> str:
         """Return the text, with lone surrogates replaced by "?", or "" if the answer has begun.
         Store in `_at_line_start` whether the text ends with a newline, if it is not empty."""
         if text:

@@ -1,8 +1,9 @@
 """The trajectory of a run, as it is written and as clients get it.
 
 `TrajectoryWriter` turns the events of a run into lines of JSON, which are stored. `read_trajectory`
-turns the lines into the trajectory in the native format; `to_openai` and `to_reference` convert the
-native format into other formats. A message that occurs in several prompts is written once.
+turns the lines into the trajectory in the native format; `to_openai` and `to_reference_format`
+convert the native format into other formats. A message that occurs in several prompts is written
+once.
 """
 
 import hashlib
@@ -155,7 +156,7 @@ class TrajectoryWriter:
         if text:
             if not self._has_room():
                 text = encode_json({"note": TRUNCATION_MARKER})
-            yield self._counted_line(b'{"kind":"settings","settings":%b}' % text)
+            yield self._count_line_bytes(b'{"kind":"settings","settings":%b}' % text)
         self._call_count += 1
         line = {
             "kind": "model_call",
@@ -198,7 +199,7 @@ class TrajectoryWriter:
     def _message_line(self, message: Mapping[str, Any], text: bytes) -> bytes:
         if not self._has_room():
             text = encode_json({"role": message.get("role"), "content": TRUNCATION_MARKER})
-        return self._counted_line(b'{"kind":"message","message":%b}' % text)
+        return self._count_line_bytes(b'{"kind":"message","message":%b}' % text)
 
     def _has_room(self) -> bool:
         """Return True if the trajectory has not exceeded its maximum size, else mark it as
@@ -208,9 +209,9 @@ class TrajectoryWriter:
         return has_room
 
     def _encode_line(self, line: Line) -> bytes:
-        return self._counted_line(encode_json(line))
+        return self._count_line_bytes(encode_json(line))
 
-    def _counted_line(self, line: bytes) -> bytes:
+    def _count_line_bytes(self, line: bytes) -> bytes:
         self._bytes += len(line)
         return line
 
@@ -297,11 +298,11 @@ class _Reader:
             case "observation":
                 self.tool_calls[line["step"]] |= line
             case "model_call":
-                self.tables["model_call"].append(self._call(line))
+                self.tables["model_call"].append(self._model_call(line))
             case kind:
                 self.tables[kind].append(line)
 
-    def _call(self, line: Line) -> Line:
+    def _model_call(self, line: Line) -> Line:
         self.prompt = [*self.prompt[: line.pop("kept")], *line.pop("added")]
         segment = self._segment_index(self.prompt)
         tokens = self._move_tokens(line)
@@ -485,7 +486,7 @@ def _is_answer(message: Mapping[str, Any], answer: str) -> bool:
     return message.get("role") == "assistant" and text_of(dict(message)).strip() == answer.strip()
 
 
-def to_reference(trajectory: Object) -> Object:
+def to_reference_format(trajectory: Object) -> Object:
     """Return the trajectory in the format of the paper's reference package (`Trajectory.to_dict` in
     llm_in_sandbox/trajectory.py): one step for each tool call, or for a reply without a tool call.
     The thought of a reply with several calls is in the first step. `exec_time` is the duration of

@@ -29,21 +29,21 @@ _TYPE_NAMES: tuple[tuple[type, str], ...] = (
 )
 
 
-def anything(value: Any, param: str) -> None:
+def accept_anything(value: Any, param: str) -> None:
     """Accept any value. The backend checks the field, or nothing reads it."""
 
 
-def boolean(value: Any, param: str) -> None:
+def check_boolean(value: Any, param: str) -> None:
     if not isinstance(value, bool):
         raise wrong_type_error(param, "a boolean", value)
 
 
-def text(value: Any, param: str) -> None:
+def check_text(value: Any, param: str) -> None:
     if not isinstance(value, str):
         raise wrong_type_error(param, "a string", value)
 
 
-def mapping(value: Any, param: str) -> None:
+def check_mapping(value: Any, param: str) -> None:
     if not isinstance(value, dict):
         raise wrong_type_error(param, "an object", value)
 
@@ -78,7 +78,7 @@ def one_of(*values: str) -> Check:
     """Return a check for a string that is one of `values`."""
 
     def check(value: Any, param: str) -> None:
-        text(value, param)
+        check_text(value, param)
         if value not in values:
             raise unsupported_value_error(value, values, param)
 
@@ -130,7 +130,7 @@ def text_or_parts(check_part: Check, *, minimum: int = 0) -> Check:
     return union("a string or array of objects", str, list, checks={list: parts})
 
 
-def text_or_object(check_object: Check, check_text: Check = anything) -> Check:
+def text_or_object(check_object: Check, check_text: Check = accept_anything) -> Check:
     """Return a check for an object, or for a string in its place."""
     checks: Mapping[type, Check] = {str: check_text, dict: check_object}
     return union("a string or an object", str, dict, checks=checks)
@@ -145,7 +145,7 @@ def object_with(
     known = {**needed, **(optional or {})}
 
     def check(value: Any, param: str) -> None:
-        mapping(value, param)
+        check_mapping(value, param)
         for name in needed:
             require_field(value, name, f"{param}.{name}")
         for name, check_field in known.items():
@@ -162,10 +162,10 @@ def discriminated(
     checks an object of another kind; without `check_other` such an object is refused."""
 
     def check(value: Any, param: str) -> None:
-        mapping(value, param)
+        check_mapping(value, param)
         require_field(value, tag, f"{param}.{tag}")
         kind = value[tag]
-        text(kind, f"{param}.{tag}")
+        check_text(kind, f"{param}.{tag}")
         check_kind = kinds.get(kind, check_other)
         if check_kind is None:
             raise unsupported_value_error(kind, kinds, f"{param}.{tag}")
@@ -178,7 +178,7 @@ def object_of(check_value: Check) -> Check:
     """Return a check for an object whose values all pass `check_value`."""
 
     def check(value: Any, param: str) -> None:
-        mapping(value, param)
+        check_mapping(value, param)
         for name, item in value.items():
             check_value(item, f"{param}.{name}")
 
@@ -258,7 +258,7 @@ def _check_bounds(
     )
 
 
-def request_body(body: object, **required: Check) -> dict[str, Any]:
+def check_request_body(body: object, **required: Check) -> dict[str, Any]:
     """Return the body if it is an object with the required fields, which must pass their checks.
     Raises BadRequestError."""
     if not isinstance(body, dict):

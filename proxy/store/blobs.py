@@ -80,11 +80,11 @@ class BlobStore:
         writer commits it."""
         name = uuid.uuid4().hex
         writer = BlobWriter(self.path(name + PART_SUFFIX), self.path(name))
-        async with self._discarding(writer):
+        async with self._discard_at_exit(writer):
             yield writer
 
     @asynccontextmanager
-    async def _discarding(self, writer: "BlobWriter") -> AsyncGenerator[None, None]:
+    async def _discard_at_exit(self, writer: "BlobWriter") -> AsyncGenerator[None, None]:
         """Discard the writer at the end of the block."""
         try:
             yield
@@ -133,14 +133,14 @@ class BlobStore:
             if known_sizes.get(entry.name) == status.st_size:
                 missing.discard(entry.name)
             else:
-                _remove_old(entry, status, now)
+                _remove_if_old(entry, status, now)
         return missing
 
     def _remove_old_parts(self, now: float) -> None:
         """Remove the unfinished files of dead processes, unless they are newer than `GRACE_S`."""
         for entry, status in self._entries():
             if entry.name.endswith(PART_SUFFIX):
-                _remove_old(entry, status, now)
+                _remove_if_old(entry, status, now)
 
     def _entries(self) -> Iterator[tuple["os.DirEntry[str]", os.stat_result]]:
         with os.scandir(self._directory) as entries:
@@ -149,7 +149,7 @@ class BlobStore:
                     yield entry, entry.stat(follow_symlinks=False)
 
 
-def _remove_old(entry: "os.DirEntry[str]", status: os.stat_result, now: float) -> None:
+def _remove_if_old(entry: "os.DirEntry[str]", status: os.stat_result, now: float) -> None:
     """Remove a file, unless it is newer than `GRACE_S` or is being written."""
     if status.st_ctime < now - GRACE_S and not _is_being_written(entry):
         Path(entry.path).unlink(missing_ok=True)

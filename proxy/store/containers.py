@@ -72,7 +72,7 @@ class ContainerRepository:
         await self._blobs.remove(list(blobs))
         return created
 
-    async def use(self, owner: str, container_id: str) -> Container | None:
+    async def touch(self, owner: str, container_id: str) -> Container | None:
         """Postpone the expiry of the owner's container and return the container, or None."""
         now = int(self._now())
         change = (
@@ -125,7 +125,7 @@ class ContainerRepository:
             delete(CONTAINERS).where(oldest_rows(CONTAINERS, is_empty)),
         )
 
-    def blobs(self, connection: Connection) -> dict[str, int]:
+    def blob_sizes(self, connection: Connection) -> dict[str, int]:
         files = select(CONTAINER_FILES.c.blob, CONTAINER_FILES.c.bytes).where(_FILE_NOT_DELETED)
         return {row.blob: row.bytes for row in connection.execute(files)}
 

@@ -60,10 +60,10 @@ class Database:
         self._dialect = sqlite if url.get_backend_name() == "sqlite" else postgresql
         try:
             engine = self._dialect.open_engine(url)
-            self._engine = self._dialect.reading(engine)
-            self._write_engine = self._dialect.writing(engine)
+            self._engine = self._dialect.read_engine(engine)
+            self._write_engine = self._dialect.write_engine(engine)
             try:
-                with self._dialect.migrating(engine).begin() as connection:
+                with self._dialect.migration_engine(engine).begin() as connection:
                     migrate(connection, self._dialect)
             except BaseException:
                 engine.dispose()
@@ -75,21 +75,21 @@ class Database:
 
     async def read(self, transaction: Callable[[Connection], T]) -> T:
         """Run a function that only reads, in a transaction in one of the store's threads."""
-        return await self._run(self._engine, transaction)
+        return await self._run_in_store_thread(self._engine, transaction)
 
     async def write(self, transaction: Callable[[Connection], T]) -> T:
         """Run a function that may write, in a transaction in one of the store's threads."""
-        return await self._run(self._write_engine, transaction)
+        return await self._run_in_store_thread(self._write_engine, transaction)
 
-    def write_now(self, transaction: Callable[[Connection], T]) -> T:
+    def write_blocking(self, transaction: Callable[[Connection], T]) -> T:
         """Run a function that may write, in a transaction in this thread, which blocks. Call it
         only while the server starts."""
-        return self._in_transaction(self._write_engine, transaction)
+        return self._run_transaction(self._write_engine, transaction)
 
     async def read_concurrently(self, transaction: Callable[[Connection], T]) -> T:
         """Run a function that only reads but takes long, in a transaction in another thread, so
         that other transactions are not delayed."""
-        return await asyncio.to_thread(self._in_transaction, self._engine, transaction)
+        return await asyncio.to_thread(self._run_transaction, self._engine, transaction)
 
     async def read_one(
         self, query: Executable, convert: Callable[[RowMapping], T | None]
@@ -135,12 +135,14 @@ class Database:
 
         return await self.read(transaction)
 
-    async def _run(self, engine: Engine, transaction: Callable[[Connection], T]) -> T:
+    async def _run_in_store_thread(
+        self, engine: Engine, transaction: Callable[[Connection], T]
+    ) -> T:
         return await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._in_transaction, engine, transaction
+            self._threads, self._run_transaction, engine, transaction
         )
 
-    def _in_transaction(self, engine: Engine, transaction: Callable[[Connection], T]) -> T:
+    def _run_transaction(self, engine: Engine, transaction: Callable[[Connection], T]) -> T:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 with engine.begin() as connection:
@@ -243,7 +245,7 @@ def _select_container_usage(owner: str, now: float) -> Select[int, int]:
     )
 
 
-def delete_beyond(table: Table, owner: str, *, max_rows: int, max_bytes: int) -> Delete:
+def delete_beyond_quota(table: Table, owner: str, *, max_rows: int, max_bytes: int) -> Delete:
     """Return the statement that deletes an owner's oldest rows beyond `max_rows` or `max_bytes`.
 
     The statement never deletes rows without an expiry, nor the newest row with an expiry.

@@ -302,7 +302,7 @@ class SchemaDialect(Protocol):
 
     def set_schema_version(self, connection: Connection, version: int) -> None: ...
 
-    def schema_statement(self, statement: str) -> str: ...
+    def adapt_statement(self, statement: str) -> str: ...
 
 
 def migrate(connection: Connection, dialect: SchemaDialect) -> None:
@@ -314,5 +314,5 @@ def migrate(connection: Connection, dialect: SchemaDialect) -> None:
         return
     for step in STEPS[version:]:
         for statement in step:
-            connection.exec_driver_sql(dialect.schema_statement(statement))
+            connection.exec_driver_sql(dialect.adapt_statement(statement))
     dialect.set_schema_version(connection, len(STEPS))

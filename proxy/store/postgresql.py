@@ -68,17 +68,17 @@ def create_pool(url: URL, size: int, overflow: int = 0) -> Engine:
     return engine
 
 
-def reading(engine: Engine) -> Engine:
+def read_engine(engine: Engine) -> Engine:
     """Return the engine for transactions that only read. All their queries see one snapshot."""
     return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
 
-def writing(engine: Engine) -> Engine:
+def write_engine(engine: Engine) -> Engine:
     """Return the engine for transactions that may write."""
     return engine.execution_options(isolation_level="SERIALIZABLE")
 
 
-def migrating(engine: Engine) -> Engine:
+def migration_engine(engine: Engine) -> Engine:
     """Return the engine for the transaction that migrates the schema. A transaction that has waited
     for the lock of another process sees the rows that the process has written."""
     return engine.execution_options(isolation_level="READ COMMITTED")
@@ -113,7 +113,7 @@ def set_schema_version(connection: Connection, version: int) -> None:
     connection.exec_driver_sql(f"INSERT INTO schema_version VALUES ({version})")
 
 
-def schema_statement(statement: str) -> str:
+def adapt_statement(statement: str) -> str:
     """Return a statement of a migration step with PostgreSQL's types in place of SQLite's types."""
     for sqlite_type, postgresql_type in _SCHEMA_TYPES.items():
         statement = statement.replace(sqlite_type, postgresql_type)

@@ -82,7 +82,7 @@ class ProcessLease:
             if connection.execute(query).scalar_one_or_none() is False:
                 return False
             dead = update(PROCESSES).where(
-                row.id == process_id, is_dead, _has_been_up(self._lease_s)
+                row.id == process_id, is_dead, _server_has_been_up(self._lease_s)
             )
             connection.execute(dead.values(is_dead=True))
             query = select(row.is_dead).where(row.id == process_id)
@@ -104,7 +104,7 @@ class ProcessLease:
         """Delete the rows that expired more than `REMEMBER_S` ago. Rows that no process has marked
         as dead are deleted too, once the database server has been up for the time of a lease."""
         row = PROCESSES.c
-        is_dead = row.is_dead | _has_been_up(self._lease_s)
+        is_dead = row.is_dead | _server_has_been_up(self._lease_s)
         with self._engine.connect() as connection:
             connection.execute(
                 delete(PROCESSES).where(is_dead, row.expires_at < _now() - REMEMBER_S)
@@ -143,7 +143,7 @@ def _now() -> ColumnElement[float]:
     return extract("epoch", func.clock_timestamp()).cast(Float)
 
 
-def _has_been_up(seconds: float) -> ColumnElement[bool]:
+def _server_has_been_up(seconds: float) -> ColumnElement[bool]:
     """Return a condition that is true if the database server has run for at least `seconds`. After
     a restart of the server, processes thus have time to renew their leases."""
     started = extract("epoch", func.pg_postmaster_start_time()).cast(Float)

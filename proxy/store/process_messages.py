@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.errors import StoreUnavailableError
 from proxy.store import postgresql
-from proxy.store.records import Process
+from proxy.store.records import ProcessRegistration
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class ProcessMessenger:
     """Sends messages to other processes, and receives the messages to this process in a thread,
     from construction until `close`."""
 
-    def __init__(self, url: URL, process: Process) -> None:
+    def __init__(self, url: URL, process: ProcessRegistration) -> None:
         self._process = process
         self._engine: Engine = postgresql.create_pool(url, 1, 1).execution_options(
             isolation_level="AUTOCOMMIT"

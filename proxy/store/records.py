@@ -157,7 +157,7 @@ class ContainerFile:
         return self.path.rpartition("/")[2]
 
 
-class Process(Protocol):
+class ProcessRegistration(Protocol):
     """This process, as an owner of runs."""
 
     @property

@@ -23,8 +23,8 @@ from sqlalchemy import (
 )
 
 from proxy.agent.suspended_run import SuspendedRun
-from proxy.store.database import Database, delete_beyond, oldest_rows, sweep_batch
-from proxy.store.records import Process, PublishedBatch, RunStart, StoredRun
+from proxy.store.database import Database, delete_beyond_quota, oldest_rows, sweep_batch
+from proxy.store.records import ProcessRegistration, PublishedBatch, RunStart, StoredRun
 from proxy.store.tables import RUN_EVENTS, RUN_SUMMARIES, RUNS, SUSPENDED_RUNS
 
 MAX_RUNS = 256
@@ -56,7 +56,7 @@ class RunRepository:
         self,
         database: Database,
         now: Callable[[], float],
-        process: Process,
+        process: ProcessRegistration,
         *,
         is_shared: bool = False,
     ) -> None:
@@ -126,7 +126,7 @@ class RunRepository:
         """Return the owner's run with that id, or None."""
         named = (RUNS.c.owner == owner) & (RUNS.c.id == run_id)
         query = select(*_RUN_COLUMNS).where(named, self._is_live())
-        return await self._database.read_one(query, self._run)
+        return await self._database.read_one(query, self._run_from_row)
 
     async def find_by_key(self, owner: str, key: str) -> StoredRun | None:
         """Return the newest run with this Idempotency-Key that a request can join, or None. A run
@@ -189,7 +189,7 @@ class RunRepository:
 
         return await self._database.read(transaction)
 
-    async def running_elsewhere(self, owner: str, container_id: str) -> set[str]:
+    async def ids_running_elsewhere(self, owner: str, container_id: str) -> set[str]:
         """Return the ids of the owner's runs in a container that are running in other living
         processes."""
 
@@ -235,7 +235,7 @@ class RunRepository:
         change = delete(RUN_EVENTS).where(RUN_EVENTS.c.run_id == publication_id)
         await self._database.write(lambda connection: connection.execute(change))
 
-    async def published(self, publication_id: str, after_seq: int) -> list[PublishedBatch]:
+    async def published_batches(self, publication_id: str, after_seq: int) -> list[PublishedBatch]:
         """Return the batches of a publication whose `seq` is above `after_seq`, in order."""
         table = RUN_EVENTS.c
         query = select(table.seq, table.events, table.is_first, table.is_last).where(
@@ -244,7 +244,7 @@ class RunRepository:
         rows = await self._database.read(lambda c: c.execute(query.order_by(table.seq)).all())
         return [PublishedBatch(*row) for row in rows]
 
-    async def summarize(self, runs: Callable[[], Sequence[StoredRun]]) -> None:
+    async def store_summaries(self, runs: Callable[[], Sequence[StoredRun]]) -> None:
         """Store the summaries that `runs` returns, each in place of an earlier summary of the same
         run. Delete each owner's oldest summaries beyond `MAX_SUMMARIES`. `runs` is called in one
         of the store's threads."""
@@ -268,7 +268,7 @@ class RunRepository:
             table.owner == owner, table.id == run_id, table.expires_at > self._now()
         )
         return await self._database.read_one(
-            query, lambda row: self._run({**row, "key": None, "fingerprint": ""})
+            query, lambda row: self._run_from_row({**row, "key": None, "fingerprint": ""})
         )
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
@@ -306,12 +306,12 @@ class RunRepository:
             RUNS.c.owner == owner, RUNS.c.key == key, ~running_here, self._is_live()
         )
         rows = connection.execute(query.order_by(RUNS.c.seq.desc())).mappings()
-        runs = [self._run(row) for row in rows]
+        runs = [self._run_from_row(row) for row in rows]
         joinable = (run for run in runs if run.status in ("running", "completed"))
         others = (run for run in runs if run.status not in ("running", "completed"))
         return RunStart(next(joinable, None), next(others, None))
 
-    def _run(self, row: Mapping[Any, Any]) -> StoredRun:
+    def _run_from_row(self, row: Mapping[Any, Any]) -> StoredRun:
         """Return the run of a row. The status of a running run whose process is dead becomes
         `lost`."""
         run = _stored_run(row)
@@ -373,7 +373,9 @@ def _replace_row(
     `MAX_RUNS` and `MAX_BYTES`."""
     connection.execute(delete(table).where(where))
     connection.execute(insert(table), row)
-    connection.execute(delete_beyond(table, row["owner"], max_rows=MAX_RUNS, max_bytes=MAX_BYTES))
+    connection.execute(
+        delete_beyond_quota(table, row["owner"], max_rows=MAX_RUNS, max_bytes=MAX_BYTES)
+    )
 
 
 def _seq_beyond_newest(where: ColumnElement[bool], count: int) -> ScalarSelect[int]:

@@ -76,7 +76,7 @@ class S3BlobStore(BlobStore):
     async def open_writer(self) -> AsyncGenerator[BlobWriter, None]:
         name = uuid.uuid4().hex
         writer = _UploadingWriter(self.path(name + PART_SUFFIX), self.path(name), self._upload)
-        async with self._discarding(writer):
+        async with self._discard_at_exit(writer):
             yield writer
 
     async def copy(self, blob: Blob) -> Blob:
@@ -115,7 +115,7 @@ class S3BlobStore(BlobStore):
         try:
             with _translate_errors():
                 found = obstore.get(self._bucket, name)
-                self._cache.add(found.meta["size"])
+                self._cache.count_new_file(found.meta["size"])
                 with part.open("xb") as target:
                     for piece in found.stream():
                         target.write(piece)
@@ -128,7 +128,7 @@ class S3BlobStore(BlobStore):
         """Upload a file under its own name. Blocks. Raises StoreUnavailableError."""
         with _translate_errors():
             obstore.put(self._bucket, path.name, path)
-        self._cache.add(path.stat().st_size)
+        self._cache.count_new_file(path.stat().st_size)
 
     def _object_size(self, name: str) -> int | None:
         """Return the size of an object, or None if it does not exist. Blocks."""
@@ -170,7 +170,7 @@ class _Cache:
             return False
         return True
 
-    def add(self, size: int) -> None:
+    def count_new_file(self, size: int) -> None:
         """Count `size` bytes of a new file. Once the new files have a sixteenth of the maximum
         size, shrink the cache if it is too large."""
         with self._lock:

@@ -99,7 +99,7 @@ class SpendingRepository:
         day's sum."""
         await self._database.write(lambda connection: _add_expense(connection, owner, day, expense))
 
-    async def spent(self, owner: str) -> Expense:
+    async def spent_today(self, owner: str) -> Expense:
         """Return today's expense of a key."""
         return await self._database.read(
             lambda connection: _day_expense(connection, owner, day_number(self._now()))

@@ -36,19 +36,19 @@ def open_engine(url: URL) -> Engine:
     return engine
 
 
-def reading(engine: Engine) -> Engine:
+def read_engine(engine: Engine) -> Engine:
     """Return the engine for transactions that only read."""
     return engine
 
 
-def writing(engine: Engine) -> Engine:
+def write_engine(engine: Engine) -> Engine:
     """Return the engine for transactions that may write."""
     return engine.execution_options(writes=True)
 
 
-def migrating(engine: Engine) -> Engine:
+def migration_engine(engine: Engine) -> Engine:
     """Return the engine for the transaction that migrates the schema."""
-    return writing(engine)
+    return write_engine(engine)
 
 
 def is_conflict(error: DBAPIError) -> bool:
@@ -72,7 +72,7 @@ def set_schema_version(connection: Connection, version: int) -> None:
     connection.exec_driver_sql(f"PRAGMA user_version = {version}")
 
 
-def schema_statement(statement: str) -> str:
+def adapt_statement(statement: str) -> str:
     """Return a statement of a migration step unchanged, because the steps are written for
     SQLite."""
     return statement

@@ -26,7 +26,7 @@ from proxy.store.conversations import ConversationRepository, ResponseQuota
 from proxy.store.database import SWEEP_ROWS, Database, check_quota, upsert
 from proxy.store.process_lease import ProcessLease
 from proxy.store.process_messages import ProcessMessenger
-from proxy.store.records import Process
+from proxy.store.records import ProcessRegistration
 from proxy.store.responses import ResponseRepository
 from proxy.store.runs import RunRepository, SuspendedRunRepository
 from proxy.store.spending import SpendingRepository
@@ -57,7 +57,7 @@ class Repository(Protocol):
 class BlobRepository(Repository, Protocol):
     """Stores records whose contents are blobs."""
 
-    def blobs(self, connection: Connection) -> dict[str, int]:
+    def blob_sizes(self, connection: Connection) -> dict[str, int]:
         """Return the blobs in use and their sizes."""
 
     def mark_missing(self, connection: Connection, blobs: Collection[str], now: int) -> None:
@@ -103,7 +103,7 @@ class Store:
         """The key that signs the links to files."""
         self.process = self._register_process()
         """This process as an owner of runs. Other processes can tell whether it is alive."""
-        self.messages = self._open_messages()
+        self.messages = self._open_messenger()
         """Sends messages to other processes and receives their messages; None with SQLite."""
         self.runs = RunRepository(self._database, now, self.process, is_shared=self._is_shared)
         self.trajectories = TrajectoryRepository(self._database, now, self.process, trajectories)
@@ -134,7 +134,7 @@ class Store:
             lambda connection: check_quota(connection, owner, size, quota, self.now())
         )
 
-    def call_when_lost(self, callback: Callable[[], object]) -> None:
+    def call_when_found_dead(self, callback: Callable[[], object]) -> None:
         """Call `callback`, in a thread, each time other processes have found this process dead
         although it lives. Other processes may then begin its runs again."""
         if isinstance(self.process, ProcessLease):
@@ -178,14 +178,14 @@ class Store:
         """Return the key that signs the links to files. All processes that share a store have the
         same key."""
         if self._is_shared:
-            return self._database.write_now(_database_key)
+            return self._database.write_blocking(_link_key_in_database)
         try:
-            return _file_key(self.directory / "link-key")
+            return _link_key_in_file(self.directory / "link-key")
         except OSError as error:
             raise StoreError(str(error)) from error
 
-    def _register_process(self) -> Process:
-        process: Process
+    def _register_process(self) -> ProcessRegistration:
+        process: ProcessRegistration
         try:
             process = ProcessLease(self._url) if self._is_shared else Owner(self.directory)
         except OSError as error:
@@ -193,7 +193,7 @@ class Store:
         self._exit_stack.callback(process.release)
         return process
 
-    def _open_messages(self) -> ProcessMessenger | None:
+    def _open_messenger(self) -> ProcessMessenger | None:
         if not self._is_shared:
             return None
         messages = ProcessMessenger(self._url, self.process)
@@ -203,7 +203,7 @@ class Store:
     def _known_blobs(self, connection: Connection) -> dict[str, int]:
         known: dict[str, int] = {}
         for repository in self._blob_repositories:
-            known |= repository.blobs(connection)
+            known |= repository.blob_sizes(connection)
         return known
 
     def _mark_missing(self, connection: Connection, blobs: Collection[str], now: int) -> None:
@@ -223,7 +223,7 @@ def _open_blobs(directory: Path, url: str | None) -> BlobStore:
     return S3BlobStore(url, directory / "blob-cache")
 
 
-def _file_key(path: Path) -> bytes:
+def _link_key_in_file(path: Path) -> bytes:
     """Return the link key in a file, which is created if it does not exist. Raises OSError."""
     if not path.exists():
         # A hard link to a complete file, because several processes may create the key at once.
@@ -236,7 +236,7 @@ def _file_key(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _database_key(connection: Connection) -> bytes:
+def _link_key_in_database(connection: Connection) -> bytes:
     """Return the link key in the database, which is created if it does not exist."""
     row = {"name": "link-key", "value": secrets.token_bytes(LINK_KEY_BYTES)}
     connection.execute(upsert(connection, SECRETS).values(row).on_conflict_do_nothing())

@@ -187,7 +187,7 @@ DEFAULT_INSTRUCTIONS = Table(
     *_float_columns("found_at"),
 )
 # The events of runs that other processes follow, or the frames of their responses, as JSON; see
-# `RunExchange`. `run_id` is the publication id of `RunRepository.publish`.
+# `CrossProcessRuns`. `run_id` is the publication id of `RunRepository.publish`.
 RUN_EVENTS = _table_with_seq(
     "run_events",
     *_text_columns("run_id", "events"),

@@ -23,7 +23,7 @@ from sqlalchemy import (
 from policies.sessions import TrajectoryLabels, TrajectorySettings
 from proxy.errors import BadRequestError
 from proxy.store.database import SWEEP_ROWS, Database, upsert
-from proxy.store.records import Page, PageRequest, Process
+from proxy.store.records import Page, PageRequest, ProcessRegistration
 from proxy.store.tables import TRAJECTORIES, TRAJECTORY_PARTS, TRAJECTORY_REWARDS
 
 DeletionReason = Literal["expired", "quota", "deleted", "failed"]
@@ -112,7 +112,7 @@ class TrajectoryRepository:
         self,
         database: Database,
         now: Callable[[], float],
-        process: Process,
+        process: ProcessRegistration,
         settings: TrajectorySettings,
         *,
         max_trajectories: int = MAX_TRAJECTORIES,
@@ -166,7 +166,7 @@ class TrajectoryRepository:
             self._insert = _insert_or_add_size(connection)
         return self._insert
 
-    async def fail(self, owner: str, run_ids: Sequence[str]) -> None:
+    async def mark_as_failed(self, owner: str, run_ids: Sequence[str]) -> None:
         """Leave tombstones in place of the trajectories of a run's choices, unless the end of the
         run is stored."""
         rows = self._new_rows(owner, run_ids)

@@ -108,7 +108,7 @@ class UploadRepository:
             delete(FILES).where(oldest_rows(FILES, FILES.c.deleted_at < forget_before)),
         )
 
-    def blobs(self, connection: Connection) -> dict[str, int]:
+    def blob_sizes(self, connection: Connection) -> dict[str, int]:
         rows = connection.execute(select(FILES.c.blob, FILES.c.bytes).where(_NOT_DELETED))
         return {row.blob: row.bytes for row in rows}
 

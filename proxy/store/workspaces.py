@@ -74,7 +74,7 @@ class WorkspaceRepository:
         expired = oldest_rows(WORKSPACES, WORKSPACES.c.expires_at <= now)
         return sweep_batch(connection, delete(WORKSPACES).where(expired))
 
-    def blobs(self, connection: Connection) -> dict[str, int]:
+    def blob_sizes(self, connection: Connection) -> dict[str, int]:
         rows = connection.execute(select(WORKSPACES.c.blob, WORKSPACES.c.bytes))
         return {row.blob: row.bytes for row in rows}
 

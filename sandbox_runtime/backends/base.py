@@ -101,7 +101,7 @@ class Backend(Protocol):
         """The name in the configuration: docker, bubblewrap or kubernetes."""
 
     @property
-    def accepted_attempts(self) -> Mapping[str, str]:
+    def accepted_escapes(self) -> Mapping[str, str]:
         """The escape attempts (see `sandbox_runtime.escape`) that succeed by the design of the
         backend or its settings. Maps the name of each attempt to the reason why that is
         accepted."""

@@ -104,7 +104,7 @@ class BubblewrapBackend:
         return "bubblewrap"
 
     @property
-    def accepted_attempts(self) -> Mapping[str, str]:
+    def accepted_escapes(self) -> Mapping[str, str]:
         return {}
 
     @property
@@ -186,7 +186,7 @@ class BubblewrapBackend:
         ):
             cgroup = self._cgroups.create(id, isolation) if self._cgroups else None
             if cgroup:
-                undo.callback(cgroup.discard)
+                undo.callback(cgroup.remove_empty)
             command = BwrapCommand(
                 isolation,
                 cgroup_procs_files=cgroup.procs_files if cgroup else (),

@@ -26,7 +26,7 @@ from sandbox_runtime.backends.base import (
 )
 from sandbox_runtime.backends.docker_agent import AgentVolumes
 from sandbox_runtime.backends.docker_check import (
-    accepted_attempts,
+    accepted_escapes,
     block_device,
     engine_checks,
     engine_info,
@@ -103,8 +103,8 @@ class DockerBackend:
         return "docker"
 
     @property
-    def accepted_attempts(self) -> Mapping[str, str]:
-        return accepted_attempts(self._engine_info, self._runtime)
+    def accepted_escapes(self) -> Mapping[str, str]:
+        return accepted_escapes(self._engine_info, self._runtime)
 
     @property
     def capacity(self) -> None:

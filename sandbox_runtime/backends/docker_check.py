@@ -133,7 +133,7 @@ def block_device(
     return BlockDevice(str(device))
 
 
-def accepted_attempts(engine: EngineInfo, runtime: str | None) -> dict[str, str]:
+def accepted_escapes(engine: EngineInfo, runtime: str | None) -> dict[str, str]:
     """Return the attempts to escape that succeed in containers, and why that is accepted."""
     if engine.maps_uids or is_runsc(runtime or engine.default_runtime):
         return {}

@@ -189,7 +189,7 @@ class DockerHosts:
         return "docker"
 
     @property
-    def accepted_attempts(self) -> Mapping[str, str]:
+    def accepted_escapes(self) -> Mapping[str, str]:
         return {}
 
     @property

@@ -27,7 +27,7 @@ from sandbox_runtime.backends.base import Check, run_to_end
 from sandbox_runtime.backends.kubernetes_api import KubernetesApi
 from sandbox_runtime.backends.kubernetes_check import (
     NetworkVerdict,
-    accepted_attempts,
+    accepted_escapes,
     isolation_checks,
     network_verdict,
     permission_check,
@@ -112,8 +112,8 @@ class KubernetesBackend:
         return "kubernetes"
 
     @property
-    def accepted_attempts(self) -> Mapping[str, str]:
-        return accepted_attempts(has_own_profile=bool(self._spec.seccomp_profile))
+    def accepted_escapes(self) -> Mapping[str, str]:
+        return accepted_escapes(has_own_profile=bool(self._spec.seccomp_profile))
 
     @property
     def capacity(self) -> None:

@@ -167,7 +167,7 @@ async def permission_check(api: KubernetesApi) -> Check:
     return Check("kubernetes permissions", True, f"pods and leases in {api.namespace!r}")
 
 
-def accepted_attempts(*, has_own_profile: bool) -> dict[str, str]:
+def accepted_escapes(*, has_own_profile: bool) -> dict[str, str]:
     """Return the attempts to escape that succeed in Pods, and why that is accepted.
     `has_own_profile` is True if the nodes have the profile of deploy/kubernetes."""
     found = dict.fromkeys(_NETWORK_ATTEMPTS, "the network policy denies the packets of a Pod")

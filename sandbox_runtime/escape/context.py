@@ -136,7 +136,7 @@ class EscapeFinding:
     detail: str
 
     def to_check(self) -> Check:
-        """Return the finding as a Check of `doctor`."""
+        """Return the finding as a CheckResult of `doctor`."""
         detail = self.detail or "closed"
         shown = detail if self.verdict == "held" else f"{self.verdict.upper()}: {detail}"
         is_ok = self.verdict in ("held", "accepted")

@@ -156,7 +156,7 @@ async def self_test(
 
 def accept(finding: EscapeFinding, accepted: Mapping[str, str]) -> EscapeFinding:
     """Return the finding as `accepted` if it is open and the backend names it in `accepted`; see
-    `Backend.accepted_attempts`."""
+    `Backend.accepted_escapes`."""
     why = accepted.get(finding.probe)
     if finding.verdict != "open" or why is None:
         return finding

@@ -23,7 +23,6 @@ from policies.pool import (
     eviction_count,
     exact_pool_key,
     fits,
-    limited_to,
     max_background_starts,
     max_replacements,
     max_starts_on_demand,
@@ -31,6 +30,7 @@ from policies.pool import (
     pool_key,
     resizable_limits,
     retry_after_s,
+    with_max_sandboxes,
     without_lease_fields,
 )
 from sandbox_runtime.backends.base import Backend
@@ -156,7 +156,7 @@ class Pool:
         capacity = self._backend.capacity
         if capacity is None:
             return self._configured_settings
-        return limited_to(self._configured_settings, capacity)
+        return with_max_sandboxes(self._configured_settings, capacity)
 
     def start(self) -> None:
         """Begin to start the idle sandboxes, and to monitor all sandboxes."""

@@ -144,12 +144,12 @@ class _EditorCall:
                 f"find {self._quoted_path} -maxdepth 2 -not -path '*/.*'"
                 f" \\( -type d -o -name '*.py' -o -name '*.rst' \\) | head -{_MAX_LISTED_NAMES}",
             )
-            return reference_style.list_directory(self._path, found.stdout + found.stderr)
+            return reference_style.directory_observation(self._path, found.stdout + found.stderr)
         if not self._path.endswith((".py", ".rst")):
             return reference_style.not_viewable_observation(self._path)
         content = await _read_content(sandbox, target)
         return _replace_surrogates(
-            reference_style.view_file(self._path, content, self._arguments.get("view_range"))
+            reference_style.file_observation(self._path, content, self._arguments.get("view_range"))
         )
 
     async def _create(self, sandbox: Sandbox) -> str:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from bench.servers import process
+from bench.servers import run_process
 
 _PAUSE_S = 0.01
 _TIMEOUT_S = 150.0
@@ -63,7 +63,7 @@ async def watch_health(port: int) -> AsyncIterator[HealthWatch]:
     """Request /health again and again during the block."""
     command = [sys.executable, "-m", "tests.attacks.health", str(port)]
     watch = HealthWatch()
-    async with process(command, stdout=asyncio.subprocess.PIPE) as child:
+    async with run_process(command, stdout=asyncio.subprocess.PIPE) as child:
         assert child.stdout is not None
         reading = asyncio.create_task(watch.read(child.stdout))
         try:

@@ -21,7 +21,7 @@ import sandbox_runtime
 from bench.load import is_answering
 from bench.neighbours import BACKENDS
 from bench.runs import POOL_STATE
-from bench.servers import ROOT, START_TIMEOUT_S, free_port, process
+from bench.servers import ROOT, START_TIMEOUT_S, free_port, run_process
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
 
 ATTACKER, NEIGHBOUR, OPERATOR = "sk-attacker", "sk-neighbour", "sk-operator"
@@ -101,7 +101,7 @@ async def attacked_server(
         command = [sys.executable, "-P", "-m", "proxy", "serve", "--config", str(config)]
         env = {**_KEYS, "PYTHONPATH": f"{code}{os.pathsep}{ROOT}"}
         with log.open("wb") as output:
-            async with process(command, stdout=output, stderr=output, env=env) as child:
+            async with run_process(command, stdout=output, stderr=output, env=env) as child:
                 server = AttackedServer(child.pid, port, log)
                 started = time.monotonic()
                 while not await is_answering(port, "/health"):

@@ -71,7 +71,7 @@ class BudgetServer:
         return await self.http.post(path, json=payload, headers=headers)
 
     async def spent(self, key: str = "mine") -> Expense:
-        return await self.store.spending.spent(key)
+        return await self.store.spending.spent_today(key)
 
 
 @asynccontextmanager

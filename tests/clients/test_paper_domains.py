@@ -65,7 +65,7 @@ async def test_domain_prompts_are_sent_and_the_answer_file_is_the_answer(
     system, user = backend.requests[0].body["messages"]
     prompts = DOMAIN_PROMPTS[domain]
     assert system["content"] == prompts.system_prompt()
-    assert user["content"] == f"{prompts.problem(PROBLEM)}\nSteps Remaining: 100"
+    assert user["content"] == f"{prompts.problem_message(PROBLEM)}\nSteps Remaining: 100"
     assert answer["choices"][0]["message"]["content"].strip() == ANSWER
     assert answer["sandbox"]["stop_reason"] == "submitted"
 
@@ -84,7 +84,7 @@ async def test_domain_prompts_are_sent_and_the_answer_file_is_the_answer(
 def test_problem_statement_asks_for_the_answer_form_of_the_domain(
     domain: Domain, form: str
 ) -> None:
-    text = DOMAIN_PROMPTS[domain].problem(PROBLEM)
+    text = DOMAIN_PROMPTS[domain].problem_message(PROBLEM)
     assert f"<problem>\n{PROBLEM}\n</problem>" in text
     assert form in text
     assert "to /testbed/answer.txt" in text

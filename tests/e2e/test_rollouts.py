@@ -86,4 +86,4 @@ async def test_rollout_client_repeats_only_unfinished_runs_when_the_proxy_dies(
     for rollout, trajectory in zip(rollouts, stored, strict=True):
         (segment,) = (Segment(**each) for each in trajectory["token_segments"])
         assert (segment,) == rollout.segments
-        assert 0 < segment.sampled < len(segment.response_ids) == len(segment.logprobs)
+        assert 0 < segment.sampled_count < len(segment.response_ids) == len(segment.logprobs)

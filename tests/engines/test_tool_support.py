@@ -19,7 +19,7 @@ async def test_tool_support_verdict_matches_the_server(served: Served) -> None:
     model = OpenAIHTTPModel(f"{served.server.url}/v1", api_key=None, timeout_s=60)
     async with aclosing(model):
         probe = ToolProbe(model)
-        version = await probe.version()
+        version = await probe.engine_version()
         verdict = await probe.verdict(MODEL, version)
         assert await probe.models() == [MODEL]
         default = await probe.default_instruction(MODEL, version)

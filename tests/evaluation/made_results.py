@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.results import (
-    Key,
+    RequestKey,
     Result,
     RunInfo,
     RunSettings,
@@ -86,7 +86,7 @@ def write(
     suite: Suite,
     records: Iterable[tuple[Result, Trajectory | None]],
     **settings: Any,
-) -> set[Key]:
+) -> set[RequestKey]:
     """Write an evaluation of a suite. Return the keys that need no further request."""
     values = {"sandbox": {}, "request": {}, "seed": None, **settings}
     suites = {suite.manifest.name: suite.manifest.sha256}

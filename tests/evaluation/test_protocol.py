@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evaluation.results import Result, read_results
-from evaluation.samples import Draft, Protocol, write_suite
+from evaluation.samples import Draft, EvaluationProtocol, write_suite
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.evaluation.evaluation_process import sample, sandbox_eval
 from tests.fakes.backend import Item, ScriptedBackend, scripted_backend
@@ -16,7 +16,7 @@ from tests.fakes.server import running_proxy
 pytest.importorskip("rich", reason="the extra `evaluation` is not installed")
 
 MODEL = "fake-model"
-PROTOCOL = Protocol(
+PROTOCOL = EvaluationProtocol(
     repeats=2, temperature=0.5, max_tokens=100, sandbox={"limits": {"max_turns": 1}}
 )
 ONCE = ("--repeats", "1")

@@ -13,7 +13,7 @@ import pytest
 from evaluation.results import RESULTS_FILE, TRAJECTORIES_FILE, Trajectories, read_results
 from evaluation.samples import Suite
 from evaluation.scripted import ScriptedModel, serve_model
-from evaluation.self_check import results_of, run_arguments
+from evaluation.self_check import run_arguments, time_independent_part
 from tests.e2e import proxy_process
 from tests.e2e.leftovers import Engine, open_engine
 from tests.evaluation.evaluation_process import (
@@ -59,7 +59,7 @@ async def evaluate_undisturbed(home: Path) -> Undisturbed:
     ):
         ended = await sandbox_eval(*arguments(suite, home / "output", server.url))
     assert ended.returncode == 0, ended.stderr
-    return Undisturbed(suite, results_of(await report_of(home / "output")))
+    return Undisturbed(suite, time_independent_part(await report_of(home / "output")))
 
 
 def proxy(
@@ -125,7 +125,7 @@ async def test_evaluation_continues_after_its_runner_was_killed(
     assert [trajectories.of(each) is not None for each in results] == [
         each.status == "answered" for each in results
     ]
-    assert results_of(await report_of(output)) == undisturbed.results
+    assert time_independent_part(await report_of(output)) == undisturbed.results
 
 
 async def test_evaluation_results_are_completed_by_a_second_run_after_the_proxy_was_killed(
@@ -144,7 +144,7 @@ async def test_evaluation_results_are_completed_by_a_second_run_after_the_proxy_
     assert "requests have no answer because of infrastructure errors" in ended.stderr
     assert "| sandbox | connection_error |" in broken
     assert continued.returncode == 0, continued.stderr
-    assert results_of(await report_of(output)) == undisturbed.results
+    assert time_independent_part(await report_of(output)) == undisturbed.results
 
 
 async def test_results_are_completed_after_the_death_of_a_sandbox(
@@ -164,7 +164,7 @@ async def test_results_are_completed_after_the_death_of_a_sandbox(
     assert ended.returncode == 3
     assert "| computation | sandbox | sandbox_lost | 1 | 0 |" in broken
     assert continued.returncode == 0, continued.stderr
-    assert results_of(await report_of(output)) == undisturbed.results
+    assert time_independent_part(await report_of(output)) == undisturbed.results
 
 
 def has_run(message: Mapping[str, Any]) -> bool:
@@ -236,4 +236,4 @@ async def test_results_are_completed_after_the_death_of_some_of_many_sandboxes(
     assert [[each.code for each in found] for found in failures] == [["sandbox_lost"]] * killed
     assert continued.returncode == 0, continued.stderr
     assert len((output / RESULTS_FILE).read_text("utf-8").splitlines()) == TOTAL + killed
-    assert results_of(await report_of(output)) == undisturbed.results
+    assert time_independent_part(await report_of(output)) == undisturbed.results

@@ -113,8 +113,8 @@ def test_result_has_the_trajectory_of_its_own_attempt_and_of_no_earlier_one(tmp_
     ]
     write(tmp_path / "output", sums(tmp_path / "data"), records)
     trajectories = Trajectories(tmp_path / "output")
-    assert trajectories.of(RESULT) == trajectory(RESULT, "pwd")
-    assert trajectories.of(other) is None
+    assert trajectories.get(RESULT) == trajectory(RESULT, "pwd")
+    assert trajectories.get(other) is None
 
 
 def test_unfinished_line_of_a_trajectory_file_is_ignored_and_removed_by_the_next_run(
@@ -125,7 +125,7 @@ def test_unfinished_line_of_a_trajectory_file_is_ignored_and_removed_by_the_next
     path = output / TRAJECTORIES_FILE
     complete = path.read_bytes()
     path.write_bytes(complete + b"{" + b"x" * 200_000)
-    assert Trajectories(output).of(RESULT) == trajectory(RESULT, "ls")
+    assert Trajectories(output).get(RESULT) == trajectory(RESULT, "ls")
     assert write(output, suite, []) == {RESULT.key}
     assert path.read_bytes() == complete
 
@@ -137,7 +137,7 @@ def test_error_names_the_line_of_a_malformed_trajectory(tmp_path: Path) -> None:
 
 
 def test_evaluation_without_a_trajectory_file_has_no_trajectories(tmp_path: Path) -> None:
-    assert Trajectories(tmp_path).of(RESULT) is None
+    assert Trajectories(tmp_path).get(RESULT) is None
 
 
 @pytest.mark.parametrize(

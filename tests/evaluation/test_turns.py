@@ -58,7 +58,7 @@ async def evaluate(
 def kept(home: Path) -> tuple[Result, Trajectory]:
     """Return the only result and its trajectory."""
     (result,) = read_results(home / "output")
-    trajectory = Trajectories(home / "output").of(result)
+    trajectory = Trajectories(home / "output").get(result)
     assert trajectory is not None
     return result, trajectory
 
@@ -149,7 +149,7 @@ async def test_results_without_capture_can_be_continued_with_capture(tmp_path: P
             ended = await sandbox_eval(*arguments(tmp_path, url, *SANDBOX, *more))
             assert ended.returncode == 0, ended.stderr
     trajectories = Trajectories(tmp_path / "output")
-    found = {each.sample: trajectories.of(each) for each in read_results(tmp_path / "output")}
+    found = {each.sample: trajectories.get(each) for each in read_results(tmp_path / "output")}
     assert {name: each and each.turns is not None for name, each in found.items()} == {
         suite.samples[0].id: False,
         suite.samples[1].id: True,
@@ -272,7 +272,7 @@ async def test_answer_whose_turns_are_lost_with_the_proxy_is_an_infra_error(tmp_
         "infra_error",
         ["connection_error"],
     )
-    assert Trajectories(tmp_path / "output").of(result) is None
+    assert Trajectories(tmp_path / "output").get(result) is None
 
 
 @pytest.mark.parametrize(

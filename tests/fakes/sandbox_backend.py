@@ -149,7 +149,7 @@ class FakeSandboxBackend:
         return "fake"
 
     @property
-    def accepted_attempts(self) -> dict[str, str]:
+    def accepted_escapes(self) -> dict[str, str]:
         return {}
 
     @property

@@ -3,7 +3,7 @@
 import pytest
 
 from policies.limits import StopReason
-from policies.prompts import INSTRUCTIONS, final_request, summary_request, system_prompt
+from policies.prompts import INSTRUCTIONS, final_answer_request, summary_request, system_prompt
 from policies.reply_checks import EchoCheck, ProxyTexts
 
 PROMPT = system_prompt()
@@ -22,8 +22,8 @@ def echo_at(text: str, client: str = "", piece: int = 4) -> int | None:
 @pytest.mark.parametrize(
     "text",
     [
-        final_request(StopReason.WALL_TIME),
-        f"Sure! {final_request(StopReason.MAX_TURNS)}",
+        final_answer_request(StopReason.WALL_TIME),
+        f"Sure! {final_answer_request(StopReason.MAX_TURNS)}",
         summary_request(500),
         *INSTRUCTIONS[:2],
         PROMPT,

@@ -10,7 +10,7 @@ from policies.json_bounds import (
     MAX_DEPTH,
     MAX_STRUCTURE_BYTES,
     MAX_VALUES,
-    JSONBounds,
+    JSONBoundsCheck,
     TooMuchJSONError,
     encode_sorted_json,
 )
@@ -23,8 +23,8 @@ TREES = st.recursive(
 )
 
 
-def check_in_pieces(text: bytes, size: int) -> JSONBounds:
-    bounds = JSONBounds()
+def check_in_pieces(text: bytes, size: int) -> JSONBoundsCheck:
+    bounds = JSONBoundsCheck()
     for start in range(0, len(text), size):
         bounds.check(text[start : start + size])
     return bounds
@@ -116,12 +116,12 @@ def test_json_nesting_is_limited_after_any_number_of_flat_values(inner: bytes, c
     height = 2 if b"[{" in inner else 0 if inner == b"1" else 1
     flat = b",".join([inner] * count)
     max_brackets = MAX_DEPTH - height
-    JSONBounds().check(b"[" * max_brackets + flat + b"]" * max_brackets)
-    bounds = JSONBounds()
+    JSONBoundsCheck().check(b"[" * max_brackets + flat + b"]" * max_brackets)
+    bounds = JSONBoundsCheck()
     bounds.check(b"[" * max_brackets)
     bounds.check(flat)
     with pytest.raises(TooMuchJSONError, match="levels"):
-        JSONBounds().check(b"[" * (max_brackets + 1) + flat + b"]" * (max_brackets + 1))
+        JSONBoundsCheck().check(b"[" * (max_brackets + 1) + flat + b"]" * (max_brackets + 1))
 
 
 @pytest.mark.parametrize("ends", ["", "\\", '"', '\\"', '"]', '", {'])

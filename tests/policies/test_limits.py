@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.limits import Limits, Spent, StopReason, exceeded_command_limit, exceeded_limit
+from policies.limits import Limits, SpentAmounts, StopReason, exceeded_command_limit, exceeded_limit
 
 LIMITS = Limits(
     max_turns=3,
@@ -17,7 +17,7 @@ LIMITS = Limits(
     max_tool_output_chars=1000,
     max_trajectory_tokens=70,
 )
-JUST_LESS = Spent(
+JUST_LESS = SpentAmounts(
     turns=2,
     wall_time_s=9.99,
     tokens=99,
@@ -31,7 +31,7 @@ JUST_LESS = Spent(
 
 
 def test_run_below_every_limit_continues() -> None:
-    assert exceeded_limit(LIMITS, Spent()) is None
+    assert exceeded_limit(LIMITS, SpentAmounts()) is None
     assert exceeded_limit(LIMITS, JUST_LESS) is None
 
 
@@ -47,28 +47,28 @@ def test_run_below_every_limit_continues() -> None:
         (replace(JUST_LESS, commands=5), StopReason.COMMAND_BUDGET),
         (replace(JUST_LESS, cpu_s=2.0), StopReason.CPU_BUDGET),
         (replace(JUST_LESS, egress_bytes=1 << 20), StopReason.EGRESS_BUDGET),
-        (Spent(99, 99.0, 999, 9999), StopReason.MAX_TURNS),
+        (SpentAmounts(99, 99.0, 999, 9999), StopReason.MAX_TURNS),
     ],
 )
-def test_stop_reason_names_the_reached_limit(spent: Spent, stop: StopReason) -> None:
+def test_stop_reason_names_the_reached_limit(spent: SpentAmounts, stop: StopReason) -> None:
     assert exceeded_limit(LIMITS, spent) is stop
 
 
 def test_limit_of_zero_turns_is_reached_at_the_start() -> None:
-    assert exceeded_limit(Limits(max_turns=0), Spent()) is StopReason.MAX_TURNS
+    assert exceeded_limit(Limits(max_turns=0), SpentAmounts()) is StopReason.MAX_TURNS
 
 
 def test_next_prompt_counts_toward_the_token_and_cost_limits() -> None:
-    spent = Spent(tokens=50, next_tokens=50, cost_usd=0.3, next_cost_usd=0.2)
+    spent = SpentAmounts(tokens=50, next_tokens=50, cost_usd=0.3, next_cost_usd=0.2)
     assert exceeded_limit(LIMITS, spent) is None
     assert exceeded_limit(LIMITS, replace(spent, next_tokens=51)) is StopReason.TOKEN_BUDGET
     assert exceeded_limit(LIMITS, replace(spent, next_cost_usd=0.21)) is StopReason.COST_BUDGET
 
 
 def test_turn_and_token_limits_do_not_skip_the_remaining_commands_of_a_turn() -> None:
-    assert exceeded_command_limit(LIMITS, Spent(99, 99.0, 999, 0, 9.9)) is None
-    assert exceeded_command_limit(LIMITS, Spent(commands=5)) is StopReason.COMMAND_BUDGET
+    assert exceeded_command_limit(LIMITS, SpentAmounts(99, 99.0, 999, 0, 9.9)) is None
+    assert exceeded_command_limit(LIMITS, SpentAmounts(commands=5)) is StopReason.COMMAND_BUDGET
 
 
 def test_egress_limit_of_zero_does_not_end_a_run() -> None:
-    assert exceeded_limit(Limits(max_egress_mib=0), Spent()) is None
+    assert exceeded_limit(Limits(max_egress_mib=0), SpentAmounts()) is None

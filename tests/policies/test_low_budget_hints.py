@@ -10,7 +10,7 @@ from policies.budgets import (
     low_daily_budget_hints,
     reminder,
 )
-from policies.limits import Limits, Spent
+from policies.limits import Limits, SpentAmounts
 
 LIMITS = Limits(
     max_turns=100,
@@ -21,46 +21,46 @@ LIMITS = Limits(
 )
 
 
-def reminder_of(limits: Limits, spent: Spent) -> str:
+def reminder_of(limits: Limits, spent: SpentAmounts) -> str:
     return reminder(low_budget_hints(limits, spent), {})
 
 
 def test_sufficient_budget_gives_no_reminder() -> None:
-    assert reminder_of(LIMITS, Spent()) == ""
-    assert reminder_of(LIMITS, Spent(turns=79, wall_time_s=799, tokens=79_999)) == ""
+    assert reminder_of(LIMITS, SpentAmounts()) == ""
+    assert reminder_of(LIMITS, SpentAmounts(turns=79, wall_time_s=799, tokens=79_999)) == ""
 
 
 @pytest.mark.parametrize(
     ("spent", "line"),
     [
-        (Spent(turns=80), "[20 steps remain.]"),
-        (Spent(turns=97), "[3 steps remain. Hand in what you have.]"),
-        (Spent(turns=99), "[1 step remains. Hand in what you have.]"),
-        (Spent(wall_time_s=850), "[2 min remain.]"),
-        (Spent(wall_time_s=945), "[55 s remain. Hand in what you have.]"),
-        (Spent(tokens=88_000), "[12,000 tokens remain.]"),
-        (Spent(cost_usd=0.97), "[0.03 USD for model calls remain. Hand in what you have.]"),
-        (Spent(commands=99), "[1 tool call remains. Hand in what you have.]"),
-        (Spent(cpu_s=6600), "[10 min of processor time remain.]"),
+        (SpentAmounts(turns=80), "[20 steps remain.]"),
+        (SpentAmounts(turns=97), "[3 steps remain. Hand in what you have.]"),
+        (SpentAmounts(turns=99), "[1 step remains. Hand in what you have.]"),
+        (SpentAmounts(wall_time_s=850), "[2 min remain.]"),
+        (SpentAmounts(wall_time_s=945), "[55 s remain. Hand in what you have.]"),
+        (SpentAmounts(tokens=88_000), "[12,000 tokens remain.]"),
+        (SpentAmounts(cost_usd=0.97), "[0.03 USD for model calls remain. Hand in what you have.]"),
+        (SpentAmounts(commands=99), "[1 tool call remains. Hand in what you have.]"),
+        (SpentAmounts(cpu_s=6600), "[10 min of processor time remain.]"),
         (
-            Spent(egress_bytes=8190 << 20),
+            SpentAmounts(egress_bytes=8190 << 20),
             "[2 MiB of network traffic remain. Hand in what you have.]",
         ),
         (
-            Spent(tool_output_chars=1_990_000),
+            SpentAmounts(tool_output_chars=1_990_000),
             "[10,000 characters of tool output remain. Hand in what you have.]",
         ),
         (
-            Spent(turns=97, wall_time_s=850),
+            SpentAmounts(turns=97, wall_time_s=850),
             "[3 steps and 2 min remain. Hand in what you have.]",
         ),
         (
-            Spent(turns=80, wall_time_s=850, tokens=88_000),
+            SpentAmounts(turns=80, wall_time_s=850, tokens=88_000),
             "[20 steps, 2 min and 12,000 tokens remain.]",
         ),
     ],
 )
-def test_reminder_names_the_budgets_that_are_low(spent: Spent, line: str) -> None:
+def test_reminder_names_the_budgets_that_are_low(spent: SpentAmounts, line: str) -> None:
     assert reminder_of(LIMITS, spent) == line
 
 
@@ -75,8 +75,8 @@ def test_budget_reminder_is_not_repeated_at_the_same_level() -> None:
 
 
 def test_unlimited_budget_gives_no_reminder() -> None:
-    assert reminder_of(Limits(max_cost_usd=None), Spent(cost_usd=1000.0)) == ""
-    assert reminder_of(Limits(max_egress_mib=0), Spent()) == ""
+    assert reminder_of(Limits(max_cost_usd=None), SpentAmounts(cost_usd=1000.0)) == ""
+    assert reminder_of(Limits(max_egress_mib=0), SpentAmounts()) == ""
 
 
 def test_daily_budget_is_named_in_the_reminder() -> None:

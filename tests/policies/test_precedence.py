@@ -105,10 +105,10 @@ def test_request_may_set_only_stricter_values_of_non_numeric_settings(
 
 
 def test_key_policy_restricts_the_model_policy_and_is_named_in_refusals() -> None:
-    by_model = EffectivePolicy(PROFILE).restricted(
+    by_model = EffectivePolicy(PROFILE).with_restrictions(
         profile_with("limits.max_turns", 50), ["limits.max_turns"], "model 'm'"
     )
-    by_key = by_model.restricted(
+    by_key = by_model.with_restrictions(
         profile_with("limits.max_turns", 20), ["limits.max_turns"], "key 'k'"
     )
     assert by_key.profile.limits.max_turns == 20
@@ -119,7 +119,7 @@ def test_key_policy_restricts_the_model_policy_and_is_named_in_refusals() -> Non
 
 def test_key_setting_that_is_less_strict_than_the_profile_has_no_effect() -> None:
     key_profile = profile_with("limits.max_turns", 500)
-    assert EffectivePolicy(PROFILE).restricted(
+    assert EffectivePolicy(PROFILE).with_restrictions(
         key_profile, ["limits.max_turns"], "key 'k'"
     ) == EffectivePolicy(PROFILE)
 
@@ -145,7 +145,9 @@ def test_egress_of_profile_and_key_is_intersected(
 ) -> None:
     path = "isolation.network"
     base = profile_with(path, profile)
-    restricted = EffectivePolicy(base).restricted(profile_with(path, key, base), [path], "key 'k'")
+    restricted = EffectivePolicy(base).with_restrictions(
+        profile_with(path, key, base), [path], "key 'k'"
+    )
     found = restricted.profile.isolation.network
     for bound in (profile, key):
         assert (
@@ -191,5 +193,6 @@ def test_fewer_allowed_types_and_more_denied_types_are_stricter(
     base, wanted = (with_setting(Profile(), path, value) for value in (allowed, requested))
     assert (EffectivePolicy(base).refusal(wanted, [path]) is None) is is_stricter
     assert (
-        get_setting(EffectivePolicy(base).restricted(wanted, [path], "key").profile, path) == both
+        get_setting(EffectivePolicy(base).with_restrictions(wanted, [path], "key").profile, path)
+        == both
     )

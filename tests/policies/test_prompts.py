@@ -14,8 +14,8 @@ from policies.prompts import (
     NUDGE,
     WHY_NO_MORE_TOOLS,
     SandboxContents,
-    final_request,
-    form_request,
+    corrected_answer_request,
+    final_answer_request,
     system_prompt,
 )
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
@@ -91,23 +91,23 @@ def test_system_prompt_lists_only_software_that_is_not_in_every_sandbox() -> Non
 
 @pytest.mark.parametrize("stop", list(WHY_NO_MORE_TOOLS))
 def test_request_for_the_final_answer_names_the_reached_limit(stop: StopReason) -> None:
-    assert final_request(stop) == f"{WHY_NO_MORE_TOOLS[stop]} {FINAL_ANSWER}"
+    assert final_answer_request(stop) == f"{WHY_NO_MORE_TOOLS[stop]} {FINAL_ANSWER}"
 
 
 @pytest.mark.parametrize("stop", [StopReason.SUBMITTED, StopReason.ANSWERED])
 def test_request_for_the_final_answer_names_no_limit_if_none_was_reached(stop: StopReason) -> None:
-    assert final_request(stop) == FINAL_ANSWER
+    assert final_answer_request(stop) == FINAL_ANSWER
 
 
 def test_request_for_the_final_answer_states_the_required_form() -> None:
-    assert final_request(StopReason.SUBMITTED, ANY_OBJECT) == (
+    assert final_answer_request(StopReason.SUBMITTED, ANY_OBJECT) == (
         f"{FINAL_ANSWER} Answer with one JSON object and nothing else."
     )
     schema = AnswerForm({"type": "array"})
-    assert final_request(StopReason.SUBMITTED, schema).endswith(
+    assert final_answer_request(StopReason.SUBMITTED, schema).endswith(
         'valid under this JSON Schema: {"type": "array"}'
     )
-    assert "It is empty." in form_request("It is empty.", schema)
+    assert "It is empty." in corrected_answer_request("It is empty.", schema)
 
 
 def test_every_stop_reason_not_caused_by_the_model_has_a_sentence_for_the_model() -> None:

@@ -4,11 +4,11 @@ import pytest
 
 from policies.reference_style import (
     EditResult,
+    directory_observation,
     file_creation_result,
+    file_observation,
     insert_text,
-    list_directory,
     replace_text,
-    view_file,
 )
 
 CLIPPED = (
@@ -20,7 +20,7 @@ TEN = "\n".join(f"line {n}" for n in range(1, 11))
 
 
 def test_view_numbers_all_lines_including_the_empty_last_line() -> None:
-    assert view_file("/a.py", "def f():\n\treturn 1\n", None) == (
+    assert file_observation("/a.py", "def f():\n\treturn 1\n", None) == (
         "Here's the result of running `cat -n` on /a.py:\n"
         "     1\tdef f():\n     2\t        return 1\n     3\t"
     )
@@ -37,7 +37,7 @@ def test_view_numbers_all_lines_including_the_empty_last_line() -> None:
 )
 def test_view_of_a_range_shows_its_lines(view_range: list[int], shown: str) -> None:
     heading = "Here's the result of running `cat -n` on /a.py:\n"
-    assert view_file("/a.py", "a\nb\nc\n", view_range) == heading + shown
+    assert file_observation("/a.py", "a\nb\nc\n", view_range) == heading + shown
 
 
 @pytest.mark.parametrize(
@@ -58,19 +58,19 @@ def test_view_of_a_range_shows_its_lines(view_range: list[int], shown: str) -> N
     ],
 )
 def test_view_of_an_invalid_range_is_an_error(view_range: list[int], complaint: str) -> None:
-    assert view_file("/a.py", "a\nb\nc\n", view_range) == complaint
+    assert file_observation("/a.py", "a\nb\nc\n", view_range) == complaint
 
 
 def test_long_view_is_clipped_including_its_heading() -> None:
     heading = "Here's the result of running `cat -n` on /a.py:\n     1\t"
     shown = heading + "x" * (10_000 - len(heading)) + CLIPPED
-    assert view_file("/a.py", "x" * 20_000, None) == shown
+    assert file_observation("/a.py", "x" * 20_000, None) == shown
 
 
 def test_empty_file_and_directory_are_reported_as_empty() -> None:
-    assert view_file("/a.py", "", None) == "(empty file: /a.py)"
-    assert list_directory("/d", "") == "(empty directory: /d)"
-    assert list_directory("/d", "/d\n/d/a.py\n") == (
+    assert file_observation("/a.py", "", None) == "(empty file: /a.py)"
+    assert directory_observation("/d", "") == "(empty directory: /d)"
+    assert directory_observation("/d", "/d\n/d/a.py\n") == (
         "Here's the files and directories up to 2 levels deep in /d, excluding hidden:\n"
         "/d\n/d/a.py\n"
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.reply_checks import CHECK_EVERY_CHARS, RepetitionCheck, repeated_suffix
+from policies.reply_checks import CHECK_EVERY_CHARS, RepetitionCheck, repeated_suffix_length
 from tests.policies.legitimate_texts import legitimate_texts
 
 LEGITIMATE = dict(legitimate_texts())
@@ -55,7 +55,7 @@ def test_repetitive_data_has_a_higher_repetition_limit_than_prose(passage: str) 
 
 
 def test_text_that_continues_after_a_repetition_has_no_repeated_suffix() -> None:
-    assert repeated_suffix("I am sorry. " * 1000 + "But here is the answer: 42.") == 0
+    assert repeated_suffix_length("I am sorry. " * 1000 + "But here is the answer: 42.") == 0
 
 
 def test_runaway_repetition_is_found_in_large_pieces() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from policies.sessions import FileLimits, NamedSession, named_session, session_states
+from policies.sessions import FileLimits, NamedSession, named_session, session_state_names
 
 U1, U2, U3 = ({"role": "user", "content": word} for word in ("one", "two", "three"))
 A1, A2 = ({"role": "assistant", "content": word} for word in ("eins", "zwei"))
@@ -41,30 +41,30 @@ def test_session_is_named_by_the_first_field_in_order_of_precedence(
 
 
 def test_parent_states_of_a_turn_are_newest_first() -> None:
-    first, none = session_states([U1])
-    second, before_second = session_states([U1, A1, U2])
-    third, before_third = session_states([U1, A1, U2, A2, U3])
+    first, none = session_state_names([U1])
+    second, before_second = session_state_names([U1, A1, U2])
+    third, before_third = session_state_names([U1, A1, U2, A2, U3])
     assert (none, before_second, before_third) == ([], [first], [second, first])
     assert len({first, second, third}) == 3
 
 
 def test_session_state_ignores_system_and_assistant_messages() -> None:
     system = {"role": "system", "content": "It is Tuesday."}
-    assert session_states([system, U1, A1, U2]) == session_states(
+    assert session_state_names([system, U1, A1, U2]) == session_state_names(
         [U1, {**A1, "content": "edited"}, U2]
     )
 
 
 def test_edited_message_has_the_parent_states_of_the_replaced_message() -> None:
-    first, _ = session_states([U1])
-    _, before = session_states([U1, A1, U3])
+    first, _ = session_state_names([U1])
+    _, before = session_state_names([U1, A1, U3])
     assert before == [first]
 
 
 def test_tool_result_starts_a_new_session_state() -> None:
-    question_state, _ = session_states([U1])
+    question_state, _ = session_state_names([U1])
     result = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
-    result_state, before = session_states([U1, A1, result])
+    result_state, before = session_state_names([U1, A1, result])
     assert result_state != question_state
     assert before == [question_state]
 

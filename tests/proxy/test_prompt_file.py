@@ -36,7 +36,7 @@ def test_prompt_file_replaces_the_prompts_of_the_paper_profile(tmp_path: Path) -
     agent = build_profiles(parse(tree, "c.yaml")).by_name["paper"].agent
     assert agent.style == "reference"
     assert agent.prompts.system_prompt() == "In /testbed, from /testbed/documents to /testbed."
-    assert agent.prompts.problem("x") == "x!"
+    assert agent.prompts.problem_message("x") == "x!"
     assert agent.prompts.no_call == NO_CALL
 
 

@@ -23,7 +23,7 @@ from training.hardcoded import is_hardcoded
 from training.rewards import Attempt, Reward, reward
 from training.rollouts import INFRA_ERROR, Rollout, RolloutClient, RolloutError, Segment
 from training.rows import TaskRow
-from training.trl import prompts_of, reward_of_rollout, rollout_func, trainer_rows
+from training.trl import prompts_of, reward_of_rollout, rollout_func, trainer_columns
 
 TIMEOUT_S = 30
 ALLOWED = Profiles.only(Profile(agent=AgentSettings(capture_tokens=True)))
@@ -66,7 +66,7 @@ async def test_rollout_has_tokens_reward_and_counts(tmp_path: Path) -> None:
     (segment,) = rollout.segments
     assert (rollout.task_id, rollout.outcome, rollout.reward) == ("port-1", "answered", 1.0)
     assert (rollout.answer, rollout.turns, rollout.tool_calls) == ("1874", 2, 1)
-    assert 0 < segment.sampled < len(segment.response_ids)
+    assert 0 < segment.sampled_count < len(segment.response_ids)
     assert backend.requests[0].body["temperature"] == 1.0
     assert "Dredged in 1874." in backend.requests[1].body["messages"][-1]["content"]
     assert (stored["task_id"], stored["group_id"]) == ("port-1", rollout.group_id)
@@ -277,7 +277,7 @@ def test_trainer_row_of_a_rollout_is_its_segment_with_the_most_sampled_tokens() 
     long = Segment([3], [4, 5, 6], [1, 0, 1], [-0.25, 0.0, -0.75])
     split = Rollout("a", "g", "answered", 0.5, "run_1", segments=(short, long))
     lost = Rollout("a", "g", INFRA_ERROR, None)
-    assert trainer_rows([split, lost], filler_token=9) == {
+    assert trainer_columns([split, lost], filler_token=9) == {
         "prompt_ids": [[3], [9]],
         "completion_ids": [[4, 5, 6], [9]],
         "env_mask": [[1, 0, 1], [0]],

@@ -31,7 +31,7 @@ from training.__main__ import main
 from training.contexts import Context, Document, Question
 from training.convert import prompt_of
 from training.distractors import MODES, Bm25
-from training.leaks import NGRAM_WORDS, Decontamination
+from training.leaks import NGRAM_WORDS, DecontaminationFilter
 from training.rows import TaskRow, read_tasks
 from training.sources import Source
 from training.tasks import BuildOptions, BuildResult
@@ -321,7 +321,7 @@ PROMPT = "one two three four five six seven eight nine ten eleven twelve thirtee
 def test_text_that_shares_13_words_in_a_row_with_a_prompt_is_contaminated(
     length: int, space: str
 ) -> None:
-    decontamination = Decontamination([f"{PROMPT} and more"])
+    decontamination = DecontaminationFilter([f"{PROMPT} and more"])
     shared = space.join(PROMPT.upper().split()[1 : 1 + length])
     expected = min(length, 13) >= NGRAM_WORDS
     assert decontamination.is_contaminated(f"Before {shared} after") is expected

@@ -12,7 +12,7 @@ from statistics import median
 
 from playwright.async_api import Page, expect
 
-from bench.first_token import CALL_MODEL, PROSE_MODEL, StreamTimer, question, slow_model
+from bench.first_token import CALL_MODEL, PROSE_MODEL, StreamTimer, question, run_slow_model
 from tests.clients.openwebui.chat import Chat
 from tests.clients.openwebui.open_webui import FORWARDED, NO_TASKS, open_webui
 from tests.e2e.proxy_process import serving
@@ -71,7 +71,7 @@ async def _chat(
     own.mkdir()
     settings = {**FORWARDED, **NO_TASKS}
     async with (
-        slow_model(clock) as model,
+        run_slow_model(clock) as model,
         serving(own, kind, model.base_url) as proxy,
         open_webui(program, home / "data", proxy.url, settings) as url,
     ):

@@ -353,7 +353,7 @@ async def test_daily_budget_is_charged_for_summaries(tmp_path: Path) -> None:
         account = store.spending.account("mine", DailyBudget(tokens=1_000_000))
         async with small_window_model(SmallWindow(reply_script)) as model:
             result = await Run(model).go(account=account)
-        spent = await store.spending.spent("mine")
+        spent = await store.spending.spent_today("mine")
     assert len(reply_script.summary_requests) > 0
     assert spent.tokens == sum(each["total_tokens"] for each in result.usages)
 

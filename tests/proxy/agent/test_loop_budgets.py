@@ -11,7 +11,7 @@ import pytest
 from policies.budgets import DailyBudget, Expense
 from policies.limits import Limits, StopReason
 from policies.prices import Price
-from policies.prompts import NO_BUDGET, WHY_NO_MORE_TOOLS, final_request
+from policies.prompts import NO_BUDGET, WHY_NO_MORE_TOOLS, final_answer_request
 from policies.sessions import Session, SessionState
 from proxy.agent.budget import DailyBudgetUse, RunBudget
 from proxy.agent.events import Event, ToolOutput
@@ -78,7 +78,7 @@ async def test_each_budget_ends_the_run_with_a_final_answer(
     assert (result.answer, result.stop_reason, result.finish_reason) == ("About 42.", stop, "stop")
     assert run.events.answer == "About 42."
     assert [("tools" in request) for request in model.requests] == [True, True, False]
-    assert model.requests[-1]["messages"][-1]["content"] == final_request(stop)
+    assert model.requests[-1]["messages"][-1]["content"] == final_answer_request(stop)
     assert valid(model.requests[-1])
 
 
@@ -175,7 +175,7 @@ async def test_traffic_counts_toward_the_daily_budget_if_the_client_disconnects(
 
             run = Run(ScriptedModel([STEP]), sandboxes, events=Events(download_and_leave))
             await run.go(account=account)
-        spent = await store.spending.spent("mine")
+        spent = await store.spending.spent_today("mine")
         assert (spent.commands, spent.egress_bytes) == (1, MIB)
 
 
@@ -192,7 +192,7 @@ async def test_sandbox_traffic_between_runs_is_denied_only_under_a_daily_egress_
         if per_day and per_day.egress_mib:
             with pytest.raises(DeniedError):
                 traffic.reserve(1, now=0.0)
-            assert (await store.spending.spent("mine")).egress_bytes == traffic.bytes == MIB
+            assert (await store.spending.spent_today("mine")).egress_bytes == traffic.bytes == MIB
             task = make_task("r2", run.artifact_store, "m", [USER])
             RunBudget(task, Limits(), 0.0).track_traffic(traffic)
         traffic.reserve(MIB, now=0.0)
@@ -296,7 +296,7 @@ async def test_call_beyond_the_tool_call_limit_of_the_client_is_not_counted_as_a
         account = store.spending.account("mine", DailyBudget(commands=9))
         run = Run(ScriptedModel([calls, SUBMIT]), limits=Limits(max_commands=2))
         result = await run.go(max_tool_calls=1, account=account)
-        spent = await store.spending.spent("mine")
+        spent = await store.spending.spent_today("mine")
     assert (result.answer, result.stats.commands, spent.commands) == ("42", 1, 1)
 
 
@@ -317,4 +317,4 @@ async def test_reservation_of_a_model_call_that_is_not_made_is_refunded(tmp_path
         assert await day.reserve_call(Expense(tokens=50)) is None
         await day.settle(await day.pop_call_reservation(Expense()), Expense(tokens=7))
         await day.refund_unused_calls()
-        assert await store.spending.spent("mine") == Expense(tokens=7)
+        assert await store.spending.spent_today("mine") == Expense(tokens=7)

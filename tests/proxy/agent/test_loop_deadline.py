@@ -8,7 +8,7 @@ import pytest
 
 from policies.isolation import Isolation
 from policies.limits import Limits, StopReason
-from policies.prompts import final_request
+from policies.prompts import final_answer_request
 from policies.sessions import ResumePoint, Session
 from proxy.errors import OutOfTimeError
 from proxy.models.scripted import ScriptedModel, text_reply, tool_reply
@@ -28,7 +28,7 @@ async def test_slow_model_gets_a_final_answer_request_before_the_deadline(stream
     with anyio.fail_after(20):
         result = await Run(model).go(deadline_s=2, stream=stream)
     assert (result.answer, result.stop_reason) == ("About 42.", DEADLINE)
-    assert model.requests[-1]["messages"][-1]["content"] == final_request(DEADLINE)
+    assert model.requests[-1]["messages"][-1]["content"] == final_answer_request(DEADLINE)
 
 
 async def test_run_whose_time_limit_precedes_the_deadline_has_the_stop_reason_wall_time() -> None:

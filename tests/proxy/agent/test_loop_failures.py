@@ -9,7 +9,7 @@ import pytest
 
 from policies.isolation import Isolation
 from policies.limits import StopReason
-from policies.prompts import final_request
+from policies.prompts import final_answer_request
 from proxy.agent.events import Event, OnDelta, ToolCallFinished, ToolCallStarted, ToolOutput
 from proxy.agent.model import Completion
 from proxy.agent.tools import MAX_LOSSES
@@ -111,7 +111,7 @@ async def test_overflow_with_nothing_to_shorten_ends_in_a_final_answer() -> None
     result = await Run(model).go()
     assert (result.answer, result.stop_reason) == ("About 42.", StopReason.CONTEXT_WINDOW)
     last = model.requests[-1]
-    assert last["messages"][-1]["content"] == final_request(StopReason.CONTEXT_WINDOW)
+    assert last["messages"][-1]["content"] == final_answer_request(StopReason.CONTEXT_WINDOW)
     assert "tools" not in last
 
 

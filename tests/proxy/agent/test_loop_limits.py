@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from policies.limits import Limits, StopReason
-from policies.prompts import final_request
+from policies.prompts import final_answer_request
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.proxy.agent.runs import FAILURE, SUBMIT, Run, bash, valid
 from tests.proxy.agent.stuck_model import StuckModel
@@ -32,7 +32,7 @@ async def test_limit_ends_the_run_with_a_final_answer(
     assert run.events.answer == "About 42."
     assert [("tools" in request) for request in model.requests] == [True, True, False]
     last = model.requests[-1]
-    assert last["messages"][-1] == {"role": "user", "content": final_request(stop)}
+    assert last["messages"][-1] == {"role": "user", "content": final_answer_request(stop)}
     assert valid(last)
 
 

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from policies.limits import Limits, StopReason
-from policies.prompts import NUDGE, final_request, system_prompt
+from policies.prompts import NUDGE, final_answer_request, system_prompt
 from proxy.agent.events import (
     ModelCallFailed,
     ModelDelta,
@@ -175,7 +175,7 @@ async def test_failed_submit_call_is_not_retried_if_part_of_its_answer_was_strea
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("echo", [system_prompt(), final_request(StopReason.WALL_TIME)])
+@pytest.mark.parametrize("echo", [system_prompt(), final_answer_request(StopReason.WALL_TIME)])
 async def test_echo_of_the_system_prompt_is_stopped_and_followed_by_the_plain_turn(
     echo: str, stream: bool
 ) -> None:
@@ -190,7 +190,7 @@ async def test_echo_of_the_system_prompt_is_stopped_and_followed_by_the_plain_tu
 
 async def test_final_answer_that_echoes_a_prompt_is_replaced_by_the_best_earlier_answer() -> None:
     steps = {**tool_reply(bash("ls")), "content": "There are 42."}
-    echo = text_reply(final_request(StopReason.MAX_TURNS))
+    echo = text_reply(final_answer_request(StopReason.MAX_TURNS))
     result = await Run(SequentialModel([steps, echo]), limits=Limits(max_turns=1)).go()
     assert (result.answer, result.stop_reason) == ("There are 42.", StopReason.MAX_TURNS)
 

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta
 from proxy.errors import BackendError
-from proxy.models.litellm_model import LiteLLMModel, call_arguments, to_openai_format
+from proxy.models.litellm_model import LiteLLMModel, acompletion_arguments, to_openai_format
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import (
     Frames,
@@ -139,7 +139,7 @@ async def test_listed_models_have_context_lengths_once_litellm_is_imported() -> 
 def test_litellm_call_arguments_are_deep_copies_of_the_request() -> None:
     body = {**BODY, "tools": deepcopy(TOOLS), "min_p": 0.1, "chat_template_kwargs": {"a": [1]}}
     before = deepcopy(body)
-    arguments = call_arguments(body)
+    arguments = acompletion_arguments(body)
     arguments["tools"][0]["function"]["parameters"].clear()
     arguments["extra_body"]["chat_template_kwargs"]["a"].clear()
     arguments["messages"].clear()

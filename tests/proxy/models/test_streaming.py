@@ -88,7 +88,7 @@ def test_running_token_counts_are_requested_from_servers_that_have_them(
     owner: str, fields: dict[str, object]
 ) -> None:
     streaming = StreamSupport()
-    streaming.note_models([{"id": "m", "owned_by": owner}])
+    streaming.note_server_kind([{"id": "m", "owned_by": owner}])
     assert streaming.request_body(BODY) == {**BODY, "stream": True, **fields}
 
 

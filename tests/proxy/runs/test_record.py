@@ -29,7 +29,7 @@ from proxy.agent.events import (
 )
 from proxy.agent.result import Artifact, Compaction, Result, RunStats, RunWarning
 from proxy.errors import BackendError, ProxyError, RunCancelledError, RunLostError
-from proxy.runs.event_log import Record
+from proxy.runs.event_log import RunRecord
 from proxy.store.records import RunStatus
 from sandbox_runtime.egress.decision import Decision
 
@@ -78,12 +78,12 @@ RESULT = Result(
 )
 
 
-def round_trip(record: Record) -> Record:
-    return Record.from_json(record.status, record.to_json())
+def round_trip(record: RunRecord) -> RunRecord:
+    return RunRecord.from_json(record.status, record.to_json())
 
 
 def test_results_and_events_are_equal_after_serialization() -> None:
-    record = Record("completed", EVENTS, replace(RESULT, others=[RESULT]))
+    record = RunRecord("completed", EVENTS, replace(RESULT, others=[RESULT]))
     assert round_trip(record) == record
     assert round_trip(record).outcome().stop_reason is StopReason.SUBMITTED
 
@@ -94,14 +94,14 @@ def test_events_that_the_last_release_stored_are_read() -> None:
     stored = {"event": "RuleMet", **written, "reason": "no keys"}
     refused = {"event": "Refused", "text": "No."}
     events = [stored, {"event": "OfChoice", "index": 1, "of": stored}, refused]
-    record = Record.from_json(
+    record = RunRecord.from_json(
         "completed", json.dumps({"events": events, "result": None, "error": None})
     )
     assert record.events == [rule, ChoiceEvent(1, rule), ModelRefused("No.")]
 
 
 def test_result_with_the_field_names_of_the_last_release_is_read() -> None:
-    stored = json.loads(Record("completed", [], RESULT).to_json())
+    stored = json.loads(RunRecord("completed", [], RESULT).to_json())
     old_names = {
         "stats": "tally",
         "skipped_files": "left_out",
@@ -110,12 +110,12 @@ def test_result_with_the_field_names_of_the_last_release_is_read() -> None:
         "client_calls": "tool_calls",
     }
     old = {old_names.get(name, name): value for name, value in stored["result"].items()}
-    record = Record.from_json("completed", json.dumps({**stored, "result": old}))
+    record = RunRecord.from_json("completed", json.dumps({**stored, "result": old}))
     assert record.result == RESULT
 
 
 def test_unknown_fields_of_a_newer_release_are_ignored() -> None:
-    record = Record("completed", EVENTS, RESULT)
+    record = RunRecord("completed", EVENTS, RESULT)
     stored = json.loads(record.to_json())
     events, result = stored["events"], stored["result"]
     parts = [result["stats"], result["artifacts"][0], result["skipped_files"][0]]
@@ -123,21 +123,23 @@ def test_unknown_fields_of_a_newer_release_are_ignored() -> None:
     parts += [event[name] for event in events for name in ("decision", "of") if name in event]
     for value in (*events, result, *parts):
         value["field_of_a_newer_release"] = [1]
-    assert Record.from_json("completed", json.dumps(stored)) == record
+    assert RunRecord.from_json("completed", json.dumps(stored)) == record
 
 
 def test_events_of_unknown_types_are_skipped() -> None:
-    stored = json.loads(Record("completed", EVENTS, RESULT).to_json())
+    stored = json.loads(RunRecord("completed", EVENTS, RESULT).to_json())
     unknown = {"event": "EventOfANewerRelease", "text": "x"}
     stored["events"].insert(1, unknown)
     stored["events"].append({"event": "ChoiceEvent", "index": 1, "of": unknown})
-    assert Record.from_json("completed", json.dumps(stored)) == Record("completed", EVENTS, RESULT)
+    assert RunRecord.from_json("completed", json.dumps(stored)) == RunRecord(
+        "completed", EVENTS, RESULT
+    )
 
 
 def test_unknown_fields_of_an_error_are_ignored() -> None:
-    stored = json.loads(Record("failed", error=RunLostError()).to_json())
+    stored = json.loads(RunRecord("failed", error=RunLostError()).to_json())
     stored["error"]["new_field"] = 1
-    restored = Record.from_json("failed", json.dumps(stored)).error
+    restored = RunRecord.from_json("failed", json.dumps(stored)).error
     assert restored is not None
     assert restored.body() == RunLostError().body()
 
@@ -145,7 +147,7 @@ def test_unknown_fields_of_an_error_are_ignored() -> None:
 def test_error_of_a_run_is_equal_after_serialization() -> None:
     error = BackendError("full", status=429, code="full", param="p", retry_after_s=2)
     with pytest.raises(ProxyError) as caught:
-        round_trip(Record("failed", error=error)).outcome()
+        round_trip(RunRecord("failed", error=error)).outcome()
     restored = caught.value
     assert (restored.status, restored.headers, restored.body()) == (
         429,
@@ -161,12 +163,12 @@ def test_outcome_of_a_cancelled_or_lost_run_raises_the_matching_error(
     status: RunStatus, expected: type[ProxyError]
 ) -> None:
     with pytest.raises(expected):
-        round_trip(Record(status)).outcome()
+        round_trip(RunRecord(status)).outcome()
     with pytest.raises(expected):
-        Record.from_json(status, "").outcome()
+        RunRecord.from_json(status, "").outcome()
 
 
 def test_outcome_of_a_failed_run_without_a_stored_error_is_an_internal_error() -> None:
     with pytest.raises(ProxyError) as caught:
-        round_trip(Record("failed")).outcome()
+        round_trip(RunRecord("failed")).outcome()
     assert caught.value.code == "internal_error"

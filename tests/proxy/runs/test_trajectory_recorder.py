@@ -58,7 +58,7 @@ class HangingRepository(TrajectoryRepository):
     ) -> None:
         await anyio.sleep_forever()
 
-    async def fail(self, owner: str, run_ids: Sequence[str]) -> None:
+    async def mark_as_failed(self, owner: str, run_ids: Sequence[str]) -> None:
         self.failed += run_ids
 
 

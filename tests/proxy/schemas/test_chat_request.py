@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from policies.answer_form import ANY_JSON, ANY_OBJECT, AnswerForm
-from policies.sessions import function_call_id, session_states
+from policies.sessions import function_call_id, session_state_names
 from proxy.agent.task import ChatRequest, Params
 from proxy.errors import BadRequestError
 from proxy.schemas.chat_request import (
@@ -15,7 +15,7 @@ from proxy.schemas.chat_request import (
     parse_chat,
     with_tool_call_ids,
 )
-from proxy.schemas.validation import request_body, text
+from proxy.schemas.validation import check_request_body, check_text
 
 MESSAGES = [{"role": "user", "content": "Hi", "name": "ada", "x_unknown": [1]}]
 
@@ -201,7 +201,7 @@ def test_legacy_function_calls_and_results_become_tool_calls_and_results() -> No
         {"role": "function", "name": "lookup", "content": "7"},
         unmatched,
     ]
-    id = function_call_id(session_states(MESSAGES)[0], "lookup", '{"a": 1}')
+    id = function_call_id(session_state_names(MESSAGES)[0], "lookup", '{"a": 1}')
     tool_call = {"id": id, "type": "function", "function": call}
     assert request_of(functions=[{"name": "lookup"}], messages=messages).messages == [
         *MESSAGES,
@@ -288,7 +288,7 @@ def test_invalid_chat_request_body_is_refused(
     body: object, param: str | None, code: str | None
 ) -> None:
     with pytest.raises(BadRequestError) as raised:
-        check_messages(request_body(body, model=text))
+        check_messages(check_request_body(body, model=check_text))
     error = raised.value
     assert (error.status, error.type) == (400, "invalid_request_error")
     assert (error.param, error.code) == (param, code)

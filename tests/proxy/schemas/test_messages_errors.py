@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from proxy.errors import BadRequestError, ProxyError, anthropic_error_body
-from proxy.schemas.messages_request import as_chat, as_chat_to_count
+from proxy.schemas.messages_request import as_chat, as_chat_for_token_count
 
 HELLO = [{"role": "user", "content": "Hello."}]
 WARMTH = {"name": "warmth", "input_schema": {"type": "object"}}
@@ -94,4 +94,4 @@ def test_max_tokens_is_required_except_for_token_counts() -> None:
     assert (
         anthropic_error_body(caught.value, "r")["error"]["message"] == "max_tokens: Field required"
     )
-    assert "max_tokens" not in as_chat_to_count(body).chat
+    assert "max_tokens" not in as_chat_for_token_count(body).chat

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from policies.history import UNANSWERED
-from proxy.schemas.messages_request import as_chat, as_chat_to_count, count_tokens_body
+from proxy.schemas.messages_request import as_chat, as_chat_for_token_count, token_count_request
 
 BASE: dict[str, Any] = {"model": "m", "max_tokens": 10}
 WARMTH = {"name": "warmth", "input_schema": {"type": "object"}}
@@ -344,7 +344,7 @@ def test_token_count_request_contains_only_client_tools_with_schemas() -> None:
         "tools": [computer, WARMTH, bash],
         "sandbox": {},
     }
-    counted = count_tokens_body(body, as_chat_to_count(body))
+    counted = token_count_request(body, as_chat_for_token_count(body))
     assert set(counted) == {"model", "messages", "tools"}
     assert [tool["name"] for tool in counted["tools"]] == ["warmth", "bash"]
     assert all("input_schema" in tool for tool in counted["tools"])

@@ -7,7 +7,7 @@ import pytest
 from proxy.errors import BadRequestError, NotFoundError
 from proxy.schemas.responses_parameters import FIELDS
 from proxy.schemas.responses_request import as_chat, input_items
-from proxy.schemas.validation import request_body, text
+from proxy.schemas.validation import check_request_body, check_text
 from tests.openapi.description import described, field_names
 
 PICTURE = {"type": "input_image", "image_url": "https://example.com/a.png", "detail": "low"}
@@ -164,7 +164,7 @@ def test_invalid_responses_parameter_is_refused_with_openais_param_and_code(
 @pytest.mark.parametrize(("body", "param"), [([], None), ({"input": "x"}, "model")])
 def test_body_that_is_not_an_object_with_a_model_is_refused(body: Any, param: str | None) -> None:
     with pytest.raises(BadRequestError) as caught:
-        request_body(body, model=text)
+        check_request_body(body, model=check_text)
     assert caught.value.param == param
 
 

@@ -173,7 +173,7 @@ async def test_several_processes_never_exceed_a_budget(url: URL, tmp_path: Path)
         async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as tasks:
             for store in [one, two] * 15:
                 tasks.create_task(take(store))
-        assert (await one.spending.spent(OWNER)).runs == taken == 10
+        assert (await one.spending.spent_today(OWNER)).runs == taken == 10
 
 
 async def test_concurrent_requests_with_one_key_begin_runs_in_one_process_only(
@@ -222,7 +222,7 @@ async def test_sweep_keeps_the_published_events_and_frames_of_a_running_run(
         await store.runs.publish(publication_id, "[]", is_first=True, is_last=False)
     execute(url, "UPDATE run_events SET created_at = 0")
     await store.sweep()
-    found = [bool(await store.runs.published(each, 0)) for each in published]
+    found = [bool(await store.runs.published_batches(each, 0)) for each in published]
     assert found == [True, True, False]
 
 

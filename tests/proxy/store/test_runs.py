@@ -238,7 +238,7 @@ async def test_suspended_runs_survive_the_migration_of_their_table(tmp_path: Pat
 
 
 async def summarize(store: Store, *runs: StoredRun) -> None:
-    await store.runs.summarize(lambda: runs)
+    await store.runs.store_summaries(lambda: runs)
 
 
 async def test_latest_summary_of_a_run_replaces_earlier_ones(store: Store) -> None:

@@ -37,9 +37,9 @@ async def test_expense_counts_with_its_expected_amount_until_it_is_settled(store
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     reservation = await account.take(Expense(tokens=60))
     assert (reservation.exhausted_kind, reservation.spent) == (None, Expense(tokens=60))
-    assert await store.spending.spent(OWNER) == Expense(tokens=60)
+    assert await store.spending.spent_today(OWNER) == Expense(tokens=60)
     await account.settle(reservation, Expense(tokens=20, cost_usd=0.5))
-    assert await store.spending.spent(OWNER) == Expense(tokens=20, cost_usd=0.5)
+    assert await store.spending.spent_today(OWNER) == Expense(tokens=20, cost_usd=0.5)
 
 
 @pytest.mark.parametrize("kind", ["take", "overdraw"])
@@ -51,7 +51,7 @@ async def test_expense_is_refunded_if_its_reservation_is_cancelled(kind: str, st
     taking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await taking
-    assert await store.spending.spent(OWNER) == Expense()
+    assert await store.spending.spent_today(OWNER) == Expense()
 
 
 async def test_cancellation_while_settling_keeps_the_actual_expense(store: Store) -> None:
@@ -62,7 +62,7 @@ async def test_cancellation_while_settling_keeps_the_actual_expense(store: Store
     settling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await settling
-    assert await store.spending.spent(OWNER) == Expense(tokens=5)
+    assert await store.spending.spent_today(OWNER) == Expense(tokens=5)
 
 
 async def test_refused_reservation_names_the_exhausted_budget(store: Store) -> None:
@@ -70,7 +70,7 @@ async def test_refused_reservation_names_the_exhausted_budget(store: Store) -> N
     await account.take(Expense(tokens=100))
     refused = await account.take(Expense(tokens=1))
     assert (refused.exhausted_kind, refused.spent.tokens) == ("tokens", 100)
-    assert await store.spending.spent(OWNER) == Expense(tokens=100)
+    assert await store.spending.spent_today(OWNER) == Expense(tokens=100)
 
 
 async def test_overdraw_beyond_the_budget_is_accepted_and_counted(store: Store) -> None:
@@ -101,7 +101,7 @@ async def test_concurrent_processes_never_exceed_the_budget(
                 for _ in range(10):
                     tasks.start_soon(take, store)
                     tasks.start_soon(take, other)
-    assert (refused, (await store.spending.spent(OWNER)).commands) == (15, 5)
+    assert (refused, (await store.spending.spent_today(OWNER)).commands) == (15, 5)
 
 
 async def test_spending_survives_a_restart(tmp_path: Path, clock: ManualClock) -> None:
@@ -128,9 +128,9 @@ async def test_expense_counts_on_the_day_of_its_reservation(
     clock.advance(store.spending.seconds_until_midnight())
     await store.sweep()
     await account.settle(reservation, Expense(tokens=80))
-    assert await store.spending.spent(OWNER) == Expense()
+    assert await store.spending.spent_today(OWNER) == Expense()
     clock.advance(-DAY_S)
-    assert await store.spending.spent(OWNER) == Expense(tokens=80)
+    assert await store.spending.spent_today(OWNER) == Expense(tokens=80)
 
 
 async def test_spending_of_past_days_is_deleted(store: Store, clock: ManualClock) -> None:
@@ -138,7 +138,7 @@ async def test_spending_of_past_days_is_deleted(store: Store, clock: ManualClock
     clock.advance(2 * DAY_S)
     await store.sweep()
     clock.advance(-2 * DAY_S)
-    assert await store.spending.spent(OWNER) == Expense()
+    assert await store.spending.spent_today(OWNER) == Expense()
 
 
 async def test_failing_store_raises_instead_of_reserving_an_expense(
@@ -156,4 +156,4 @@ async def test_expense_settled_in_a_cancelled_scope_counts(store: Store) -> None
     with anyio.CancelScope() as scope:
         scope.cancel()
         await account.settle(reservation, Expense(commands=1, cpu_s=2.5))
-    assert await store.spending.spent(OWNER) == Expense(commands=1, cpu_s=2.5)
+    assert await store.spending.spent_today(OWNER) == Expense(commands=1, cpu_s=2.5)

@@ -118,11 +118,11 @@ async def test_use_of_a_container_postpones_its_expiry(store: Store, clock: Manu
     container = await store.containers.create(OWNER, NewContainer("mine", minutes=20))
     for _ in range(3):
         clock.advance(15 * 60)
-        used = await store.containers.use(OWNER, container.id)
+        used = await store.containers.touch(OWNER, container.id)
         assert used is not None
         assert used.last_active_at - container.created_at == pytest.approx(clock.time(), abs=1)
     clock.advance(20 * 60 + 1)
-    assert await store.containers.use(OWNER, container.id) is None
+    assert await store.containers.touch(OWNER, container.id) is None
 
 
 async def test_expired_container_is_replaced_without_its_files(

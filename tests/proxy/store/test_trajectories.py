@@ -351,8 +351,8 @@ async def test_trajectories_that_could_not_be_stored_leave_tombstones(store: Sto
     await store.trajectories.append(MINE, {"complete": b"part"}, is_last=True)
     await store.trajectories.append(MINE, {"begun": b"part"}, is_last=False)
     await store.trajectories.delete(MINE, "deleted")
-    await store.trajectories.fail(MINE, choices)
-    await store.trajectories.fail(MINE, ["never begun"])
+    await store.trajectories.mark_as_failed(MINE, choices)
+    await store.trajectories.mark_as_failed(MINE, ["never begun"])
     assert await reasons(store, *choices) == [None, "deleted", "failed"]
     assert await reasons(store, "never begun") == ["failed"]
     begun = await find(store, "begun")

@@ -7,7 +7,7 @@ import pytest
 
 from policies.isolation import Isolation, Level
 from sandbox_runtime.backends.base import Backend
-from sandbox_runtime.backends.docker_check import accepted_attempts, engine_info
+from sandbox_runtime.backends.docker_check import accepted_escapes, engine_info
 from sandbox_runtime.escape import counters
 from sandbox_runtime.escape.context import Attack, EscapeContext, EscapeFinding, running_python
 from sandbox_runtime.escape.run import (
@@ -72,8 +72,8 @@ async def test_every_escape_probe_inside_a_sandbox_is_held_by_its_boundary(
 async def test_escape_attack_is_held_by_its_boundary_or_accepted_by_the_backend(
     backend: Backend, attack: Attack, context: EscapeContext
 ) -> None:
-    finding = accept(await run_attack(context, attack), backend.accepted_attempts)
-    verdict = "accepted" if attack.name in backend.accepted_attempts else "held"
+    finding = accept(await run_attack(context, attack), backend.accepted_escapes)
+    verdict = "accepted" if attack.name in backend.accepted_escapes else "held"
     assert finding == EscapeFinding(attack.name, attack.boundary, verdict, finding.detail)
 
 
@@ -100,4 +100,4 @@ def test_only_runc_without_user_namespaces_has_accepted_escape_attempts() -> Non
 
 
 def accepted(engine: Mapping[str, object], runtime: str | None = None) -> Mapping[str, str]:
-    return accepted_attempts(engine_info(dict(engine), "unix:///run/docker.sock"), runtime)
+    return accepted_escapes(engine_info(dict(engine), "unix:///run/docker.sock"), runtime)

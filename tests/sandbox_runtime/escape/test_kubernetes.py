@@ -9,7 +9,7 @@ import pytest
 
 from policies.isolation import Isolation, Level
 from sandbox_runtime.backends.kubernetes import KubernetesBackend
-from sandbox_runtime.backends.kubernetes_check import accepted_attempts
+from sandbox_runtime.backends.kubernetes_check import accepted_escapes
 from sandbox_runtime.backends.kubernetes_pod import PodSpec
 from sandbox_runtime.escape.context import Attack, EscapeContext
 from sandbox_runtime.escape.run import (
@@ -72,9 +72,9 @@ async def context(backend: KubernetesBackend) -> AsyncIterator[EscapeContext]:
 
 def test_accepted_and_open_escape_attempts_of_kubernetes_are_names_of_existing_attempts() -> None:
     names = {*(probe.name for probe in PROBES), *(attack.name for attack in ATTACKS)}
-    assert set(accepted_attempts(has_own_profile=False)) <= names
-    assert set(accepted_attempts(has_own_profile=True)) < set(
-        accepted_attempts(has_own_profile=False)
+    assert set(accepted_escapes(has_own_profile=False)) <= names
+    assert set(accepted_escapes(has_own_profile=True)) < set(
+        accepted_escapes(has_own_profile=False)
     )
     assert {*OPEN, *OPEN_SOMETIMES, *OPEN_WITHOUT_PROFILE, *NEED_A_LIMIT_OF_PROCESSES} <= names
 
@@ -85,7 +85,7 @@ async def test_every_escape_probe_inside_a_pod_is_held_or_accepted(
 ) -> None:
     isolation = Isolation(level=level, cpus=CLUSTER_CPUS)
     found = await run_probes(partial(start_sandbox, backend), isolation)
-    findings = [accept(each, backend.accepted_attempts) for each in found]
+    findings = [accept(each, backend.accepted_escapes) for each in found]
     assert [each for each in findings if each.verdict not in ("held", "accepted")] == []
     assert "public_networks" in {each.probe for each in findings if each.verdict == "accepted"}
     assert refusal_reason(findings) is None
@@ -98,7 +98,7 @@ async def test_escape_attack_on_a_pod_is_held_or_accepted_unless_it_is_listed_as
     if attack.name in NEED_A_LIMIT_OF_PROCESSES and not await _nodes_limit_processes():
         pytest.skip("the kubelets have no podPidsLimit, so processes are not limited")
     open_here = OPEN if PROFILE else {**OPEN, **OPEN_WITHOUT_PROFILE}
-    finding = accept(await run_attack(context, attack), backend.accepted_attempts)
+    finding = accept(await run_attack(context, attack), backend.accepted_escapes)
     if attack.name in OPEN_SOMETIMES and finding.verdict == "open":
         return
     if attack.name in open_here:
