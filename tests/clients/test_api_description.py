@@ -249,7 +249,7 @@ async def test_answers_of_conversation_and_response_routes_match_the_description
         await validating.ask("GET", one, made, status=404)
 
 
-async def test_answers_of_completion_run_and_system_routes_match_the_description(
+async def test_answers_of_completion_and_run_and_system_routes_match_the_description(
     tmp_path: Path,
 ) -> None:
     async with description_client(tmp_path) as client:

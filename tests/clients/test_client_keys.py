@@ -205,7 +205,7 @@ async def test_request_with_a_rejected_key_gets_the_backend_error_and_stores_not
     assert gate.checks() == [WRONG, WRONG]
 
 
-async def test_key_verdict_is_cached_for_five_minutes(tmp_path: Path) -> None:
+async def test_result_of_a_key_check_is_cached_for_five_minutes(tmp_path: Path) -> None:
     gate = KeyGate()
     async with proxy_server(gate, tmp_path) as proxy:
         ada = proxy.client(ADA)
@@ -316,7 +316,9 @@ async def test_key_without_permission_to_list_models_is_accepted(
             await complete(proxy.client(WRONG))
 
 
-async def test_public_model_list_does_not_verify_a_key(tmp_path: Path) -> None:
+async def test_wrong_key_is_refused_if_the_backend_lists_its_models_without_a_key(
+    tmp_path: Path,
+) -> None:
     gate = KeyGate(lists_to_all=True)
     async with proxy_server(gate, tmp_path) as proxy:
         assert await complete(proxy.client(ADA)) == "Forty-two."

@@ -270,7 +270,7 @@ def call_chunks(*calls: dict[str, Any]) -> list[bytes]:
 END = frames(chunk({}, "tool_calls"), "[DONE]")
 
 
-async def test_client_calls_beside_an_unknown_call_are_sent_once_if_sandbox_tools_are_withdrawn(
+async def test_client_calls_in_a_turn_without_sandbox_tools_are_sent_once_beside_an_unknown_call(
     tmp_path: Path,
 ) -> None:
     unknown, lookup = call("no_such_tool", x=1), call("lookup", word="a")
@@ -321,7 +321,7 @@ async def test_client_call_beside_a_sandbox_call_is_streamed_and_the_sandbox_cal
         assert finish_reasons(found) == ("tool_calls", "client_tool_calls")
 
 
-async def test_submit_after_a_streamed_client_call_is_not_run(tmp_path: Path) -> None:
+async def test_submit_call_after_a_streamed_client_call_is_not_run(tmp_path: Path) -> None:
     both = tool_reply(WRITE, call("submit", answer="Done."))
     async with serve_script([both, text_reply("Now it is done.")], tmp_path) as (http, backend):
         found = await stream_chat(http)
@@ -338,7 +338,7 @@ async def test_submit_after_a_streamed_client_call_is_not_run(tmp_path: Path) ->
     assert observations["call_0_1"].startswith("Not run: other tools were called beside it.")
 
 
-async def test_client_call_after_submit_is_not_sent(tmp_path: Path) -> None:
+async def test_client_tool_call_after_a_submit_call_is_not_sent(tmp_path: Path) -> None:
     both = tool_reply(call("submit", answer="Done."), WRITE)
     async with serve_script([both], tmp_path) as (http, _):
         found = await stream_chat(http)

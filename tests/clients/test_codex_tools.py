@@ -148,7 +148,7 @@ async def test_grammar_of_a_custom_tool_is_part_of_its_description(tmp_path: Pat
     assert (made["type"], made["name"], made["input"]) == ("custom_tool_call", "apply_patch", "***")
 
 
-async def test_tools_found_by_client_search_can_be_called(tmp_path: Path) -> None:
+async def test_tools_found_by_a_client_tool_search_can_be_called(tmp_path: Path) -> None:
     script = [
         tool_reply(call("tool_search", query="agents")),
         tool_reply(call("agents__spawn_agent", message="Hi.")),
@@ -199,7 +199,7 @@ async def test_server_tool_search_is_dropped_and_deferred_tools_are_offered(
     assert [message["role"] for message in backend_requests[0]["messages"]] == ["system", "user"]
 
 
-async def test_additional_tools_in_the_input_are_offered(tmp_path: Path) -> None:
+async def test_tools_of_an_additional_tools_item_are_offered_to_the_model(tmp_path: Path) -> None:
     more = {"type": "additional_tools", "id": "at_1", "role": "developer", "tools": [AGENTS, WEB]}
     script = [tool_reply(call("agents__close_agent", message="Hi."))]
     (response,), backend_requests = await converse(script, [[more]], tmp_path)

@@ -77,7 +77,7 @@ async def test_local_origin_is_allowed_without_a_key(origin: str, tmp_path: Path
 @pytest.mark.parametrize(
     "origin", [FOREIGN_ORIGIN, "http://localhost.app.example", "null", "http://[::1", "http://a:b"]
 )
-async def test_foreign_origin_is_refused_without_a_key(origin: str, tmp_path: Path) -> None:
+async def test_foreign_origin_is_refused_if_no_key_is_required(origin: str, tmp_path: Path) -> None:
     async with served(tmp_path, None) as client:
         preflight_answer = await preflight(client, origin)
         # Neither a simple request, which needs no preflight, nor one to a host name of the
@@ -93,7 +93,7 @@ async def test_foreign_origin_is_refused_without_a_key(origin: str, tmp_path: Pa
     assert (relayed.status_code, allowed_origin(relayed.headers)) == (200, None)
 
 
-async def test_public_url_origin_is_allowed_without_a_key(tmp_path: Path) -> None:
+async def test_public_url_origin_is_allowed_if_no_key_is_required(tmp_path: Path) -> None:
     async with served(tmp_path, None, public_url=f"{FOREIGN_ORIGIN.upper()}:443/models") as client:
         answer = await post_chat(client, {"Origin": FOREIGN_ORIGIN})
     assert answer.status_code == 200

@@ -154,7 +154,7 @@ async def test_default_instruction_is_forgotten_if_the_server_has_none_now(
     assert [message["content"] for message in found] == [system_prompt()] * 2
 
 
-async def test_default_instruction_that_no_probe_finds_for_a_day_is_not_used(
+async def test_default_instruction_is_no_longer_used_if_no_probe_finds_it_for_a_day(
     tmp_path: Path,
 ) -> None:
     engine = engine_with_default()
@@ -182,7 +182,7 @@ async def test_stored_default_instruction_is_not_used_if_the_model_is_not_probed
         assert server.verdicts.default_instruction("fake-model") == ""
 
 
-async def test_each_probe_confirms_the_stored_default_instruction(tmp_path: Path) -> None:
+async def test_each_probe_renews_the_time_of_the_stored_default_instruction(tmp_path: Path) -> None:
     """A store deletes instructions that no probe has confirmed for a month."""
     engine = engine_with_default()
     async with served(engine, tmp_path) as server:
@@ -219,7 +219,7 @@ async def test_default_instruction_is_stored_by_the_next_probe_after_a_failed_wr
 @pytest.mark.parametrize(
     ("renders", "path"), [("as text", "/apply-template"), ("as tokens", "/detokenize")]
 )
-async def test_unanswered_template_request_does_not_delay_the_tool_verdict(
+async def test_unanswered_request_to_render_a_template_does_not_delay_the_tool_verdict(
     renders: Renders, path: str, tmp_path: Path
 ) -> None:
     engine = engine_with_default(renders)
@@ -232,7 +232,7 @@ async def test_unanswered_template_request_does_not_delay_the_tool_verdict(
 
 
 @pytest.mark.parametrize("status", [200, 403, 502])
-async def test_default_instruction_is_found_from_tokens_whatever_status_unknown_paths_return(
+async def test_default_instruction_is_found_by_detokenizing_whatever_status_unknown_paths_return(
     status: int, tmp_path: Path
 ) -> None:
     engine = engine_with_default("as tokens")
@@ -284,7 +284,7 @@ async def test_no_default_instruction_is_sent_if_the_profile_has_no_prompt(tmp_p
         assert await instructions_of(server, engine) == []
 
 
-async def test_template_is_not_rendered_if_tool_support_is_never_or_the_model_is_unlisted(
+async def test_template_is_not_rendered_for_an_unlisted_model_or_with_tool_support_set_to_never(
     tmp_path: Path,
 ) -> None:
     engine = engine_with_default()

@@ -76,7 +76,7 @@ def texts_of(content: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_each_content_part_becomes_a_sandbox_file_whose_path_its_note_gives(
+async def test_file_of_each_content_part_type_is_in_the_sandbox_and_a_note_gives_its_path(
     kind: Kind, tmp_path: Path
 ) -> None:
     image = image_part(data_url("image/png", PNG))
@@ -156,7 +156,7 @@ async def test_svg_image_becomes_a_file_only(tmp_path: Path) -> None:
     assert user_content(backend) == [{"type": "text", "text": note}]
 
 
-async def test_plain_request_keeps_its_files_in_the_message(tmp_path: Path) -> None:
+async def test_request_with_the_plain_suffix_keeps_its_files_in_the_message(tmp_path: Path) -> None:
     messages = user(QUESTION, file_part(filename="a.csv"), {"type": "input_text", "text": BOOK})
     async with (
         scripted_backend([text_reply("Hi.")]) as backend,

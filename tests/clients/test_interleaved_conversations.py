@@ -29,7 +29,7 @@ def bash(command: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("first", WORDS)
-async def test_last_finished_request_of_a_session_sets_the_files_of_the_next_request(
+async def test_next_request_of_a_session_gets_the_files_of_the_request_that_finished_last(
     first: str, tmp_path: Path
 ) -> None:
     may_end = {word: asyncio.Event() for word in WORDS}

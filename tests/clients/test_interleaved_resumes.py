@@ -196,7 +196,7 @@ class HeldSandbox(MemorySandbox):
 
 
 @pytest.mark.parametrize("resumes", ["suspended run", "session"])
-async def test_produced_file_is_not_added_as_an_input_file_if_the_next_run_starts_during_its_save(
+async def test_produced_file_that_is_still_being_saved_is_not_an_input_file_of_the_next_run(
     resumes: str, tmp_path: Path
 ) -> None:
     write = call("execute_bash", command="echo one > output/a.csv")

@@ -96,7 +96,7 @@ async def test_signature_of_a_file_link_is_not_in_the_prompt(
 
 
 @pytest.mark.parametrize("turn", ["messages", "responses", "previous response"])
-async def test_signed_file_link_is_replaced_by_its_path_in_responses_and_messages_prompts(
+async def test_signed_file_link_in_a_responses_or_messages_request_reaches_the_model_as_a_path(
     turn: str, tmp_path: Path
 ) -> None:
     async with file_maker(tmp_path) as (backend, client):

@@ -130,7 +130,7 @@ async def test_text_over_half_the_window_becomes_a_file(model: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("is_over", [False, True])
-async def test_tokenizer_decides_if_a_text_near_half_the_window_becomes_a_file(
+async def test_tokenizer_decides_if_a_text_of_about_half_the_context_window_becomes_a_file(
     is_over: bool, tmp_path: Path
 ) -> None:
     text = documents(5_000)
@@ -151,7 +151,9 @@ async def test_short_text_causes_no_window_lookup(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_context_error_keeps_the_token_counts(stream: bool, tmp_path: Path) -> None:
+async def test_context_length_error_keeps_the_token_counts_of_llama_cpp(
+    stream: bool, tmp_path: Path
+) -> None:
     server = LlamaCpp([], window=2_000)
     payload: dict[str, Any] = {
         "model": "fake-model",

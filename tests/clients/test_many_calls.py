@@ -90,7 +90,7 @@ async def test_calls_over_the_limit_are_dropped_with_one_note(
 
 
 @in_each_form
-async def test_client_calls_over_the_limit_are_missing_from_the_stored_response(
+async def test_client_tool_calls_over_the_limit_are_missing_from_the_stored_response(
     make_reply: MakeReply, tmp_path: Path
 ) -> None:
     reply = make_reply(MAX_CALLS + 9, "weather")
@@ -122,7 +122,9 @@ async def test_stream_is_cancelled_at_the_first_call_over_the_limit(tmp_path: Pa
     assert sum(len(message.get("tool_calls") or ()) for message in prompt) == MAX_CALLS
 
 
-async def test_calls_up_to_the_limit_add_no_note(tmp_path: Path) -> None:
+async def test_calls_up_to_the_limit_add_no_note_on_omitted_calls_to_the_prompt(
+    tmp_path: Path,
+) -> None:
     calls = [call("execute_bash", command=f"echo {number}") for number in range(MAX_CALLS)]
     script = by_history([tool_reply(*calls), text_reply("Done.")])
     async with (

@@ -330,7 +330,7 @@ async def test_error_during_a_stream_closes_the_open_block(
     ]
 
 
-async def test_failure_after_the_status_of_an_unstreamed_answer_is_an_anthropic_error_body(
+async def test_failure_after_the_status_line_of_an_unstreamed_answer_sends_an_anthropic_error_body(
     tmp_path: Path,
 ) -> None:
     speak = asyncio.Event()

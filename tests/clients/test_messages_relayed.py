@@ -52,7 +52,7 @@ async def relay_client(server: BackendPaths, state_dir: Path) -> AsyncIterator[h
             yield client
 
 
-async def test_plain_message_is_relayed_to_the_backend(tmp_path: Path) -> None:
+async def test_messages_request_for_a_plain_model_is_relayed_to_the_backend(tmp_path: Path) -> None:
     server = BackendPaths({PATH: {"id": "msg_backend"}})
     body = {**BODY, "model": "fake-model:plain", "messages": "as the backend likes"}
     async with relay_client(server, tmp_path) as client:
@@ -136,7 +136,7 @@ async def test_backend_error_for_a_token_count_is_relayed(tmp_path: Path) -> Non
     assert (response.status_code, response.json()) == (400, {"type": "error"})
 
 
-async def test_plain_token_count_is_relayed(tmp_path: Path) -> None:
+async def test_token_count_request_for_a_plain_model_is_relayed(tmp_path: Path) -> None:
     server = BackendPaths({COUNT_PATH: {"input_tokens": 5}})
     async with relay_client(server, tmp_path) as client:
         response = await client.post(COUNT_PATH, json={**COUNT_BODY, "model": "fake-model:plain"})

@@ -371,7 +371,7 @@ async def test_malformed_messages_request_is_refused(content: bytes, tmp_path: P
         ({"X-Sandbox-Deadline": "soon"}, "X-Sandbox-Deadline"),
     ],
 )
-async def test_sandbox_headers_are_validated(
+async def test_invalid_sandbox_header_is_refused(
     headers: dict[str, str], words: str, tmp_path: Path
 ) -> None:
     async with messages_client([], tmp_path) as client:
@@ -390,7 +390,7 @@ async def test_repeated_messages_request_joins_the_first_run(tmp_path: Path) -> 
     assert len(client.backend.requests) == 1
 
 
-async def test_truncated_client_call_stops_with_max_tokens(
+async def test_truncated_client_tool_call_has_the_stop_reason_max_tokens(
     tmp_path: Path,
 ) -> None:
     cut = {"name": "warmth", "arguments": '{"city": "Bo'}

@@ -127,7 +127,9 @@ def histogram_samples(answer: httpx.Response, suffix: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_histograms_count_runs_turns_calls_and_commands(stream: bool, tmp_path: Path) -> None:
+async def test_histograms_count_runs_and_turns_and_model_calls_and_commands(
+    stream: bool, tmp_path: Path
+) -> None:
     answer = await metrics_after(TURNS, tmp_path, {"stream": stream}, kind="bubblewrap")
     assert histogram_samples(answer, "_count") == {
         'run_duration_seconds_count{model="m",profile="default"}': 1,

@@ -54,7 +54,7 @@ def content_and_reasoning(events: Sequence[Any]) -> tuple[str, str]:
     return content, "".join(delta.get("reasoning_content") or "" for delta in deltas)
 
 
-async def test_chat_steps_in_reasoning_follow_the_narration(tmp_path: Path) -> None:
+async def test_chat_steps_shown_as_reasoning_come_after_the_narration(tmp_path: Path) -> None:
     events = await stream_events(
         tmp_path, THREE_TURNS, chat_http.PATH, **chat_http.BODY, sandbox={"steps": "reasoning"}
     )
@@ -314,7 +314,7 @@ async def test_narration_is_streamed_only_as_reasoning_if_narration_is_set_to_re
     assert "More." in thoughts
 
 
-async def test_announcement_without_a_call_is_streamed_as_reasoning_if_so_configured(
+async def test_text_that_announces_a_missing_call_is_streamed_as_reasoning_if_so_configured(
     tmp_path: Path,
 ) -> None:
     events = await stream_events(

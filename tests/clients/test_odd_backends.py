@@ -127,7 +127,7 @@ async def test_error_names_the_field_of_the_wrong_type(
     assert requests == []
 
 
-async def test_lone_surrogate_in_the_model_name_is_answered(tmp_path: Path) -> None:
+async def test_request_with_a_lone_surrogate_in_the_model_name_is_answered(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("Yes.")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

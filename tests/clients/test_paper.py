@@ -292,7 +292,9 @@ async def test_trajectory_token_limit_ends_the_run(tmp_path: Path) -> None:
     assert len(backend.requests) == 14
 
 
-async def test_unsent_long_observation_counts_toward_the_trajectory_limit(tmp_path: Path) -> None:
+async def test_long_observation_that_was_not_yet_sent_counts_toward_the_trajectory_limit(
+    tmp_path: Path,
+) -> None:
     """The reference's guard ends a run whose last observation is one very long line."""
     script = [tool_reply(call("execute_bash", command="printf 'x%.0s' $(seq 400000)"))]
     async with served(tmp_path, script, paper(WORDS), kind="bubblewrap") as (backend, client):
@@ -368,7 +370,7 @@ async def test_input_file_note_follows_the_problem(tmp_path: Path, content: Any,
     assert body["messages"][-1] == {"role": "user", "content": sent}
 
 
-async def test_note_of_a_file_given_by_id_follows_the_problem(
+async def test_note_of_a_file_given_by_id_follows_the_first_user_message(
     tmp_path: Path,
 ) -> None:
     async with served(tmp_path, [DONE, DONE], paper(WORDS)) as (backend, client):

@@ -247,7 +247,7 @@ async def test_legacy_function_call_is_streamed(tmp_path: Path) -> None:
     assert (choices[-1].finish_reason, choices[-1].delta.tool_calls) == ("function_call", None)
 
 
-async def test_extra_fields_of_a_truncated_answer_are_kept(tmp_path: Path) -> None:
+async def test_token_ids_of_an_answer_truncated_at_max_tokens_are_kept(tmp_path: Path) -> None:
     pieces = frames(
         {**chunk({"role": "assistant", "content": ""}), "prompt_token_ids": [1, 2]},
         *[chunk({"content": f"{word} "}, token_ids=[word]) for word in range(5)],

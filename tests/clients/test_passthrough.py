@@ -240,7 +240,9 @@ async def test_escaped_plain_suffix_is_removed_from_the_model(path: str, tmp_pat
     ],
     ids=["in the text", "no name", "no object", "too long"],
 )
-async def test_body_without_a_plain_model_is_unchanged(body: bytes, tmp_path: Path) -> None:
+async def test_body_without_a_readable_plain_suffix_is_relayed_unchanged(
+    body: bytes, tmp_path: Path
+) -> None:
     backend, inputs = Recorder(), InputLoader(max_total_mib=1)
     async with before(backend.record, tmp_path, inputs=inputs) as client:
         headers = {"content-type": "application/json"}
@@ -297,7 +299,9 @@ async def test_administrative_backend_path_is_refused_in_any_spelling(
     assert backend.seen == []
 
 
-async def test_request_with_two_content_lengths_is_refused(tmp_path: Path) -> None:
+async def test_request_with_both_transfer_encoding_and_content_length_is_refused(
+    tmp_path: Path,
+) -> None:
     """A backend that trusted the second length could take the next request for this body."""
     backend = Recorder()
     async with before(backend.record, tmp_path) as client:

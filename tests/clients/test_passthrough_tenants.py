@@ -105,7 +105,7 @@ async def test_request_cannot_reference_backend_state_of_another_key(
     assert next(iter(OF_ANOTHER[reference])) in answer.json()["error"]["param"]
 
 
-async def test_single_key_of_a_server_may_reference_any_backend_state(tmp_path: Path) -> None:
+async def test_key_of_a_server_with_one_key_may_reference_any_backend_state(tmp_path: Path) -> None:
     backend = Recorder(b'{"id": "resp_1", "object": "response"}', 200)
     body = {"model": "fake-model:plain", **OF_ANOTHER["an item"]}
     async with before(backend.record, tmp_path, keyring=single_key("sk-a")) as client:

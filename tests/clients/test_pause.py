@@ -121,7 +121,7 @@ EXPECTED_VERSIONS = {
 
 
 @pytest.mark.parametrize("style", EXPECTED_VERSIONS)
-async def test_model_calls_after_a_resume_have_its_weight_version_unless_the_backend_reports_one(
+async def test_resume_sets_the_weight_version_of_model_calls_unless_the_backend_reports_one(
     tmp_path: Path, style: Any
 ) -> None:
     release, sandbox = asyncio.Event(), {"capture": "tokens"}

@@ -45,7 +45,7 @@ class ResponseBackend:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_plain_response_can_be_read_and_deleted_only_with_its_key(
+async def test_relayed_response_can_be_read_and_deleted_only_with_the_key_that_made_it(
     stream: bool, tmp_path: Path
 ) -> None:
     storing_backend = ResponseBackend()

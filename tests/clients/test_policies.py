@@ -219,7 +219,7 @@ async def test_setting_under_its_old_name_is_bounded_like_under_its_new_name(
         ({}, "m:plain", "plain_suffix"),
     ],
 )
-async def test_relayed_response_names_the_reason_in_its_route_header(
+async def test_route_header_of_a_relayed_response_says_why_it_was_relayed(
     headers: dict[str, str], model: str, why: str, tmp_path: Path
 ) -> None:
     async with served(tmp_path, text_reply("Hello you.")) as (http, backend):
@@ -230,7 +230,7 @@ async def test_relayed_response_names_the_reason_in_its_route_header(
 
 
 @pytest.mark.parametrize("fields", [{}, {"tool_choice": "none"}, {"max_tokens": 1}])
-async def test_required_sandbox_is_used_despite_tool_choice_none_which_drops_only_client_tools(
+async def test_required_sandbox_is_used_even_if_tool_choice_none_drops_the_client_tools(
     fields: dict[str, Any], tmp_path: Path
 ) -> None:
     lookup = {"type": "function", "function": {"name": "lookup", "parameters": {}}}

@@ -325,7 +325,7 @@ async def test_private_url_in_an_unparsed_body_is_refused_unless_the_backend_fet
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize("body", [PRIVATE, ESCAPED])
-async def test_private_url_that_spans_body_chunks_is_found(
+async def test_private_url_that_spans_body_chunks_is_refused(
     body: bytes, size: int, tmp_path: Path
 ) -> None:
     async def pieces() -> AsyncIterator[bytes]:

@@ -82,7 +82,9 @@ def content_disposition(answer: httpx.Response) -> str:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-async def test_produced_page_is_a_sandboxed_download(route: str, tmp_path: Path) -> None:
+async def test_produced_page_is_downloaded_as_an_attachment_under_a_sandbox_csp(
+    route: str, tmp_path: Path
+) -> None:
     async with answers(route, PAGES, tmp_path) as found:
         assert len(found) == (1 if route.startswith("zip") else len(PAGES))
         for answer in found:

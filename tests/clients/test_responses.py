@@ -243,7 +243,7 @@ async def test_max_tool_calls_limits_the_commands(tmp_path: Path) -> None:
     assert second["content"].startswith("Not run: no more tool calls are allowed.")
 
 
-async def test_tool_choice_applies_to_the_first_turn(tmp_path: Path) -> None:
+async def test_tool_choice_applies_only_to_the_first_turn(tmp_path: Path) -> None:
     async with responses_http([ECHO, DONE], tmp_path) as (client, backend):
         await create(client, tools=[SHELL, LOOKUP], tool_choice={"type": "shell"})
     choices = [seen.body.get("tool_choice") for seen in backend.requests]
@@ -305,7 +305,7 @@ async def test_network_policy_other_than_the_configured_one_is_refused(
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_error_names_the_field_of_the_request(
+async def test_error_names_the_invalid_field_of_the_request(
     body: dict[str, Any], status: int, param: str, stream: bool, tmp_path: Path
 ) -> None:
     async with responses_http([], tmp_path) as (client, backend):
@@ -331,7 +331,7 @@ async def test_repeated_responses_request_joins_the_first_run(tmp_path: Path) ->
     assert len(backend.requests) == 1
 
 
-async def test_plain_response_is_relayed(tmp_path: Path) -> None:
+async def test_responses_request_with_the_plain_suffix_is_relayed(tmp_path: Path) -> None:
     seen: list[Any] = []
 
     async def own(request: web.Request) -> web.Response:

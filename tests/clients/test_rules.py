@@ -88,7 +88,9 @@ async def test_input_to_a_job_is_checked_as_a_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../etc/passwd", "/testbed//../etc/./passwd"])
-async def test_editor_refuses_a_denied_file_in_any_spelling(tmp_path: Path, path: str) -> None:
+async def test_editor_refuses_a_denied_file_for_every_spelling_of_its_path(
+    tmp_path: Path, path: str
+) -> None:
     rule = Rule("etc", "file", "^/etc/", "deny")
     script = [edit("view", path), edit("create", "a.txt", file_text="a"), DONE]
     async with scripted_backend(script) as backend:

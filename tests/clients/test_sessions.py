@@ -260,7 +260,9 @@ async def test_two_branches_of_a_chat_have_separate_files(tmp_path: Path) -> Non
     assert shown == ["begun\nleft", "begun\nright"]
 
 
-async def test_repeated_first_question_starts_without_files(tmp_path: Path) -> None:
+async def test_repeated_first_message_of_a_chat_starts_without_the_files_of_the_first_run(
+    tmp_path: Path,
+) -> None:
     script = [bash("echo one > output/file"), text_reply("Done.")]
     chat = {"X-Chat-Id": "chat 1"}
     async with (

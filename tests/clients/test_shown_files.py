@@ -35,7 +35,7 @@ def shown(content: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["fetched", "uploaded"])
-async def test_repeated_image_is_sent_and_counted_as_memory_only_up_to_the_limit_of_shown_images(
+async def test_copies_of_an_image_beyond_the_shown_limit_are_neither_sent_nor_counted_as_memory(
     kind: str, tmp_path: Path
 ) -> None:
     internet = Internet()

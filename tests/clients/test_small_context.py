@@ -92,7 +92,7 @@ def assert_sound(bodies: Sequence[Mapping[str, Any]], client: Sequence[Any] = ME
 
 @pytest.mark.parametrize("kind", REAL_KINDS)
 @pytest.mark.parametrize("level", ["standard", "strict"])
-async def test_compacted_observation_is_found_in_a_file(
+async def test_model_finds_a_compacted_observation_in_its_saved_file(
     kind: Kind, level: Level, tmp_path: Path
 ) -> None:
     model = SmallWindow(search_reply)

@@ -280,7 +280,7 @@ async def test_output_is_shown_while_its_command_runs(tmp_path: Path) -> None:
 # Open WebUI
 
 
-async def test_open_webui_shows_cards_status_and_files_and_runs_no_tool(
+async def test_open_webui_shows_step_cards_and_status_and_files_and_runs_no_tool(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:
@@ -374,7 +374,7 @@ async def test_steps_in_reasoning_that_a_client_sends_back_are_not_sent_to_the_m
     assert backend.requests[2].body["messages"][1:] == [*MESSAGES, answer, *MESSAGES]
 
 
-async def test_plain_model_gets_every_message_unchanged(
+async def test_model_with_the_plain_suffix_gets_every_message_unchanged(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     back = [{"role": "assistant", "content": "Hm.", "reasoning": "$ ls\n[exit 0, 0.1 s, 1 line]"}]

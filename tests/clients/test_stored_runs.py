@@ -301,7 +301,7 @@ async def test_cancelled_run_of_a_dead_server_leaves_no_checkpoint(tmp_path: Pat
 
 
 @sqlite_only
-async def test_request_that_waits_for_another_process_may_be_retried_after_the_run_is_cancelled(
+async def test_request_waiting_for_a_run_of_another_process_may_be_retried_if_the_run_is_cancelled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

@@ -131,7 +131,7 @@ async def has_no_tokenizer(request: web.Request) -> web.Response:
         (has_no_tokenizer, "The backend sent no token ids."),
     ],
 )
-async def test_prompt_that_cannot_be_tokenized_again_has_no_tokens(
+async def test_call_has_a_reason_for_missing_tokens_if_its_prompt_cannot_be_tokenized_again(
     tmp_path: Path, elsewhere: Any, missing: str
 ) -> None:
     async with (
@@ -442,7 +442,7 @@ NOT_CAPTURED: dict[str, Profile] = {
 
 
 @pytest.mark.parametrize("case", NOT_CAPTURED)
-async def test_profile_that_captures_tokens_keeps_messages_of_runs_that_cannot_have_tokens(
+async def test_trajectory_has_messages_but_no_tokens_if_the_run_cannot_capture_tokens(
     tmp_path: Path, case: str
 ) -> None:
     profiles = Profiles({"training": NOT_CAPTURED[case]}, "training")

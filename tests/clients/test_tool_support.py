@@ -78,7 +78,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("tokenizes", ["with tools", "no"])
-async def test_model_whose_template_ignores_tools_is_answered_without_a_sandbox(
+async def test_request_to_a_model_whose_template_ignores_tools_gets_no_sandbox(
     tokenizes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = FakeEngine(template="ignores tools", tokenizes=tokenizes)
@@ -133,7 +133,7 @@ async def test_model_with_tool_support_keeps_its_sandbox(
         pytest.param(FakeEngine(template="ignores tools", version=None), id="a hosted provider"),
     ],
 )
-async def test_model_without_a_tool_verdict_keeps_its_sandbox(
+async def test_request_gets_a_sandbox_if_it_is_unknown_whether_the_model_supports_tools(
     engine: FakeEngine, tmp_path: Path
 ) -> None:
     async with served(engine, tmp_path, is_local=False) as server:

@@ -166,7 +166,7 @@ async def test_trajectory_is_returned_in_the_openai_and_reference_formats(tmp_pa
     assert unknown.status_code == 400
 
 
-async def test_reference_format_of_a_paper_run_has_its_steps_and_the_problem_without_the_prompt(
+async def test_reference_format_of_a_trajectory_has_the_steps_and_the_problem_without_the_prompt(
     tmp_path: Path,
 ) -> None:
     script = [{**STEP, "content": "I count."}, tool_reply(call("submit"))]
@@ -642,7 +642,7 @@ async def test_deletion_of_the_first_choice_deletes_the_trajectories_of_all_choi
     assert [error_code(each) for each in found] == [(404, "trajectory_deleted")] * 2
 
 
-async def test_trajectory_is_read_while_a_write_of_the_store_waits(tmp_path: Path) -> None:
+async def test_trajectory_can_be_read_while_a_write_to_the_store_is_blocked(tmp_path: Path) -> None:
     async with (
         scripted_backend([ANSWER]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

@@ -83,7 +83,7 @@ async def test_model_calls_of_a_run_go_to_its_upstream(stream: bool, tmp_path: P
         ("/v1/messages", {"messages": BODY["messages"], "max_tokens": 100}),
     ],
 )
-async def test_every_api_accepts_an_upstream(
+async def test_responses_and_messages_requests_can_name_their_upstream(
     path: str, fields: dict[str, Any], tmp_path: Path
 ) -> None:
     async with (
@@ -172,7 +172,7 @@ async def test_request_with_an_unusable_upstream_is_refused(
         '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
     ],
 )
-async def test_refusal_of_a_gateway_does_not_change_requests_to_the_backend(
+async def test_refusal_by_another_upstream_does_not_change_requests_to_the_configured_backend(
     refusal: str, tmp_path: Path
 ) -> None:
     async with (

@@ -55,7 +55,7 @@ async def reported_usage(
     ],
     ids=["default", "by header", "by body"],
 )
-async def test_usage_setting_selects_all_calls_or_the_last(
+async def test_usage_setting_selects_the_usage_of_all_model_calls_or_of_the_last(
     path: str,
     headers: dict[str, str],
     body: dict[str, Any],

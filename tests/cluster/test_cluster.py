@@ -25,7 +25,7 @@ SETTINGS_OF_THE_MACHINE = (
 )
 
 
-def test_cluster_leaves_nothing_when_it_goes_down() -> None:
+def test_cluster_that_is_taken_down_leaves_nothing_on_the_machine() -> None:
     settings, files = settings_of_the_machine(), files_of_kubernetes()
     cluster = cluster_or_skip(f"down{os.getpid() % 100_000}")
     try:
@@ -119,7 +119,7 @@ async def test_attached_client_talks_to_the_main_process(core: client.CoreV1Api)
     assert received == b"said\n"
 
 
-async def test_second_pod_of_a_name_is_refused(core: client.CoreV1Api) -> None:
+async def test_second_pod_with_the_same_name_is_refused(core: client.CoreV1Api) -> None:
     await core.create_namespaced_pod("default", pod("once", PAUSE_IMAGE))
     with pytest.raises(client.ApiException) as refused:
         await core.create_namespaced_pod("default", pod("once", PAUSE_IMAGE))

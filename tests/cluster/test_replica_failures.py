@@ -99,7 +99,7 @@ async def test_run_begins_anew_if_its_replica_and_its_sandbox_are_gone(
         assert system.warnings == {"both": ["run_restarted"]}
 
 
-async def test_upload_is_stored_once_if_its_replica_is_killed_during_it(
+async def test_upload_is_stored_once_if_its_replica_is_killed_during_the_upload(
     servers: Servers, tmp_path: Path
 ) -> None:
     content = bytes(range(256)) * (UPLOAD_BYTES // 256)

@@ -114,7 +114,7 @@ def answer_fields() -> Iterator[str]:
     yield from StepStreamEvent
 
 
-def test_answer_objects_declares_no_typed_dict_beyond_the_documented_ones() -> None:
+def test_module_answer_objects_declares_only_documented_typed_dicts() -> None:
     """A new object in `answer_objects` needs a section of the page."""
     documented = {
         *("SandboxObject", "FileObject", "SandboxUsage", "MessageExtension"),

@@ -21,7 +21,7 @@ from sandbox_runtime.egress.decision import Decision
 from tests.docs.pages import ROOT
 
 
-def test_step_events_of_the_guide_are_those_that_are_sent() -> None:
+def test_step_events_in_the_guide_equal_the_rendered_events() -> None:
     page = (ROOT / "docs/guides/steps.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```json\n(\[\s*\{\"v\".*?)```", page, re.DOTALL)
     renderer = StepEventRenderer("5f")

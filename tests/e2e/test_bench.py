@@ -12,7 +12,7 @@ from tests.postgresql import find_programs
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
-async def test_owner_bench_measures_the_sandboxes_that_a_killed_process_leaves() -> None:
+async def test_bench_owner_command_measures_the_sandboxes_that_a_killed_process_leaves() -> None:
     command = [sys.executable, "-m", "bench", "owner", "--no-peers", "--rounds", "1"]
     with anyio.fail_after(60):
         ended = await anyio.run_process(command, check=False)
@@ -21,7 +21,7 @@ async def test_owner_bench_measures_the_sandboxes_that_a_killed_process_leaves()
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
-def test_bench_of_replicas_loses_no_answer_and_leaves_nothing() -> None:
+def test_replicas_bench_loses_no_answer_and_leaves_no_container_or_cgroup() -> None:
     if find_programs() is None:
         if os.environ.get("REQUIRE_POSTGRESQL"):
             pytest.fail("Debian's package postgresql is missing")

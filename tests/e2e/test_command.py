@@ -415,7 +415,9 @@ async def test_forwarded_client_keys_are_verified_at_the_backend(tmp_path: Path)
     assert "Incorrect API key provided" in error.message
 
 
-async def test_client_keys_together_with_forward_client_key_are_refused(tmp_path: Path) -> None:
+async def test_setting_forward_client_key_is_refused_together_with_client_keys(
+    tmp_path: Path,
+) -> None:
     tree = {"backend": {"forward_client_key": True}, "keys": [{"name": "a", "env": "OURS"}]}
     config = write_config(tmp_path, tree)
     line = await error_line(tmp_path, "serve", "--port", "0", "--config", config, OURS="sk-1")

@@ -128,7 +128,7 @@ async def test_backend_gets_the_messages_that_the_reference_would_send(tmp_path:
     assert body["sandbox"]["stop_reason"] == "submitted"
 
 
-def test_tools_have_the_names_types_and_order_of_the_reference() -> None:
+def test_paper_tools_match_the_reference_in_names_and_types_and_order() -> None:
     text, number = {"type": "string"}, {"type": "integer"}
     commands = {"enum": ["view", "create", "str_replace", "insert"], "type": "string"}
     editor = {

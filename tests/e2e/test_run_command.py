@@ -88,7 +88,7 @@ async def test_run_command_offers_the_trajectory_formats_of_the_api(tmp_path: Pa
     assert f"--trajectory-format {{{','.join(get_args(TrajectoryFormat))}}}" in done.stdout.decode()
 
 
-async def test_chart_script_model_draws_a_chart_of_the_input_file(tmp_path: Path) -> None:
+async def test_demo_model_chart_script_draws_a_chart_of_the_input_file(tmp_path: Path) -> None:
     inputs = Path(write_inputs(tmp_path))
     (inputs / "data.csv").write_text("month,note,revenue\nMay,good,1200\nJune & July,,1350.5\n")
     config = write_config(tmp_path, DEMO)

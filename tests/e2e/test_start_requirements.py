@@ -70,7 +70,7 @@ async def test_passthrough_all_is_refused_with_several_keys(tmp_path: Path) -> N
     [(TWO_KEYS, {"passthrough_shared": True}), (TWO_KEYS[:1], {}), ([], {})],
     ids=["shared", "one key", "no key"],
 )
-async def test_passthrough_all_is_accepted_with_at_most_one_key_or_if_shared(
+async def test_passthrough_all_is_accepted_with_at_most_one_key_or_with_passthrough_shared(
     keys: list[dict[str, str]], settings: dict[str, bool], tmp_path: Path
 ) -> None:
     config = passthrough_config(tmp_path, keys, **settings)

@@ -18,7 +18,7 @@ PLAIN = {**BODY, "model": "fake-model:plain"}
 DETACH = {"X-Sandbox-On-Disconnect": "detach"}
 
 
-async def test_clients_of_a_run_get_run_lost_as_a_503_or_as_a_stream_event(
+async def test_clients_of_a_run_get_the_error_run_lost_as_a_503_or_as_a_stream_event(
     tmp_path: Path,
 ) -> None:
     held = Held(text_reply("Never said."), asyncio.Event())

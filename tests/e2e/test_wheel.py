@@ -72,7 +72,9 @@ def test_wheel_contains_each_file_of_the_packages(wheel: Path) -> None:
     assert found == files
 
 
-def test_installed_packages_are_not_those_of_the_checkout(programs: Path, tmp_path: Path) -> None:
+def test_programs_import_the_installed_packages_and_not_those_of_the_checkout(
+    programs: Path, tmp_path: Path
+) -> None:
     ask = f"import {', '.join(PACKAGES)}; print(*(m.__path__[0] for m in ({', '.join(PACKAGES)})))"
     done = run(programs / "python", "-c", ask, cwd=tmp_path)
     assert done.stderr == ""

@@ -224,7 +224,7 @@ async def shown_rows(page: Any) -> Sequence[str]:
     return [text.strip() for text in await page.locator("#rows tr:visible th").all_inner_texts()]
 
 
-async def test_viewer_filters_and_opens_a_sample(tmp_path: Path) -> None:
+async def test_viewer_can_filter_samples_and_open_one(tmp_path: Path) -> None:
     drafts = [
         Draft(sample(number, domain="sums" if number < 3 else "others")) for number in range(5)
     ]

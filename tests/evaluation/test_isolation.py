@@ -50,7 +50,7 @@ def test_script_without_a_main_guard_gets_rewards_and_runs_once(tmp_path: Path) 
     assert (started.returncode, *output) == (0, "begun\n1.0\n0.5\n", "")
 
 
-def test_grading_function_of_the_main_script_is_not_found(tmp_path: Path) -> None:
+def test_grading_function_defined_in_the_main_script_raises_a_grader_error(tmp_path: Path) -> None:
     text = """
 from evaluation.isolation import GraderError, run_isolated
 

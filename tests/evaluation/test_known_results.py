@@ -87,7 +87,7 @@ def test_known_prompt_tokens_of_the_plain_mode_follow_from_the_prompt_lengths(do
     assert row[1] == f"{mean(ceil(len(prompt) / 4) for prompt in prompts):,.0f}"
 
 
-def test_known_environment_tokens_follow_from_the_lengths_of_the_observations() -> None:
+def test_environment_tokens_in_the_known_report_follow_from_the_observation_lengths() -> None:
     # In `computation` the proxy also asks a last question, whose tokens it estimates.
     tokens: dict[str, list[int]] = {domain: [] for domain in KINDS if domain != "computation"}
     for draft in generate(0, COUNT):
@@ -116,7 +116,9 @@ def test_known_capability_shares_of_the_self_check_follow_from_the_scripted_beha
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_known_reasoning_patterns_follow_from_the_behaviours(domain: str) -> None:
+def test_reasoning_patterns_in_the_known_report_follow_from_the_scripted_behaviours(
+    domain: str,
+) -> None:
     kinds = [BEHAVIOURS[kind] for kind in DOMAINS[domain]]
     right = mean(each.plain == "right" and domain != "formats" for each in kinds)
     checks = mean(BEHAVIOURS[kind].tools == "checks" for kind in ANSWERED[domain])

@@ -234,7 +234,7 @@ async def test_aa_lcr_documents_are_input_files(tmp_path: Path) -> None:
     assert sample.entry == {"question": "How many?", "rubric": "long-context"}
 
 
-async def test_ifbench_prompt_is_unchanged(tmp_path: Path) -> None:
+async def test_ifbench_problem_is_the_unchanged_prompt_of_its_row(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "IFBench_test.jsonl", [INSTRUCTION])
     suite, _ = await prepare(tmp_path, "ifbench", path)
     (sample,) = suite.samples
@@ -334,7 +334,7 @@ def test_parquet_rows_become_the_same_problems_as_json_lines(
         assert drafts == expected
 
 
-async def test_parquet_rows_of_the_reference_have_only_their_own_input_files(
+async def test_parquet_rows_in_the_reference_format_have_only_their_own_input_files(
     tmp_path: Path,
 ) -> None:
     rows = [

@@ -45,7 +45,9 @@ async def run(
     return backend, read_results(home / "output")
 
 
-async def test_requests_have_the_fields_and_the_repeats_of_the_protocol(tmp_path: Path) -> None:
+async def test_evaluation_sends_the_sampling_fields_and_repeats_that_the_suites_protocol_sets(
+    tmp_path: Path,
+) -> None:
     suite_with_protocol(tmp_path / "data")
     backend, results = await run(tmp_path, [RIGHT, RIGHT], *PLAIN)
     assert [result.repeat for result in results] == [0, 1]

@@ -136,7 +136,7 @@ def exact_form_sample(grader: str, case: Case | GymCase) -> Mapping[str, Any]:
         ("reasoning-gym", GYM),
     ],
 )
-async def test_our_and_the_nearest_reference_grader_give_exact_form_answers_the_listed_scores(
+async def test_our_grader_and_nearest_reference_grader_score_exact_form_answers_as_listed(
     grader: str, cases: Sequence[Case | GymCase], packages: Path, tmp_path: Path
 ) -> None:
     if grader == "reasoning-gym":
@@ -179,7 +179,7 @@ async def test_report_has_the_scores_of_both_graders(packages: Path, tmp_path: P
     ) in ended.stdout
 
 
-async def test_reference_has_no_score_for_reasoning_gym(tmp_path: Path) -> None:
+async def test_report_has_no_reference_score_for_reasoning_gym(tmp_path: Path) -> None:
     entry = {"question": "gcd of 6 and 4?", "answer": "2", "metadata": {}}
     fields = sample(grader="reasoning-gym", domain="reasoning-gym", kind="gcd", entry=entry)
     output = answered(tmp_path, [({**fields, "ground_truth": "2"}, "Answer: 2")])
@@ -190,7 +190,7 @@ async def test_reference_has_no_score_for_reasoning_gym(tmp_path: Path) -> None:
     assert [record["reference_score"] for record in grades_of(output)] == [None]
 
 
-async def test_context_overflow_is_wrong_for_each_grader_of_a_sample(
+async def test_context_overflow_counts_as_a_wrong_answer_for_each_grader_of_a_sample(
     packages: Path, tmp_path: Path
 ) -> None:
     choice = sample(grader="choice", domain="chemistry", ground_truth="C")

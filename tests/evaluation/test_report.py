@@ -15,7 +15,7 @@ from tests.evaluation.made_results import STARTED, USE, plain, trajectory, turn,
 pytest.importorskip("rich", reason="the extra `evaluation` is not installed")
 
 
-async def test_report_splits_trajectory_tokens_into_prompt_model_and_environment(
+async def test_report_splits_trajectory_tokens_by_prompt_and_model_and_environment(
     tmp_path: Path,
 ) -> None:
     # 150 tokens: 30 of the model, 20 of the environment, and the first prompt.
@@ -155,7 +155,7 @@ async def test_report_says_how_many_runs_have_captured_turns(tmp_path: Path) -> 
     assert "The turns of 1 of 2 runs were captured" in report
 
 
-async def test_runs_without_trajectories_have_no_patterns(tmp_path: Path) -> None:
+async def test_report_counts_no_patterns_for_runs_without_trajectories(tmp_path: Path) -> None:
     write(tmp_path / "output", sums(tmp_path / "data"), [(with_sandbox("sum/0", "0"), None)])
     report = await report_of(tmp_path / "output")
     assert rows(report, "### Capabilities")[0][5:] == ["-"] * 4

@@ -122,7 +122,7 @@ async def test_evaluation_continues_after_its_runner_was_killed(
     assert f"{TOTAL} of {TOTAL} requests; in this run: 0 infra errors" in continued.stderr
     assert len((output / RESULTS_FILE).read_text("utf-8").splitlines()) == TOTAL
     results, trajectories = read_results(output), Trajectories(output)
-    assert [trajectories.of(each) is not None for each in results] == [
+    assert [trajectories.get(each) is not None for each in results] == [
         each.status == "answered" for each in results
     ]
     assert time_independent_part(await report_of(output)) == undisturbed.results
@@ -147,7 +147,7 @@ async def test_evaluation_results_are_completed_by_a_second_run_after_the_proxy_
     assert time_independent_part(await report_of(output)) == undisturbed.results
 
 
-async def test_results_are_completed_after_the_death_of_a_sandbox(
+async def test_results_are_completed_by_a_second_run_after_a_sandbox_was_killed(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     suite, output = undisturbed.suite, tmp_path / "disturbed"

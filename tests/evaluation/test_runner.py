@@ -205,7 +205,9 @@ async def test_context_overflow_is_recognized_by_the_error_message_of_the_server
     assert result.status == expected
 
 
-async def test_result_of_a_sandbox_run_has_its_route_stop_reason_and_counts(tmp_path: Path) -> None:
+async def test_result_of_a_sandbox_run_has_its_route_and_stop_reason_and_counts(
+    tmp_path: Path,
+) -> None:
     script = [
         tool_reply(call("execute_bash", command="exit 3")),
         tool_reply(call("submit", answer="Answer: 0")),
@@ -225,7 +227,7 @@ async def test_run_with_a_sandbox_keeps_its_trajectory(tmp_path: Path) -> None:
         tool_reply(call("submit", answer="Answer: 0")),
     ]
     _, _, (result,) = await evaluate(tmp_path, script, "--modes", "sandbox")
-    trajectory = Trajectories(tmp_path / "output").of(result)
+    trajectory = Trajectories(tmp_path / "output").get(result)
     assert trajectory is not None
     assert "I count." in trajectory.reasoning
     (step,) = trajectory.steps

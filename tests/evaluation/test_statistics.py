@@ -37,13 +37,13 @@ def normal_p_value(values: list[Fraction]) -> float:
 
 
 @given(st.lists(st.fractions(-1, 1, max_denominator=4), max_size=8))
-def test_exact_p_value_equals_that_of_all_sign_flips(values: list[Fraction]) -> None:
+def test_exact_p_value_equals_the_one_computed_from_all_sign_flips(values: list[Fraction]) -> None:
     found = paired_p_value(values)
     assert found.is_exact
     assert found.value == pytest.approx(flips(values))
 
 
-def test_p_value_of_whole_differences_equals_that_of_mcnemars_test() -> None:
+def test_p_value_of_whole_number_differences_equals_that_of_mcnemars_test() -> None:
     better, worse = 9, 2
     differences = [Fraction(1)] * better + [Fraction(-1)] * worse + [Fraction(0)] * 100
     tail = sum(comb(11, k) for k in range(worse + 1)) / 2**11
@@ -57,7 +57,7 @@ def test_p_value_of_many_repeats_is_computed_exactly() -> None:
     assert found.value == pytest.approx(normal_p_value(differences), rel=0.02)
 
 
-def test_p_value_of_mixed_denominators_is_estimated_from_random_flips() -> None:
+def test_p_value_of_differences_with_mixed_denominators_is_estimated_by_random_sign_flips() -> None:
     # The exact test of these differences has 2 ** 400 sums at most, over a common denominator of
     # 240,240.
     denominators = [11, 12, 13, 14, 15, 16]

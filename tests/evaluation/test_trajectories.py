@@ -46,7 +46,7 @@ def call(step: int, arguments: dict[str, Any], observation: str = "") -> list[di
     return [start, end]
 
 
-def test_trajectory_has_the_steps_the_files_and_the_warnings() -> None:
+def test_trajectory_has_steps_and_files_and_warnings_of_the_completion() -> None:
     unfinished = {"kind": "tool_start", "step": 2, "tool": "execute_bash", "arguments": {"n": 1}}
     found = trajectory_of(
         RESULT,
@@ -150,7 +150,7 @@ def test_evaluation_without_a_trajectory_file_has_no_trajectories(tmp_path: Path
         ("echo 42", set()),
     ],
 )
-def test_capabilities_of_a_command_are_found_by_its_patterns(
+def test_capabilities_of_a_command_are_recognized_by_patterns(
     command: str, expected: set[str]
 ) -> None:
     step = Step(tool="execute_bash", arguments={"command": command})
@@ -164,7 +164,7 @@ def test_capabilities_of_a_created_file_follow_from_its_text_and_not_from_its_pa
     assert capabilities_of(step) == ["computation"]
 
 
-def test_patterns_of_an_answer_and_its_reasoning_are_counted() -> None:
+def test_verification_and_structure_patterns_in_answer_and_reasoning_are_counted() -> None:
     answer = "# Solution\n\n1. Add.\n2. Double-check the sum.\n- I verified it."
     result: Result = plain("sum/0", answer)
     made = trajectory(result, "cat a", "echo 1", reasoning="Let me make sure.\nStep 1: add.")

@@ -58,7 +58,7 @@ def test_answer_error_names_the_violation(form: AnswerForm, answer: str, error: 
     assert error in (answer_error(form, answer) or "")
 
 
-def test_answer_error_is_truncated() -> None:
+def test_error_for_a_long_invalid_answer_is_truncated() -> None:
     error = answer_error(AnswerForm({"enum": ["a"]}), json.dumps("b" * 100_000))
     assert error is not None
     assert len(error) < MAX_ERROR_CHARS + 10
@@ -76,7 +76,7 @@ def test_answer_error_is_truncated() -> None:
         ({"$ref": "file:///etc/passwd"}, "are not followed"),
     ],
 )
-def test_schema_is_checked_without_following_references(
+def test_schema_is_checked_and_external_references_are_refused(
     schema: dict[str, Any], error: str | None
 ) -> None:
     message = schema_error(schema)

@@ -107,13 +107,13 @@ def test_invalid_type_pattern_is_refused(name: str, pattern: str) -> None:
         ArtifactLimits(**{name: (pattern,)})
 
 
-def test_denied_type_is_reported_before_size_and_number() -> None:
+def test_denied_type_is_the_reported_reason_even_if_size_and_number_are_exceeded() -> None:
     large = SkippedFile("/testbed/output/a.html", 9 * MIB, "type_not_allowed")
     limits = ArtifactLimits(max_files=0, max_file_mib=1, deny_types=(".html",))
     assert select_files([file("a.html", 9 * MIB)], limits).skipped == (large,)
 
 
-def test_output_path_is_in_the_output_directory() -> None:
+def test_relative_output_path_is_joined_to_the_output_directory() -> None:
     assert output_path("sub/a b.csv") == "/testbed/output/sub/a b.csv"
 
 

@@ -62,7 +62,7 @@ def test_labelled_command_uses_the_capabilities_of_its_label(group: str) -> None
 # Properties of every command
 
 
-def test_two_consecutive_commands_use_the_capabilities_of_both_commands() -> None:
+def test_text_with_two_commands_has_the_capabilities_of_each_command() -> None:
     rng = random.Random(5)
     for _ in range(300):
         (first_label, first), (second_label, second) = rng.sample(COMPLETE, 2)
@@ -211,5 +211,5 @@ def test_malformed_calls_and_calls_of_other_tools_use_no_capability(
     assert letters(tool, arguments) == ""
 
 
-def test_call_with_a_null_job_id_is_a_command() -> None:
+def test_bash_call_with_a_null_job_id_is_classified_as_a_command() -> None:
     assert letters("execute_bash", {"command": "ls", "job_id": None}) == "F"

@@ -20,7 +20,7 @@ from policies.workspace import MAX_NAME_BYTES, ArchiveNames, input_path
         ("gr\N{LATIN SMALL LETTER U WITH DIAERESIS}n.txt", "/testbed/documents/gr\xfcn.txt"),
     ],
 )
-def test_uploaded_file_keeps_its_name_in_the_input_directory(filename: str, path: str) -> None:
+def test_uploaded_file_gets_a_safe_name_in_the_input_directory(filename: str, path: str) -> None:
     assert input_path(filename, ()) == path
 
 

@@ -29,7 +29,7 @@ def test_earlier_of_run_time_limit_and_client_deadline_applies(
 
 
 @pytest.mark.parametrize("deadline_s", [0.001, 1, 30, 599, 86_400])
-def test_turns_end_before_the_final_answer_and_both_before_the_deadline(
+def test_turns_end_before_the_final_answer_which_ends_before_the_deadline(
     deadline_s: float,
 ) -> None:
     plan = time_plan(math.inf, deadline_s)

@@ -106,7 +106,7 @@ def test_default_instruction_with_markup_user_text_or_excessive_length_is_refuse
     ],
     ids=["empty", "system text twice", "user text lost", "overlap", "no user text"],
 )
-def test_unexpected_renderings_give_no_default_instruction(
+def test_unexpected_chat_template_renderings_give_no_default_instruction(
     without_system: str, with_system: str
 ) -> None:
     assert found_in(without_system, with_system) == ""

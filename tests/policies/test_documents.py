@@ -147,7 +147,7 @@ def test_joined_segments_equal_the_original_text() -> None:
         assert "".join(piece.text for piece in split_documents(text)) == text
 
 
-def test_document_whose_tags_overlap_an_earlier_document_does_not_count() -> None:
+def test_document_that_overlaps_an_earlier_document_is_not_split_off() -> None:
     text = f"<file>{ONE}<doc>{TWO}</file>{ONE}</doc>"
     pieces = split_documents(text)
     assert [piece.text for piece in pieces] == [

@@ -189,12 +189,14 @@ def test_bound_header_for_a_host_reached_only_on_port_443_is_refused(host: str, 
     ],
     ids=str,
 )
-def test_invalid_bound_header_is_refused(header: BoundHeader, complaint: str) -> None:
+def test_header_bound_to_an_invalid_host_or_with_an_invalid_name_is_refused(
+    header: BoundHeader, complaint: str
+) -> None:
     with pytest.raises(ValueError, match=complaint):
         egress_with_headers(header)
 
 
-def test_egress_settings_are_parsed_from_configuration_and_hashable() -> None:
+def test_parsed_egress_settings_equal_constructed_settings_and_are_hashable() -> None:
     read = TypeAdapter(Egress).validate_python(
         {
             "mode": "allowlist",

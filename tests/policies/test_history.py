@@ -126,7 +126,7 @@ def test_texts_around_a_step_are_joined(first: str, second: Any, both: Any) -> N
     assert strip_steps([QUESTION, *messages]) == [QUESTION, {"role": "assistant", "content": both}]
 
 
-def test_text_before_removed_steps_becomes_the_content_of_the_client_call_message() -> None:
+def test_text_before_removed_steps_becomes_the_content_of_the_client_tool_call_message() -> None:
     own = assistant_message(call("call_w", "weather"), content=None)
     messages = [
         assistant_message(call(ONE), content="I look."),

@@ -46,7 +46,7 @@ def depth(tree: object) -> int:
 
 
 @given(TREES, st.integers(1, 9), st.booleans(), st.sampled_from(["utf-8", "utf-16", "utf-32"]))
-def test_json_values_are_counted_for_any_piece_size(
+def test_json_values_are_counted_correctly_however_the_text_is_split(
     tree: object, size: int, is_ascii: bool, encoding: str
 ) -> None:
     text = "    " + json.dumps(tree, ensure_ascii=is_ascii)
@@ -126,7 +126,7 @@ def test_json_nesting_is_limited_after_any_number_of_flat_values(inner: bytes, c
 
 @pytest.mark.parametrize("ends", ["", "\\", '"', '\\"', '"]', '", {'])
 @pytest.mark.parametrize("size", [1 << 16, 1 << 20])
-def test_json_string_with_many_escaped_quotes_adds_no_values(ends: str, size: int) -> None:
+def test_escaped_quotes_in_a_json_string_do_not_count_as_values(ends: str, size: int) -> None:
     """A string that contains JSON has many escaped quotes."""
     written = '["' + '\\"' * (1 << 20) + ends
     bounds = check_in_pieces(written.encode(), size)

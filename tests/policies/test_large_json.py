@@ -63,5 +63,5 @@ def test_non_finite_numbers_are_encoded_as_null(beside: object) -> None:
     ("value", "expected"),
     [(inf, True), ([1, {"a": [-inf]}], True), ({"a": nan}, True), ({"a": [1.5, "inf"]}, False)],
 )
-def test_non_finite_numbers_are_found(value: object, expected: bool) -> None:
+def test_has_non_finite_finds_nested_non_finite_numbers(value: object, expected: bool) -> None:
     assert has_non_finite(value) is expected

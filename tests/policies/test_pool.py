@@ -50,14 +50,18 @@ def test_invalid_pool_settings_are_refused(message: str, invalid: dict[str, Any]
 
 
 @pytest.mark.parametrize("field", OTHER_FIXED)
-def test_isolation_field_that_is_fixed_at_creation_is_part_of_both_pool_keys(field: str) -> None:
+def test_isolation_field_that_is_fixed_at_creation_changes_pool_key_and_exact_pool_key(
+    field: str,
+) -> None:
     other = replace(Isolation(), **{field: OTHER_FIXED[field]})
     assert pool_key(other) != pool_key(Isolation())
     assert exact_pool_key(other) != exact_pool_key(Isolation())
 
 
 @pytest.mark.parametrize("limit", OTHER_LIMITS)
-def test_limit_that_a_lease_can_change_is_part_of_only_the_exact_pool_key(limit: str) -> None:
+def test_limit_that_a_lease_can_change_is_in_the_exact_pool_key_but_not_in_the_pool_key(
+    limit: str,
+) -> None:
     other = replace(Isolation(), **{limit: OTHER_LIMITS[limit]})
     assert pool_key(other) == pool_key(Isolation())
     assert exact_pool_key(other) != exact_pool_key(Isolation())
@@ -106,7 +110,7 @@ def test_start_backoff_doubles_up_to_thirty_seconds() -> None:
     ]
 
 
-def test_retry_delay_is_the_start_time_or_the_expected_queue_time() -> None:
+def test_retry_delay_is_the_start_duration_if_there_is_room_and_the_queue_time_otherwise() -> None:
     times = {"start_s": 2.5, "lease_s": 20.0}
     assert retry_after_s(has_room=True, waiting_ahead=9, leased_count=4, **times) == 2.5
     assert retry_after_s(has_room=False, waiting_ahead=9, leased_count=4, **times) == 50

@@ -57,7 +57,7 @@ def test_usage_of_each_api_is_parsed(usage: dict[str, Any], expected: TokenUsage
     assert parse_usage(usage) == expected
 
 
-def test_cache_read_cache_write_and_reasoning_tokens_have_their_own_prices() -> None:
+def test_cache_reads_and_cache_writes_and_reasoning_tokens_have_their_own_prices() -> None:
     micro_usd = 300 * 1 + 600 * 0.1 + 100 * 2 + 60 * 10 + 40 * 20
     assert cost_usd(((0, PRICE),), SAME) == pytest.approx(micro_usd / 1e6)
 

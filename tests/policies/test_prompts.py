@@ -57,7 +57,7 @@ def test_prompts_say_that_there_is_no_network_and_that_shell_state_persists() ->
     assert "carry over" in tool_description("execute_bash")
 
 
-def test_prompt_and_tools_are_short_for_any_sandbox_contents() -> None:
+def test_system_prompt_and_tool_schemas_are_short_for_any_sandbox_contents() -> None:
     everything = SandboxContents(
         (*PROGRAMS, *MODULES, *(f"module{number}" for number in range(1000)))
     )
@@ -120,7 +120,7 @@ def test_every_stop_reason_not_caused_by_the_model_has_a_sentence_for_the_model(
     assert set(WHY_NO_MORE_TOOLS) == set(StopReason) - ended_by_the_model
 
 
-def test_message_after_a_turn_without_a_tool_call_allows_tools_and_submit() -> None:
+def test_message_after_a_turn_without_a_tool_call_asks_for_tool_calls_or_submit() -> None:
     assert "go on with the tools" in NUDGE
     assert "call submit" in NUDGE
 

@@ -61,7 +61,7 @@ def test_view_of_an_invalid_range_is_an_error(view_range: list[int], complaint: 
     assert file_observation("/a.py", "a\nb\nc\n", view_range) == complaint
 
 
-def test_long_view_is_clipped_including_its_heading() -> None:
+def test_long_view_is_clipped_with_its_heading_counted_in_the_limit() -> None:
     heading = "Here's the result of running `cat -n` on /a.py:\n     1\t"
     shown = heading + "x" * (10_000 - len(heading)) + CLIPPED
     assert file_observation("/a.py", "x" * 20_000, None) == shown

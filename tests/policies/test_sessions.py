@@ -40,7 +40,7 @@ def test_session_is_named_by_the_first_field_in_order_of_precedence(
     assert named_session(headers, body) == expected
 
 
-def test_parent_states_of_a_turn_are_newest_first() -> None:
+def test_parent_session_states_are_returned_newest_first() -> None:
     first, none = session_state_names([U1])
     second, before_second = session_state_names([U1, A1, U2])
     third, before_third = session_state_names([U1, A1, U2, A2, U3])

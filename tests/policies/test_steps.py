@@ -40,7 +40,7 @@ def test_server_setting_overrides_the_default_steps_mode(mode: str) -> None:
         ({"has_code_execution": True, "wants_thinking": True}, "items"),
     ],
 )
-def test_default_steps_mode_of_the_messages_api_depends_on_the_requested_features(
+def test_default_steps_mode_of_the_messages_api_depends_on_code_execution_and_thinking(
     requested: dict[str, bool], mode: str
 ) -> None:
     assert default_mode_for_messages("auto", **requested) == mode
@@ -58,7 +58,7 @@ def test_default_steps_mode_of_the_messages_api_depends_on_the_requested_feature
         ("off", False, "off"),
     ],
 )
-def test_responses_api_uses_steps_mode_items_only_with_a_built_in_tool_that_has_items(
+def test_responses_api_shows_steps_as_items_only_with_a_built_in_tool_that_has_items(
     setting: StepsSetting, shows_items: bool, mode: str
 ) -> None:
     assert default_mode_for_responses(setting, shows_items=shows_items) == mode

@@ -41,7 +41,7 @@ def test_token_estimate_is_proportional_to_the_text_length() -> None:
     assert (estimate_tokens(""), estimate_tokens("\ud800")) == (0, 1)
 
 
-def test_token_count_is_near_a_threshold_within_a_factor_of_two() -> None:
+def test_token_count_is_near_a_threshold_if_it_is_within_a_factor_of_two() -> None:
     assert [is_near_threshold(tokens, 100) for tokens in (50, 51, 199, 200)] == [
         False,
         True,

@@ -24,7 +24,7 @@ from policies.tool_support import (
         (None, None, UNVERSIONED_VERDICT_TTL_S, True),
     ],
 )
-def test_tool_verdict_is_outdated_by_another_version_or_without_a_version_after_a_day(
+def test_tool_verdict_expires_when_the_version_changes_or_after_a_day_without_a_version(
     found_version: str | None, version: str | None, age: float, outdated: bool
 ) -> None:
     assert (

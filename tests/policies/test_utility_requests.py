@@ -107,14 +107,16 @@ def test_user_who_quotes_a_template_gets_a_sandbox(request_: Recorded) -> None:
 
 
 @pytest.mark.parametrize("request_", CLOSED, ids=lambda request: request.client)
-def test_template_followed_by_a_question_gets_a_sandbox(request_: Recorded) -> None:
+def test_utility_template_followed_by_a_user_question_gets_a_sandbox(request_: Recorded) -> None:
     text = template_text(request_)
     prompt = f"{text}\n\nThis is my prompt. Why is it slow? Time it with the model in m.gguf."
     assert choose_route(request_with(prompt), {}).kind == "sandbox"
 
 
 @pytest.mark.parametrize("request_", BY_TEMPLATE, ids=lambda request: request.client)
-def test_later_turn_of_a_chat_that_began_with_a_template_gets_a_sandbox(request_: Recorded) -> None:
+def test_later_turn_of_a_chat_that_began_with_a_utility_request_gets_a_sandbox(
+    request_: Recorded,
+) -> None:
     first_messages = request_.body["messages"]
     further_messages = [
         {"role": "assistant", "content": "Sourdough"},
@@ -125,7 +127,9 @@ def test_later_turn_of_a_chat_that_began_with_a_template_gets_a_sandbox(request_
 
 
 @pytest.mark.parametrize("request_", BY_TEMPLATE, ids=lambda request: request.client)
-def test_template_prompt_in_a_request_with_several_tools_gets_a_sandbox(request_: Recorded) -> None:
+def test_template_prompt_with_several_tools_gets_a_sandbox_unless_it_is_a_codex_title(
+    request_: Recorded,
+) -> None:
     with_tools = {**request_.body, "tools": TOOLS, "tool_choice": "auto"}
     expected = "plain" if request_.client == "codex-title" else "sandbox"
     assert choose_route(with_tools, {}).kind == expected

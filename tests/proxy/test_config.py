@@ -203,7 +203,7 @@ def test_data_dir_is_the_configured_or_the_xdg_directory(
         ({"sessions": {"idle_s": -0.5}}, "sessions.idle_s: must not be negative"),
     ],
 )
-def test_setting_with_an_impossible_value_is_an_error(tree: Any, message: str) -> None:
+def test_error_for_an_unusable_setting_states_the_reason(tree: Any, message: str) -> None:
     assert message in complaint(tree)
 
 
@@ -252,7 +252,7 @@ def test_openai_api_key_that_is_blank_is_not_sent(monkeypatch: pytest.MonkeyPatc
         ({"keys": [{"name": "a", "env": "OURS"}]}, "remove keys, clients send"),
     ],
 )
-def test_forward_client_key_together_with_other_keys_is_an_error(
+def test_setting_forward_client_key_with_other_keys_or_litellm_is_an_error(
     tree: dict[str, Any], message: str
 ) -> None:
     backend = {"forward_client_key": True, **tree.get("backend", {})}
@@ -301,7 +301,7 @@ def test_command_line_takes_precedence_over_the_environment(
     assert (server.port, server.host) == (9002, "10.0.0.1")
 
 
-def test_environment_sets_settings_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_set_settings_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     environment(
         monkeypatch,
         PROFILE="mine",
@@ -381,7 +381,7 @@ def test_error_in_the_environment_names_the_variable(
     assert "\n" not in str(raised.value)
 
 
-def test_config_file_error_names_the_file_although_variables_are_set(
+def test_error_in_the_config_file_names_the_file_even_if_environment_variables_are_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     environment(monkeypatch, SERVER__HOST="10.0.0.1")

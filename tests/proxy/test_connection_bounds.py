@@ -207,7 +207,7 @@ async def test_clients_of_one_address_may_use_half_of_the_connections() -> None:
         assert (await (await server.connect(http_request("/"), "127.0.0.2")).response())[0] == 200
 
 
-async def test_connections_of_one_address_do_not_close_those_of_another() -> None:
+async def test_excess_connections_of_one_address_close_no_connection_of_another_address() -> None:
     async with running_server(App(), 2 * MOST, is_shared=lambda address: False) as server:
         early = await server.connect(http_request("/"))
         assert (await early.response())[0] == 200

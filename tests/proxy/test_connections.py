@@ -51,7 +51,7 @@ async def test_connection_with_an_incomplete_head_is_closed_after_the_time_limit
         assert (await slow.response())[0] == 200
 
 
-async def test_head_bytes_do_not_extend_the_time_limit() -> None:
+async def test_slow_bytes_of_a_request_head_do_not_extend_its_time_limit() -> None:
     async with running_server(App()) as server:
         client = await server.connect(b"GET / HTTP/1.1\r\n")
         for _ in range(int(HEAD_S)):
@@ -188,7 +188,7 @@ async def test_streaming_response_with_an_unsent_request_body_has_no_time_limit(
         assert await client.read_to_end() == b""
 
 
-async def test_time_limit_of_a_pipelined_request_begins_after_the_stream_before_it() -> None:
+async def test_time_limit_of_a_pipelined_request_begins_when_the_preceding_stream_ends() -> None:
     app = App()
     async with running_server(app) as server:
         clients = [

@@ -169,7 +169,7 @@ def test_null_in_server_api_key_env_adds_no_key() -> None:
     assert parse({"server": {"api_key_env": None}}, "c.yaml") == Config()
 
 
-def test_every_setting_of_a_moved_section_has_a_rename() -> None:
+def test_every_setting_of_a_moved_section_has_an_entry_for_its_old_name() -> None:
     new = {rename.new for rename in (*CONFIG_RENAMES, *PROFILE_RENAMES)}
     isolation = {field.name for field in fields(Isolation)} - {"network"}
     assert {f"isolation.{name}" for name in isolation} <= new

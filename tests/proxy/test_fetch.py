@@ -262,7 +262,7 @@ async def test_download_from_a_silent_server_times_out() -> None:
         finished.set()
 
 
-async def test_names_are_resolved_without_threads_by_default() -> None:
+async def test_host_names_are_resolved_without_threads_by_default() -> None:
     fetcher = Fetcher()
     with fail_after(5):
         with pytest.raises(FetchError, match=NOT_REACHABLE):

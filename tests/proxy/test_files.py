@@ -170,7 +170,7 @@ async def test_unknown_file_is_not_found(files: FileStore) -> None:
 @pytest.mark.parametrize(
     "name", ["../../../escaped", "a\nb", "caf\udce9", "%2e%2e", "-rf", "x" * 255, "a b;c"]
 )
-async def test_file_name_in_the_sandbox_is_not_a_path_on_the_host(
+async def test_file_name_in_the_sandbox_is_not_used_as_a_path_on_the_host(
     files: FileStore, tmp_path: Path, name: str
 ) -> None:
     path = f"/testbed/output/{name}"

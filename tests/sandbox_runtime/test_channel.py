@@ -105,7 +105,7 @@ async def test_invalid_listing_from_the_guest_is_rejected(listing: bytes) -> Non
         await sandbox.list("/testbed", max_entries=3)
 
 
-async def test_file_longer_than_max_bytes_loses_the_sandbox() -> None:
+async def test_guest_that_sends_more_of_a_file_than_max_bytes_loses_its_sandbox() -> None:
     sandbox, _ = await scripted_sandbox(lambda n: frame(n, DATA, b"x" * 11))
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match="more of a file"):
         await read(sandbox, "/testbed/file", max_bytes=10)

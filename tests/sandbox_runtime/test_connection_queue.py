@@ -178,7 +178,7 @@ async def test_closing_the_sandbox_drops_waiting_connections(
     assert {task.get_name() for task in asyncio.all_tasks() - before} == set()
 
 
-async def test_data_beyond_the_first_window_of_a_waiting_connection_loses_the_sandbox(
+async def test_data_beyond_the_first_window_of_a_waiting_connection_marks_the_sandbox_as_lost(
     programs: ScriptedPrograms,
 ) -> None:
     programs.bind_gateway()

@@ -170,7 +170,7 @@ async def test_late_frame_of_a_stream_cancelled_before_an_answered_ping_loses_th
     await channel.close()
 
 
-async def test_frames_after_the_end_of_a_command_lose_the_sandbox() -> None:
+async def test_frames_after_the_end_of_a_command_mark_the_sandbox_as_lost() -> None:
     sandbox, guest = await scripted_sandbox(
         lambda n: reporting()(n) + (frame(n, DATA, b"x") if n == 1 else b"")
     )
@@ -260,7 +260,7 @@ async def test_frames_of_one_byte_take_less_memory_than_twice_the_window(
     await channel.close()
 
 
-async def test_short_queue_keeps_the_order_of_stdout_and_stderr() -> None:
+async def test_merging_of_queued_frames_keeps_the_order_of_stdout_and_stderr() -> None:
     channel, guest = await connected()
     stream = await channel.open({"op": "exec"})
     said = [(DATA, b"a"), (DATA, b"b"), (STDERR, b"c"), (DATA, b"d"), (DATA, CHUNK)]
@@ -322,7 +322,7 @@ def test_frames_full_of_data_do_not_count_towards_the_rate() -> None:
         assert rate.count_and_get_pause_s(BURST_FRAMES, BURST_FRAMES * FREE_BYTES, now_s=100.0) == 0
 
 
-def test_connections_beyond_a_burst_wait_for_the_rate() -> None:
+def test_connections_beyond_a_burst_are_delayed_to_the_allowed_rate() -> None:
     rate = ConnectionRate()
     for _ in range(BURST_CONNECTIONS):
         assert rate.wait_s(now_s=100.0) == 0

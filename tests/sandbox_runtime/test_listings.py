@@ -37,7 +37,7 @@ UNBELIEVABLE = {
 
 
 @pytest.mark.parametrize("line", UNBELIEVABLE.values(), ids=UNBELIEVABLE.keys())
-async def test_invalid_listing_entry_loses_the_sandbox(line: bytes) -> None:
+async def test_invalid_listing_entry_marks_the_sandbox_as_lost(line: bytes) -> None:
     sandbox, guest = await scripted_sandbox(
         lambda n: frame(n, DATA, line + b"\n") + json_frame(n, END, {"truncated": False})
     )
@@ -113,7 +113,7 @@ async def test_listing_is_parsed_from_arbitrary_pieces() -> None:
         assert listing.finish() == expected
 
 
-async def test_listing_with_too_many_entries_loses_the_sandbox_before_its_end() -> None:
+async def test_sandbox_is_lost_as_soon_as_a_listing_has_too_many_entries() -> None:
     sandbox, guest = await scripted_sandbox(lambda n: frame(n, DATA, LINE * 11))
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match="more than 10 entries"):
         await sandbox.list("/testbed", max_entries=10)

@@ -134,7 +134,7 @@ async def test_a_job_can_be_killed_by_a_command() -> None:
     assert (end.running, end.exit_code, end.timed_out) == (False, 137, False)
 
 
-async def test_a_job_is_waiting_until_a_whole_line_is_typed() -> None:
+async def test_job_counts_as_waiting_for_input_until_a_whole_line_is_typed() -> None:
     sandbox = MemorySandbox()
     command = "read -r one rest; echo $rest, $one"
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=PLENTY_S, stdin=None)

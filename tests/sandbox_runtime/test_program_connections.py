@@ -175,7 +175,9 @@ print(len(ended))
     assert begun.text() == f"begun\n{2 * MAX_WIDE_STREAMS}\n"
 
 
-async def test_program_sees_that_the_handler_hangs_up(sandbox: GuestSandbox) -> None:
+async def test_program_reads_an_end_of_file_when_the_handler_aborts_the_connection(
+    sandbox: GuestSandbox,
+) -> None:
     async def hang_up(connection: ProgramConnection) -> None:
         await connection.receive()
         connection.abort()

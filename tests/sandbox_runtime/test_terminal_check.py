@@ -23,7 +23,9 @@ async def test_terminal_check_reports_how_many_sandboxes_the_terminals_suffice_f
 
 
 @pytest.mark.docker
-async def test_separate_kernel_shares_no_terminals_with_the_host(tmp_path: Path) -> None:
+async def test_sandbox_with_a_separate_kernel_shares_no_terminals_with_the_host(
+    tmp_path: Path,
+) -> None:
     async with open_backend("docker-runsc", tmp_path) as sandbox:
         check = await terminal_check(sandbox)
     assert check.detail == "the sandbox has pseudo-terminals of its own"

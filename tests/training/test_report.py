@@ -54,7 +54,7 @@ def cells(output: str) -> dict[str, list[str]]:
     return {name: [cell.strip(" |") for cell in rest] for name, *rest in rows}
 
 
-def test_report_compares_rewards_turns_and_capabilities(
+def test_report_compares_rewards_and_turns_and_capabilities(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = write(

@@ -132,7 +132,7 @@ def test_commands_that_read_files_or_compute_or_write_no_answer_are_not_flagged_
 
 
 @given(st.lists(st.text(max_size=200), max_size=5))
-def test_commands_that_end_with_reading_a_document_are_never_hardcoded(
+def test_answer_after_commands_that_end_with_reading_a_document_is_never_hardcoded(
     commands: list[str],
 ) -> None:
     assert is_hardcoded([*commands, "grep x documents/a.txt"]) is False

@@ -83,7 +83,7 @@ async def test_model_call_for_the_final_answer_of_a_rollout_does_not_count_as_a_
     assert (len(backend.requests), rollout.turns) == (2, 1)
 
 
-async def test_documents_of_a_task_are_only_in_the_prompt_if_placement_is_prompt(
+async def test_documents_of_a_task_are_in_the_prompt_and_not_in_files_if_placement_is_prompt(
     tmp_path: Path,
 ) -> None:
     look = tool_reply(call("execute_bash", command="find . -name port.txt"))
@@ -183,7 +183,9 @@ async def test_drain_that_outlasts_the_pause_raises_rollout_error(tmp_path: Path
             await running
 
 
-async def test_profile_that_does_not_allow_tokens_raises_rollout_error(tmp_path: Path) -> None:
+async def test_profile_that_does_not_allow_token_capture_raises_rollout_error(
+    tmp_path: Path,
+) -> None:
     async with (
         scripted_backend([], has_tokens=True) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

@@ -158,7 +158,7 @@ def build_in_process(source: Path, out: Path, hash_seed: str) -> bytes:
     return b"".join(path.read_bytes() for path in sorted(out.iterdir()))
 
 
-def test_equal_seeds_give_equal_bytes_in_different_processes(tmp_path: Path) -> None:
+def test_equal_seeds_build_equal_task_files_in_different_processes(tmp_path: Path) -> None:
     source = write_json(tmp_path / "train.json", SQUAD_1)
     found = {build_in_process(source, tmp_path / each, each) for each in ("1", "2", "3")}
     assert len(found) == 1
@@ -191,7 +191,7 @@ def test_build_replaces_an_earlier_set_of_tasks_in_its_directory(tmp_path: Path)
 # Examples, names and distractors
 
 
-def test_examples_are_earlier_questions_of_the_context(tmp_path: Path) -> None:
+def test_examples_of_a_task_are_earlier_questions_about_the_same_context(tmp_path: Path) -> None:
     rows = build_all(write_json(tmp_path / "train.json", SQUAD_1), "squad", tmp_path / "out")
     assert rows["In what country is Normandy located?"].meta.n_examples == 0
     assert rows["When did Rollo swear fealty?"].problem_statement == (
@@ -203,7 +203,9 @@ def test_examples_are_earlier_questions_of_the_context(tmp_path: Path) -> None:
     )
 
 
-def test_choice_example_may_share_the_answer_letter_but_not_the_answer_text(tmp_path: Path) -> None:
+def test_multiple_choice_example_may_share_the_answer_letter_but_not_the_answer_text(
+    tmp_path: Path,
+) -> None:
     tasks = [
         {"q": "First?", "a": "A", "choices": ["bread", "milk"]},
         {"q": "Second?", "a": "A", "choices": ["salt", "milk"]},
@@ -216,7 +218,7 @@ def test_choice_example_may_share_the_answer_letter_but_not_the_answer_text(tmp_
     assert "Second?" not in rows["Third?"].problem_statement  # its answer is salt as well
 
 
-def test_context_has_one_task_by_default(tmp_path: Path) -> None:
+def test_context_gets_one_task_by_default(tmp_path: Path) -> None:
     source = write_json(tmp_path / "train.json", SQUAD_1)
     assert len(build(source, "squad", tmp_path / "out").all_rows) == 2
 

@@ -72,7 +72,7 @@ def test_client_library_shows_the_answer_to_a_question_once(
 
 
 @in_every_variant
-def test_answer_has_files_and_the_selected_steps(
+def test_client_library_shows_the_files_and_the_steps_that_the_steps_setting_selects(
     stack: Stack, variant: Variant, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     seen = seen_by(stack)[profile, f"work {variant.name}"]["seen"]
@@ -96,7 +96,7 @@ def test_answer_has_files_and_the_selected_steps(
 
 
 @in_every_variant
-def test_failure_raises_the_client_librarys_own_exception(
+def test_failed_request_raises_the_client_librarys_own_exception(
     stack: Stack, variant: Variant, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     seen = seen_by(stack)

@@ -14,7 +14,9 @@ QUESTION = {"role": "user", "content": "How many?"}
 TASK = replace(make_task("r1", MemoryArtifactStore(), "m", [QUESTION]), capture="messages")
 
 
-async def test_failed_capture_does_not_fail_the_call_and_the_next_one_has_its_messages() -> None:
+async def test_failed_capture_does_not_fail_the_call_and_its_messages_are_in_the_next_capture() -> (
+    None
+):
     emitted: list[ModelCallFinished] = []
     failures = [ValueError("no room")]
 

@@ -162,7 +162,7 @@ def test_calls_that_start_a_command_or_have_no_effect_may_be_repeated_after_a_ta
         ("another_tool", None),
     ],
 )
-def test_edits_job_input_and_unknown_tools_may_not_be_repeated_after_a_takeover(
+def test_edit_and_job_input_and_unknown_tool_calls_may_not_be_repeated_after_a_takeover(
     tool: str, arguments: object
 ) -> None:
     assert not may_be_repeated(tool, arguments)

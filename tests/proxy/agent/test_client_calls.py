@@ -163,7 +163,7 @@ async def test_runaway_reasoning_does_not_withdraw_a_streamed_call() -> None:
     assert result.stop_reason is StopReason.CLIENT_TOOL_CALLS
 
 
-async def test_partly_streamed_call_is_not_retried() -> None:
+async def test_model_call_is_not_retried_if_a_client_tool_call_was_partly_streamed() -> None:
     overflow = ContextOverflowError("too long")
     model = Piecewise([tool_reply(LOOKUP_CALL)], [ToolCallDelta(0, "lookup", '{"key":')], overflow)
     run = Run(model)

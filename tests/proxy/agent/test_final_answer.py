@@ -91,7 +91,7 @@ async def test_code_fence_around_an_answer_is_stripped_without_another_call(stre
     assert (result.answer, len(model.requests)) == ('{"n": 42}', 2)
 
 
-async def test_schema_is_sent_to_the_model_and_validated() -> None:
+async def test_schema_is_sent_to_the_model_and_its_answers_are_validated() -> None:
     form = AnswerForm({"type": "object", "required": ["n"]})
     model = ScriptedModel([SUBMIT, text_reply("{}"), text_reply('{"n": 42}')])
     result = await answered(Run(model), answer_form=form, final=OBJECT["final"])

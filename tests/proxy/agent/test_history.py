@@ -75,7 +75,7 @@ def test_later_summary_replaces_the_earlier_one() -> None:
     assert history.messages == [*CLIENT, BRIDGE, {"role": "user", "content": "second"}]
 
 
-def test_last_request_of_the_proxy_is_kept_after_a_summary() -> None:
+def test_last_request_from_the_proxy_to_the_model_is_kept_after_a_summary() -> None:
     history = make_history(assistant_call("a"), tool_result("a"))
     history.append_request("Answer now.")
     history.replace_with_summary("so far", [])

@@ -160,7 +160,7 @@ async def test_path_of_the_answer_file_is_not_rewritten_to_a_link() -> None:
     assert result.answer == answer
 
 
-async def test_paths_in_answer_files_prose_and_final_answers_become_links() -> None:
+async def test_paths_become_links_in_answer_files_and_prose_and_final_answers() -> None:
     steps = tool_reply(bash("echo 1 > output/a.csv; echo '(sandbox:/mnt/data/a.csv)' > answer.txt"))
     link = "([a.csv](https://files.test/a.csv))"
     assert (await answered([steps, EMPTY_SUBMIT])).answer == link

@@ -156,7 +156,9 @@ class BreakingModel(ScriptedModel):
         return reply
 
 
-async def test_failure_after_a_part_of_the_final_answer_is_an_error() -> None:
+async def test_backend_failure_after_a_part_of_the_final_answer_was_streamed_fails_the_run() -> (
+    None
+):
     steps = tool_reply(bash("echo 41 > output/answer.txt"))
     prose = "Forty-one, forty-two, forty-three; " * 6
     run = Run(BreakingModel([steps, SUBMIT, text_reply(prose)]))
@@ -301,7 +303,7 @@ async def test_failing_event_callback_ends_the_run() -> None:
     assert (sandboxes.closed, len(model.requests)) == (1, 1)
 
 
-async def test_every_request_of_a_run_that_overflows_is_valid() -> None:
+async def test_every_model_request_of_a_run_stays_valid_after_context_overflows() -> None:
     turn = tool_reply(LONG, SHORT, LONG)
     model = ScriptedModel([turn, OVERFLOW, turn, OVERFLOW, OVERFLOW, SUBMIT])
     await Run(model).go()

@@ -238,7 +238,7 @@ async def test_tool_call_written_as_text_is_never_the_answer() -> None:
         "42",
     ],
 )
-async def test_json_and_code_in_an_answer_are_no_call(text: str) -> None:
+async def test_json_and_code_in_an_answer_are_not_taken_for_a_tool_call(text: str) -> None:
     model = ScriptedModel([text_reply(text)])
     result = await Run(model).go()
     assert (result.answer, result.stop_reason) == (text, StopReason.ANSWERED)

@@ -130,13 +130,13 @@ async def test_turn_with_both_kinds_of_calls_runs_proxy_calls_and_returns_client
     )
 
 
-async def test_malformed_arguments_of_a_client_call_are_returned_unchanged() -> None:
+async def test_malformed_arguments_of_a_client_tool_call_are_returned_unchanged() -> None:
     malformed = tool_reply({"name": "lookup", "arguments": '{"key": '})
     result = await Run(ScriptedModel([malformed])).go(client_tools=[LOOKUP])
     assert result.client_calls[0]["function"] == {"name": "lookup", "arguments": '{"key": '}
 
 
-async def test_client_call_written_as_text_becomes_a_tool_call() -> None:
+async def test_client_tool_call_written_as_text_is_returned_as_a_tool_call() -> None:
     text = '<tool_call>{"name": "lookup", "arguments": {"key": "x"}}</tool_call>'
     result = await Run(ScriptedModel([text_reply(text)])).go(client_tools=[LOOKUP])
     assert result.finish_reason == "tool_calls"

@@ -176,7 +176,7 @@ async def test_failed_submit_call_is_not_retried_if_part_of_its_answer_was_strea
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("echo", [system_prompt(), final_answer_request(StopReason.WALL_TIME)])
-async def test_echo_of_the_system_prompt_is_stopped_and_followed_by_the_plain_turn(
+async def test_reply_that_echoes_the_proxys_prompts_is_stopped_and_followed_by_the_plain_turn(
     echo: str, stream: bool
 ) -> None:
     model = SequentialModel([text_reply(echo), text_reply("There are 42.")])
@@ -249,7 +249,9 @@ async def test_prose_in_place_of_the_announced_tool_call_is_cut_after_a_few_toke
     assert result.usages[1]["completion_tokens"] <= 48
 
 
-async def test_announced_tool_call_is_not_requested_if_too_few_tokens_are_left() -> None:
+async def test_call_that_a_reply_only_announces_is_not_requested_if_too_few_tokens_are_left() -> (
+    None
+):
     model = SequentialModel([{**text_reply("Let me check:"), "usage": {"completion_tokens": 40}}])
     result = await Run(model).go(token_limits={"max_tokens": 60})
     assert (result.answer, len(model.requests)) == ("Let me check:", 1)
@@ -347,7 +349,7 @@ async def test_plain_turn_follows_if_the_backend_refuses_tools_or_they_overflow_
 @pytest.mark.parametrize(
     "limits", [Limits(max_turns=0), Limits(max_total_tokens=0), Limits(max_commands=0)]
 )
-async def test_run_with_no_turns_tokens_or_commands_left_begins_with_a_plain_turn_without_tools(
+async def test_run_with_no_turns_or_tokens_or_commands_left_begins_with_a_plain_turn_without_tools(
     limits: Limits,
 ) -> None:
     model = SequentialModel([text_reply("There are 42.")])

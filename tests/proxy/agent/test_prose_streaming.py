@@ -207,7 +207,7 @@ async def test_logprobs_of_the_prose_answer_need_no_further_model_call() -> None
     assert model.requests[0]["logprobs"] is True
 
 
-async def test_logprobs_refused_with_tools_are_requested_in_the_final_call() -> None:
+async def test_logprobs_that_are_refused_with_tools_are_requested_in_the_final_call() -> None:
     refused = {"error": {"status": 400, "message": "logprobs is not supported with tools"}}
     model = SequentialModel([refused, text_reply("42"), text_reply("42")])
     assert (await Run(model).go(final={"logprobs": True})).answer == "42"

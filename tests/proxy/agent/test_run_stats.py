@@ -117,7 +117,9 @@ def test_proxys_own_time_excludes_model_and_sandbox_time() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_times_of_model_sandbox_and_proxy_add_up_to_the_wall_time(stream: bool) -> None:
+async def test_wall_time_is_the_sum_of_proxy_time_and_model_time_and_sandbox_time(
+    stream: bool,
+) -> None:
     result = await answered([tool_reply(SUM), SUBMIT], stream=stream)
     stats = result.stats
     assert stats.wall_ms == stats.model_ms + stats.sandbox_ms + stats.own_ms
@@ -138,7 +140,7 @@ async def test_stopwatch_is_paused_during_wrapped_callbacks() -> None:
     assert watch.spent_s == 3
 
 
-async def test_stopwatch_counts_the_time_of_failed_blocks() -> None:
+async def test_stopwatch_counts_the_time_of_blocks_that_raise() -> None:
     clock = ManualClock()
     watch = Stopwatch(clock.time)
 

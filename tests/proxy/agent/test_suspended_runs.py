@@ -62,7 +62,9 @@ async def test_client_tool_results_are_appended_to_the_history() -> None:
     assert second.artifacts == []  # the client has it
 
 
-async def test_resumed_run_uses_its_own_messages_if_the_client_has_edited_or_dropped_them() -> None:
+async def test_resumed_run_uses_its_stored_messages_if_the_client_has_edited_or_dropped_them() -> (
+    None
+):
     model = ScriptedModel([MIXED, SUBMIT])
     run = Run(model)
     _, suspended = await suspended_run(run)
@@ -103,7 +105,7 @@ async def test_messages_after_tool_results_are_kept() -> None:
     ]
 
 
-async def test_unanswered_client_call_gets_a_default_result() -> None:
+async def test_unanswered_client_tool_call_gets_a_default_result() -> None:
     model = ScriptedModel([tool_reply(call("lookup", key="x"), call("lookup", key="y")), SUBMIT])
     run = Run(model)
     first, suspended = await suspended_run(run)
@@ -123,7 +125,7 @@ async def test_unanswered_client_call_gets_a_default_result() -> None:
         (None, "Result of lookup:\n"),
     ],
 )
-async def test_result_of_a_client_call_that_was_written_as_text_is_sent_as_a_user_message(
+async def test_result_of_a_client_tool_call_written_as_text_is_sent_as_a_user_message(
     content: Any, expected: Any
 ) -> None:
     text = '<tool_call>{"name": "lookup", "arguments": {"key": "x"}}</tool_call>'
@@ -293,9 +295,7 @@ async def test_call_of_a_client_tool_named_submit_does_not_submit_an_answer() ->
     assert [tool_call["function"]["name"] for tool_call in result.client_calls] == ["submit"]
 
 
-async def test_required_client_call_sets_tool_choice_to_required_and_removes_the_submit_tool() -> (
-    None
-):
+async def test_required_client_tool_call_sets_tool_choice_required_and_removes_submit() -> None:
     model = ScriptedModel([tool_reply(bash("echo 1")), tool_reply(call("lookup", key="x"))])
     result = await Run(model).go(client_tools=[LOOKUP], must_call=True)
     assert result.finish_reason == "tool_calls"

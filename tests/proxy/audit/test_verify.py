@@ -104,7 +104,7 @@ def lines_of(log: Path) -> list[bytes]:
         ([], "it has changed since it ended with 4 lines"),
     ],
 )
-def test_missing_moved_or_added_lines_of_a_log_are_found(
+def test_audit_verify_reports_missing_or_moved_or_added_lines_of_a_log(
     tmp_path: Path, order: list[int], message: str
 ) -> None:
     (log,) = write(tmp_path, "a", lines=4)
@@ -167,7 +167,7 @@ def test_log_that_ends_on_the_next_day_is_verified_as_ok(tmp_path: Path) -> None
     assert states(tmp_path) == ["ok"] * 4
 
 
-def test_log_that_is_rewritten_without_the_key_is_found(tmp_path: Path) -> None:
+def test_audit_verify_reports_a_log_that_is_rewritten_without_the_key(tmp_path: Path) -> None:
     key = b"known to few"
     write(tmp_path, "a", key=key)
     assert states(tmp_path, key=key) == ["ok", "ok"]

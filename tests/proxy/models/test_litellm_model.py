@@ -169,7 +169,7 @@ def test_provider_specific_fields_lose_nulls_and_values_that_the_message_already
 # Failures
 
 
-async def test_error_in_the_stream_follows_the_deltas() -> None:
+async def test_error_in_the_stream_is_raised_after_the_deltas_before_it() -> None:
     error = {"message": "out of memory", "type": "InternalServerError", "code": 500}
     deltas = DeltaRecorder()
     raised = await fails_with(Frames(frames(chunk({"content": "4"}), {"error": error})), deltas)
@@ -256,7 +256,7 @@ async def test_cancelled_stream_disconnects_from_the_backend() -> None:
             await run
 
 
-async def test_closed_relayed_body_disconnects_from_the_backend() -> None:
+async def test_closing_a_relayed_body_disconnects_from_the_backend() -> None:
     held = Held(text_reply("The answer is 42."), until=asyncio.Event(), after_pieces=2)
     async with opened([held]) as (backend, model):
         relayed = await model.relay({**BODY, "stream": True}, {})

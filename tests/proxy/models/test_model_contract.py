@@ -156,7 +156,9 @@ async def test_stopped_completion_contains_the_text_so_far(open_model: OpenModel
     assert (sent.message["content"], bool(sent.response)) == (deltas.text, True)
 
 
-async def test_streamed_call_reports_that_it_was_accepted(open_model: OpenModel) -> None:
+async def test_streamed_model_call_reports_that_the_backend_accepted_it(
+    open_model: OpenModel,
+) -> None:
     refusal = {"error": {"status": 400, "message": "no"}}
     accepted, refused = DeltaRecorder(), DeltaRecorder()
     async with open_model([refusal, text_reply("42")]) as opened:

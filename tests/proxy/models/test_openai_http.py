@@ -264,7 +264,7 @@ async def fails_with(item: Item, deltas: DeltaRecorder | None = None) -> Backend
     return raised.value
 
 
-async def test_error_in_the_stream_keeps_its_code_and_follows_the_deltas() -> None:
+async def test_error_in_the_stream_keeps_its_code_and_is_raised_after_the_deltas() -> None:
     error = {"message": "out of memory", "type": "InternalServerError", "code": 503}
     deltas = DeltaRecorder()
     raised = await fails_with(Frames(frames(chunk({"content": "4"}), {"error": error})), deltas)

@@ -47,7 +47,7 @@ async def test_script_without_further_replies_is_an_error() -> None:
         await content(ScriptedModel([text_reply("one")]), after("one"))
 
 
-async def test_cycling_script_starts_again() -> None:
+async def test_cycling_script_starts_again_after_its_last_reply() -> None:
     model = ScriptedModel([text_reply("one"), text_reply("two")], cycle=True)
     assert await content(model, after("one", "two", "one")) == "two"
 
@@ -97,7 +97,7 @@ async def test_scripted_model_records_copies_of_requests() -> None:
     assert model.requests == [after()]
 
 
-async def test_scripted_model_is_listed_under_its_name_with_owned_by_script() -> None:
+async def test_scripted_model_is_listed_under_its_name_and_owned_by_script() -> None:
     models = await ScriptedModel([], name="demo").models()
     assert models == [{"id": "demo", "object": "model", "created": 0, "owned_by": "script"}]
 

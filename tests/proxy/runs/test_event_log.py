@@ -38,7 +38,7 @@ def test_event_log_joins_the_pieces_of_one_text() -> None:
     assert replayed(*pieces, end) == [ReasoningDelta("ab"), AnswerDelta("cd"), end]
 
 
-def test_arguments_of_each_client_call_are_joined() -> None:
+def test_argument_pieces_of_each_client_tool_call_are_joined() -> None:
     begun = [ClientCallStarted(index, f"call_r1_{index + 1}", "lookup") for index in (0, 1)]
     pieces = [ClientCallDelta(0, '{"a":'), ClientCallDelta(0, " 1}"), ClientCallFinished(0)]
     last = [ClientCallDelta(1, "{"), ClientCallDelta(1, "}"), ClientCallFinished(1)]
@@ -103,7 +103,7 @@ def test_narration_of_dropped_turns_is_kept_separate_from_the_answer() -> None:
     assert replayed_events[-1] == AnswerDelta("42")
 
 
-def test_event_log_keeps_a_single_turn_beyond_its_limit() -> None:
+def test_event_log_keeps_its_only_turn_whole_even_if_it_exceeds_the_limit() -> None:
     events = [TurnStarted(1), *(call_finished("x" * 1000) for _ in range(50))]
     assert replayed(*events, max_chars=10_000) == events
 

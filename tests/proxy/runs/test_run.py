@@ -52,7 +52,7 @@ async def test_each_subscriber_gets_all_events_even_if_it_subscribes_late() -> N
     assert run.result() is RESULT
 
 
-async def test_run_waits_for_its_only_subscriber() -> None:
+async def test_run_waits_until_its_only_subscriber_has_read_its_events() -> None:
     work = CountingWork(10 * MAX_BEHIND)
     run = started(work)
     with anyio.fail_after(5), run.subscribe() as subscriber:

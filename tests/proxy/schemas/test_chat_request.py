@@ -243,7 +243,7 @@ def test_choice_count_above_the_limit_is_refused() -> None:
     )
 
 
-def test_parallel_tool_calls_is_dropped_without_client_tools() -> None:
+def test_parameter_parallel_tool_calls_is_dropped_without_client_tools() -> None:
     request, params = parsed(parallel_tool_calls=True)
     assert (request.parallel_tool_calls, params.base) == (None, {})
 
@@ -262,7 +262,7 @@ def test_parallel_tool_calls_is_dropped_without_client_tools() -> None:
         ({"stop": ["a"]}, True),
     ],
 )
-def test_links_are_rewritten_only_in_answers_without_a_format(
+def test_links_are_rewritten_only_if_the_request_sets_no_answer_format(
     fields: dict[str, Any], rewritten: bool
 ) -> None:
     assert request_of(**fields).rewrite_links is rewritten

@@ -192,7 +192,7 @@ def test_completion_with_client_calls_has_null_content() -> None:
     assert choice["message"]["tool_calls"] == [CALL]
 
 
-def test_completion_has_logprobs() -> None:
+def test_completion_contains_the_logprobs_of_the_answer() -> None:
     token = {"token": "42", "logprob": -0.1, "bytes": [52, 50], "top_logprobs": []}
     completion = completion_of(replace(NOTHING, choice={"logprobs": {"content": [token]}}))
     assert completion["choices"][0]["logprobs"] == {"content": [token], "refusal": None}
@@ -296,7 +296,7 @@ def test_answer_is_streamed_as_content_with_logprobs() -> None:
 
 
 @pytest.mark.parametrize("steps", ["off", "reasoning", "items"])
-def test_events_about_runs_turns_and_files_send_no_frame(steps: str) -> None:
+def test_events_about_runs_or_turns_or_files_send_no_frame(steps: str) -> None:
     others = [
         RunStarted("r1"),
         TurnStarted(1),
@@ -325,7 +325,7 @@ def test_failure_between_steps_streams_only_the_error(steps: str) -> None:
     assert data(encoder.fail(GONE)) == [GONE.body()]
 
 
-def test_failure_closes_the_open_step() -> None:
+def test_failure_of_a_run_closes_the_step_block_that_is_open_in_the_stream() -> None:
     encoder = stream()
     encoder.encode(STARTED)
     assert data(encoder.fail(GONE)) == [reasoning_chunk("[not finished]\n````\n"), GONE.body()]
@@ -343,7 +343,7 @@ def test_stream_without_files_ends_with_one_empty_delta() -> None:
     assert last["choices"] == [{"index": 0, "delta": {}, "finish_reason": "stop"}]
 
 
-def test_streamed_client_calls_are_numbered_from_zero() -> None:
+def test_streamed_client_tool_calls_are_numbered_from_zero() -> None:
     second = {**CALL, "id": "c2", "index": 5}
     result = replace(NOTHING, answer="", client_calls=[CALL, second], finish_reason="tool_calls")
     calls, last = data(stream().finish(result))

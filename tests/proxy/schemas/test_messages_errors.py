@@ -77,7 +77,7 @@ def test_error_for_an_invalid_messages_request_names_the_path(body: Any, beginni
     assert error_message(**body).startswith(beginning)
 
 
-def test_continued_thread_is_refused_with_404() -> None:
+def test_request_that_continues_a_thread_is_refused_with_404() -> None:
     body = {"model": "m", "max_tokens": 9, "messages": HELLO}
     assert as_chat({**body, "thread": {"type": "create"}}).chat == as_chat(body).chat
     with pytest.raises(ProxyError) as caught:

@@ -330,7 +330,7 @@ def test_client_tools_that_anthropic_defines_get_a_schema(
     assert all(word in json.dumps(found) for word in expected_texts)
 
 
-def test_field_container_becomes_sandbox_container_id() -> None:
+def test_container_field_becomes_the_container_id_of_the_sandbox_field() -> None:
     assert chat(container="cntr_1")["sandbox"] == {"container_id": "cntr_1"}
     assert chat(container={"id": "cntr_1"})["sandbox"] == {"container_id": "cntr_1"}
 

@@ -168,7 +168,7 @@ def test_body_that_is_not_an_object_with_a_model_is_refused(body: Any, param: st
     assert caught.value.param == param
 
 
-def test_reference_to_unknown_item_is_not_found() -> None:
+def test_reference_to_an_unknown_item_is_refused_as_not_found() -> None:
     with pytest.raises(NotFoundError, match=r"Item with id 'msg_1' not found\."):
         chat(input=[{"type": "item_reference", "id": "msg_1"}])
 

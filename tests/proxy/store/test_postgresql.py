@@ -176,7 +176,7 @@ async def test_several_processes_never_exceed_a_budget(url: URL, tmp_path: Path)
         assert (await one.spending.spent_today(OWNER)).runs == taken == 10
 
 
-async def test_concurrent_requests_with_one_key_begin_runs_in_one_process_only(
+async def test_concurrent_requests_with_one_idempotency_key_begin_runs_in_one_process(
     url: URL, tmp_path: Path
 ) -> None:
     with (

@@ -65,7 +65,7 @@ async def test_idempotency_key_has_one_run_in_all_processes(tmp_path: Path, stor
         assert await other.runs.begin(replace(RUN, id="r3")) == (None, failed, None)
 
 
-async def test_running_run_of_a_dead_process_is_found_as_lost(
+async def test_running_run_of_a_dead_process_has_the_status_lost(
     tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
     other = open_store(tmp_path, now=clock.time)
@@ -136,7 +136,7 @@ async def test_retry_gets_no_checkpoint_if_the_resumed_run_has_removed_it(
     assert await store.runs.begin(replace(RUN, id="r3")) == (None, lost, None)
 
 
-async def test_different_request_with_a_reused_key_neither_gets_nor_removes_the_checkpoint(
+async def test_request_that_reuses_an_idempotency_key_neither_gets_nor_removes_the_checkpoint(
     tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
     await lose(tmp_path, clock, RUN, "a turn")
@@ -155,7 +155,7 @@ async def test_checkpoint_is_gone_once_a_run_has_its_result(store: Store) -> Non
     assert await store.runs.begin(replace(RUN, id="r2")) == (None, failed, None)
 
 
-async def test_run_of_a_dead_process_is_deleted_but_not_one_of_a_living_process(
+async def test_unfinished_run_is_deleted_only_if_its_process_is_dead(
     tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
     with closing(open_store(tmp_path, now=clock.time)) as other:

@@ -360,7 +360,7 @@ async def test_old_default_instruction_expires(store: Store, clock: ManualClock)
     assert await store.tool_verdicts.default_instructions("b") == {}
 
 
-def test_newer_schema_is_rejected(tmp_path: Path, store: Store) -> None:
+def test_store_with_a_newer_schema_version_is_rejected(tmp_path: Path, store: Store) -> None:
     newer = {
         "sqlite": "PRAGMA user_version = 999",
         "postgresql": "UPDATE schema_version SET version = 999",

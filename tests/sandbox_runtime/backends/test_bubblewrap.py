@@ -189,7 +189,7 @@ async def test_sandbox_has_only_its_own_loopback_interface() -> None:
         assert await python(sandbox, f"{alive}a.getsockname()); print('reached')") == "reached"
 
 
-async def test_only_the_bounded_disk_and_devices_can_be_written() -> None:
+async def test_only_the_size_limited_disk_and_standard_devices_can_be_written() -> None:
     async with new_sandbox() as sandbox:
         written = dict.fromkeys((await python(sandbox, probes.WRITABLE_MOUNTS)).splitlines())
         on_disk = {line.split()[1] for line in written if line.startswith("disk ")}

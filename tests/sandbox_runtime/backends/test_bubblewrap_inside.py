@@ -63,7 +63,9 @@ async def test_strict_level_makes_only_workspace_home_and_temporary_directories_
 
 
 @pytest.mark.parametrize("isolation", [SMALL, STRICT])
-async def test_script_installed_with_pip_user_is_found_by_its_name(isolation: Isolation) -> None:
+async def test_script_installed_with_pip_install_user_is_found_on_the_path(
+    isolation: Isolation,
+) -> None:
     async with new_sandbox(isolation) as sandbox:
         await python(sandbox, probes.INSTALL_USER_SCRIPT)
         assert await output(sandbox, "greet") == "hello\n"

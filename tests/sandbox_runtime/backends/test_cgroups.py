@@ -68,7 +68,7 @@ def test_cgroup_version_1_uses_the_mount_of_each_controller(tmp_path: Path) -> N
     ]
 
 
-def test_cgroup_version_1_limits_memory_processes_and_cpu(tmp_path: Path) -> None:
+def test_cgroup_version_1_limits_memory_and_processes_and_cpu(tmp_path: Path) -> None:
     hierarchy = Hierarchy(tmp_path, frozenset({"memory", "pids", "cpu"}))
     (directory,) = Cgroups(1, (hierarchy,)).create("a1", ISOLATION).directories
     assert {file.name: file.read_text() for file in directory.iterdir()} == {

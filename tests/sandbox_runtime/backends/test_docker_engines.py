@@ -44,7 +44,7 @@ async def test_engine_over_tcp_runs_sandboxes(
     await backend.aclose()
 
 
-async def test_engine_is_not_reached_through_http_proxy_variables(
+async def test_engine_is_reached_directly_despite_http_proxy_variables(
     engine_relay: EngineSocketRelay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = await asyncio.to_thread(_engine_at, engine_relay.port, tmp_path)

@@ -132,7 +132,7 @@ def test_pod_that_cannot_start_fails_with_its_reason(state: Json, text: str) -> 
     assert type(failure) is SandboxStartError
 
 
-def test_pod_rejected_by_a_full_node_gives_no_capacity_error() -> None:
+def test_pod_rejected_by_a_full_node_is_reported_as_a_no_capacity_error() -> None:
     failure = start_failure(pod("Failed", reason="OutOfmemory", message="Node didn't have enough"))
     assert isinstance(failure, NoCapacityError)
 

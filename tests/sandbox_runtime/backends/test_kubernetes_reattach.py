@@ -110,7 +110,7 @@ async def test_attach_is_repeated_until_it_is_accepted(tmp_path: Path) -> None:
         assert (await running).stdout == "begun\nopen\n"
 
 
-async def test_ping_waits_for_the_next_connection(tmp_path: Path) -> None:
+async def test_ping_during_an_outage_waits_for_the_next_connection(tmp_path: Path) -> None:
     async with started(tmp_path) as (cluster, sandbox):
         cluster.refuses_to_attach = True
         cluster.cut_all()

@@ -189,7 +189,7 @@ with open("/proc/1/fd/2", "wb", buffering=0) as output:
 
 
 @pytest.mark.parametrize("program", FLOODS.values(), ids=FLOODS.keys())
-async def test_flood_through_file_descriptors_of_the_agent_loses_only_its_own_sandbox(
+async def test_flood_through_the_agents_file_descriptors_loses_only_the_flooding_sandbox(
     backend: DockerBackend, program: str
 ) -> None:
     """gVisor lets every program in the sandbox open the agent's descriptors."""

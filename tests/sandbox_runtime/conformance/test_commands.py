@@ -45,7 +45,7 @@ async def test_newlines_of_the_output_are_unchanged(sandbox: Sandbox) -> None:
     assert await output(sandbox, "printf '\\n\\ttab \\n\\n'") == "\n\ttab \n\n"
 
 
-async def test_utf_8_passes_in_both_directions(sandbox: Sandbox) -> None:
+async def test_utf_8_passes_unchanged_to_a_command_and_back(sandbox: Sandbox) -> None:
     result = await sandbox.exec("echo 'Größe π 数 🎉'", timeout_s=PLENTY_S)
     assert result.stdout == "Größe π 数 🎉\n"
     assert result.stdout_bytes == len("Größe π 数 🎉\n".encode())

@@ -17,7 +17,7 @@ async def test_output_of_exactly_the_cap_is_not_truncated(sandbox: Sandbox) -> N
     assert (result.stdout, result.truncated) == ("".join(f"{n}\n" for n in range(1, 101)), False)
 
 
-async def test_output_beyond_the_cap_becomes_its_head_a_marker_and_its_tail(
+async def test_output_beyond_the_cap_keeps_its_head_and_tail_with_a_marker_between(
     sandbox: Sandbox,
 ) -> None:
     cap = OutputCap(max_bytes=1000)

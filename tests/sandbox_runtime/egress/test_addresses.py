@@ -193,7 +193,7 @@ async def test_forbidden_address_is_denied_whatever_the_rules_allow(
     assert internet.dialed == []
 
 
-async def test_rules_decide_on_other_ports_of_a_forbidden_address() -> None:
+async def test_rules_decide_on_the_other_ports_of_an_address_forbidden_on_one_port() -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),

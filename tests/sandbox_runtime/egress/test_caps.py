@@ -240,7 +240,7 @@ async def test_server_that_does_not_answer_times_out() -> None:
     assert answer.startswith(b"HTTP/1.1 504 Gateway Timeout: nothing passed for 0.1 s\r\n")
 
 
-async def test_connection_that_the_program_leaves_open_after_the_answer_is_closed() -> None:
+async def test_connection_left_open_by_the_program_is_closed_after_the_answer() -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),

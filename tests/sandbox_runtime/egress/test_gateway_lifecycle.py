@@ -86,7 +86,7 @@ async def test_closing_the_gateway_ends_connections_at_every_step() -> None:
     assert {decision.reason for decision in decisions} == {"the sandbox ended"}
 
 
-async def test_connection_to_the_host_is_closed_when_the_program_aborts_its_own() -> None:
+async def test_connection_to_the_host_is_closed_when_the_program_aborts_its_connection() -> None:
     internet, host = Internet(), Host()
     async with internet.server(host, port=7), gateway_client(allowlist(HOST), internet) as sandbox:
         with fail_after(5):
@@ -99,7 +99,7 @@ async def test_connection_to_the_host_is_closed_when_the_program_aborts_its_own(
     assert (decision.verdict, decision.reason) == ("allowed", "")
 
 
-async def test_connection_to_the_host_is_closed_if_the_program_resets_before_the_response() -> None:
+async def test_program_reset_before_the_response_closes_the_connection_to_the_host() -> None:
     internet, host = Internet(), Host()
 
     async def mute(reader: Reader, writer: Writer) -> None:

@@ -99,7 +99,9 @@ async def test_host_without_resolver_files_queries_localhost(tmp_path: Path) -> 
         assert await resolver("a.example") == [HERE]
 
 
-async def test_addresses_of_one_ip_version_do_not_wait_for_the_other(tmp_path: Path) -> None:
+async def test_addresses_of_one_ip_version_are_returned_without_waiting_for_the_other(
+    tmp_path: Path,
+) -> None:
     async with name_server(tmp_path, RECORDS, silent_kinds=["AAAA"]) as (resolver, _):
         with fail_after(5):
             assert await resolver("both.example") == [HERE]

@@ -196,7 +196,7 @@ async def test_client_hello_that_hides_its_host_on_port_443_is_denied(sent: byte
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16", client_hello("allowed.example")[:-1]], ids=len)
-async def test_missing_client_hello_times_out(sent: bytes) -> None:
+async def test_missing_or_incomplete_client_hello_times_out(sent: bytes) -> None:
     internet = Internet()
     async with (
         internet.server(echo, port=443),

@@ -58,7 +58,7 @@ def test_at_least_sixty_escape_attempts_have_distinct_names() -> None:
 
 @pytest.mark.parametrize("level", ["standard", "strict"])
 @pytest.mark.parametrize("backend", ON_EACH, indirect=True)
-async def test_every_escape_probe_inside_a_sandbox_is_held_by_its_boundary(
+async def test_boundary_of_every_escape_probe_inside_a_sandbox_holds(
     backend: Backend, level: Level
 ) -> None:
     findings = await run_probes(partial(start_sandbox, backend), Isolation(level=level))
@@ -69,7 +69,7 @@ async def test_every_escape_probe_inside_a_sandbox_is_held_by_its_boundary(
 
 @pytest.mark.usefixtures("root_signal_counter")
 @pytest.mark.parametrize(("backend", "attack"), AGAINST_EACH, indirect=["backend"])
-async def test_escape_attack_is_held_by_its_boundary_or_accepted_by_the_backend(
+async def test_boundary_holds_against_each_escape_attack_that_the_backend_does_not_accept(
     backend: Backend, attack: Attack, context: EscapeContext
 ) -> None:
     finding = accept(await run_attack(context, attack), backend.accepted_escapes)

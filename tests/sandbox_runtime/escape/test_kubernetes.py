@@ -80,7 +80,7 @@ def test_accepted_and_open_escape_attempts_of_kubernetes_are_names_of_existing_a
 
 
 @pytest.mark.parametrize("level", ["standard", "strict"])
-async def test_every_escape_probe_inside_a_pod_is_held_or_accepted(
+async def test_every_escape_probe_in_a_pod_gets_the_verdict_held_or_accepted(
     backend: KubernetesBackend, level: Level
 ) -> None:
     isolation = Isolation(level=level, cpus=CLUSTER_CPUS)

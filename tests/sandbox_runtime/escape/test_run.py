@@ -85,7 +85,7 @@ async def made(attack: Attack) -> EscapeFinding:
 
 
 @pytest.mark.docker
-async def test_attack_on_a_separate_kernel_counts_as_held_unless_a_neighbour_is_disturbed(
+async def test_attack_on_a_sandboxs_own_kernel_counts_as_held_unless_it_disturbs_a_neighbour(
     tmp_path: Path,
 ) -> None:
     """An attack on the sandbox's own kernel is harmless, an effect on a neighbour is not."""
@@ -156,7 +156,7 @@ async def test_escape_results_reported_by_a_sandbox_are_validated_and_truncated(
         (["not tried", "not tried"], None),
     ],
 )
-def test_server_refuses_to_start_with_open_or_partly_untried_findings(
+def test_server_refuses_to_start_if_a_finding_is_open_or_only_some_are_untried(
     verdicts: Sequence[Verdict], said: str | None
 ) -> None:
     findings = [finding(name, verdict) for name, verdict in zip("ab", verdicts, strict=True)]
@@ -164,8 +164,8 @@ def test_server_refuses_to_start_with_open_or_partly_untried_findings(
 
 
 def test_doctor_check_of_an_open_finding_fails_with_the_word_open_in_capitals() -> None:
-    assert finding("sysrq", "open").check() == Check("settings: sysrq", False, "OPEN: as told")
-    assert finding("sysrq", "held").check() == Check("settings: sysrq", True, "as told")
+    assert finding("sysrq", "open").to_check() == Check("settings: sysrq", False, "OPEN: as told")
+    assert finding("sysrq", "held").to_check() == Check("settings: sysrq", True, "as told")
 
 
 async def test_attack_that_does_not_end_in_time_counts_as_open() -> None:

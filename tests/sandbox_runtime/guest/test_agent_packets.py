@@ -211,7 +211,7 @@ def test_agent_ends_if_its_host_stops_receiving_its_packets(tmp_path: Path) -> N
         assert agent.process.wait(PATIENCE_S) == 0
 
 
-def test_agent_lives_as_long_as_its_packets_are_received(tmp_path: Path) -> None:
+def test_agent_lives_as_long_as_the_host_receives_its_packets(tmp_path: Path) -> None:
     with packet_agent(tmp_path, watchdog_s=0.5) as agent:
         begin_ms = answer(agent).clock_ms
         offset = 0
@@ -256,7 +256,9 @@ def test_result_is_kept_for_the_next_host_until_it_is_acknowledged(ready: Packet
     assert read_to_end(ready, 3) == b"ran\nran\n"
 
 
-def test_packets_of_the_earlier_host_have_no_effect(ready: PacketAgent, tmp_path: Path) -> None:
+def test_packets_of_the_earlier_host_have_no_effect_after_an_adoption(
+    ready: PacketAgent, tmp_path: Path
+) -> None:
     adopt(ready, 1)
     ready.send(COUNT, 0)
     ready.send(COUNT, 0, connection=2)
@@ -298,7 +300,9 @@ def test_adoption_with_another_token_has_no_effect(ready: PacketAgent) -> None:
     assert ping(ready, 0).connection == 1
 
 
-def test_unfinished_request_of_the_earlier_host_is_dropped(ready: PacketAgent) -> None:
+def test_unfinished_request_of_the_earlier_host_is_dropped_by_an_adoption(
+    ready: PacketAgent,
+) -> None:
     ready.send(COUNT[:20], 0)
     adopt(ready, 1)
     request = {**EXEC, "id": "two", "command": "echo none; ls -A"}
@@ -306,7 +310,7 @@ def test_unfinished_request_of_the_earlier_host_is_dropped(ready: PacketAgent) -
     assert read_to_end(ready, 3) == b"none\n"
 
 
-def test_transfers_of_the_earlier_host_end_without_an_effect(
+def test_unfinished_transfers_of_the_previous_host_have_no_effect_after_an_adoption(
     ready: PacketAgent, tmp_path: Path
 ) -> None:
     put = json_frame(1, OPEN, {"op": "put", "path": "half", "new": False})
@@ -319,7 +323,7 @@ def test_transfers_of_the_earlier_host_end_without_an_effect(
     assert read_to_end(ready, 1) == b""
 
 
-def test_agent_ends_if_adoptions_reach_it_but_its_answers_to_them_do_not_arrive(
+def test_agent_that_receives_adoptions_ends_if_none_of_its_answers_arrives(
     tmp_path: Path,
 ) -> None:
     """An adoption that arrives may be old, so it does not prove that its host is still there."""
@@ -337,7 +341,7 @@ def test_agent_ends_if_adoptions_reach_it_but_its_answers_to_them_do_not_arrive(
         assert agent.process.wait(PATIENCE_S) == 0
 
 
-def test_agent_lives_on_once_the_answer_to_an_adoption_has_arrived(tmp_path: Path) -> None:
+def test_agent_keeps_running_after_its_answer_to_an_adoption_has_arrived(tmp_path: Path) -> None:
     with packet_agent(tmp_path, watchdog_s=0.5) as agent:
         begin_ms, offset = answer(agent).clock_ms, 0
         adopt(agent, 1)

@@ -16,7 +16,9 @@ PROJECT = "from setuptools import setup\nsetup(name='found', py_modules=['found'
 
 
 @pytest.mark.docker
-def test_image_has_root_user_workspace_and_no_proxy_settings(client: Any, slim: str) -> None:
+def test_image_has_user_root_and_working_directory_testbed_and_no_proxy_settings(
+    client: Any, slim: str
+) -> None:
     config = client.inspect_image(slim)["Config"]
     assert (config["User"], config["WorkingDir"]) == ("", "/testbed")
     assert {entry.partition("=")[0] for entry in config["Env"]} == {

@@ -39,7 +39,7 @@ def there(checks: list[Check]) -> set[str]:
 
 
 @pytest.mark.docker
-async def test_image_check_of_the_slim_image_finds_programs_and_misses_libraries(
+async def test_image_check_of_the_slim_image_finds_programs_and_reports_missing_libraries(
     sandbox: Sandbox,
 ) -> None:
     checks = await image_checks(sandbox)
@@ -81,7 +81,7 @@ async def test_removed_programs_and_libraries_are_reported(
         ("gcc", "cd /usr/bin && echo > gcc && chmod +x gcc"),
     ],
 )
-async def test_added_programs_and_libraries_are_found(
+async def test_image_check_finds_added_programs_and_libraries(
     sandbox: Sandbox, name: str, making: str
 ) -> None:
     await output(sandbox, making)

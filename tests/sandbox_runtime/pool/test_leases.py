@@ -253,7 +253,7 @@ async def test_failed_creation_of_a_gateway_closes_the_sandbox_and_fails_the_lea
         await fixture.until(leased=0, ending=0)
 
 
-async def test_sandbox_started_with_other_limits_is_closed_if_its_lease_has_ended() -> None:
+async def test_sandbox_started_with_the_limits_of_an_ended_lease_is_closed() -> None:
     backend = FakeSandboxBackend()
     backend.refusal = "the engine is down"
     async with fake_pool(PoolSettings(min_ready=1), backend) as fixture:

@@ -183,7 +183,7 @@ async def test_pool_is_not_refilled_while_a_waiter_needs_capacity() -> None:
         await holder.end_all()
 
 
-async def test_sandbox_returned_unused_takes_its_original_memory_from_the_budget() -> None:
+async def test_sandbox_returned_unused_counts_with_its_original_memory_in_the_budget() -> None:
     async with fake_pool(PoolSettings(min_ready=1, memory_budget_mib=500)) as fixture:
         await fixture.until(idle=1)
         async with fixture.pool.lease(replace(SMALL, memory_mib=450)):

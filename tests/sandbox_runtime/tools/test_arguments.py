@@ -107,5 +107,5 @@ def test_missing_arguments_count_as_an_empty_object() -> None:
         parse_arguments(SCHEMA, None)
 
 
-def test_expected_shape_of_arguments_is_one_line() -> None:
+def test_expected_shape_of_tool_arguments_is_described_in_one_line() -> None:
     assert expected_shape(SCHEMA) == SHAPE

@@ -64,7 +64,7 @@ async def test_special_characters_of_a_path_are_literal(path: str) -> None:
     assert (await session.do("view", path)).find("does not exist") > 0
 
 
-async def test_relative_path_is_taken_from_testbed() -> None:
+async def test_relative_path_is_resolved_against_testbed() -> None:
     session = EditorSession()
     await session.do("create", "sub/dir/file", file_text="x")
     assert await session.content("/testbed/sub/dir/file") == b"x"

@@ -123,7 +123,7 @@ async def test_missing_path_is_reported_with_similar_names() -> None:
     )
 
 
-async def test_a_link_is_not_followed_but_explained() -> None:
+async def test_symbolic_link_or_special_file_is_not_viewed_but_explained() -> None:
     sandbox = MemorySandbox({"/testbed/target": b"x"})
     await output(sandbox, "ln -s target file; ln -s output directory; mkfifo fifo")
     for name in ("file", "directory", "fifo"):
@@ -171,7 +171,7 @@ async def test_large_directory_is_truncated_with_a_note() -> None:
     assert lines[501] == "[there is more; view a subdirectory or use find]"
 
 
-async def test_name_that_is_not_utf_8_is_shown_as_valid_text() -> None:
+async def test_file_name_that_is_not_utf_8_is_shown_as_valid_text() -> None:
     sandbox = MemorySandbox({"/testbed/d/caf\udce9": b""})
     text = await _view(sandbox, "/testbed/d")
     assert text.encode().decode().endswith("caf\ufffd (0 bytes)")

@@ -29,7 +29,7 @@ async def test_submitted_answer_ends_the_run() -> None:
         (True, "true"),
     ],
 )
-async def test_a_number_may_be_the_answer(given: object, text: str) -> None:
+async def test_number_or_boolean_is_accepted_as_the_answer(given: object, text: str) -> None:
     assert await _submit({"answer": given}) == _finished(text)
 
 
