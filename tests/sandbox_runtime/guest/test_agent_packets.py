@@ -235,8 +235,8 @@ def begin_command(agent: PacketAgent, directory: Path, command: str) -> None:
 def test_running_command_goes_on_for_the_host_that_adopts_it(
     ready: PacketAgent, tmp_path: Path
 ) -> None:
-    begin_command(ready, tmp_path, "echo ran >> count; cat gate; cat count")
     os.mkfifo(tmp_path / "work" / "gate")
+    begin_command(ready, tmp_path, "echo ran >> count; cat gate; cat count")
     adopt(ready, 1)
     again = json_frame(1, OPEN, {**EXEC, "id": "one", "command": "echo not this one"})
     ready.send(again, 0, connection=SECOND)
