@@ -250,20 +250,24 @@ async def test_report_killed_during_judging_is_continued_by_the_next_report(
 ) -> None:
     work = [(judged(each), f"{each % 4} m") for each in range(40)]
     output = answered(tmp_path, work)
+    judge = ReplyingJudge(compare)
     kill: list[Callable[[], None]] = []
+    is_killed = anyio.Event()
 
-    def reply(prompt: str, request: int) -> str:
-        if request == len(work) and kill:
+    async def reply(body: dict[str, Any]) -> dict[str, Any]:
+        verdict = await judge.reply(body)
+        if judge.requests == len(work) and kill:
             kill.pop()()
-        return compare(prompt, request)
+            await is_killed.wait()
+        return verdict
 
-    judge = ReplyingJudge(reply)
-    async with serve_model(judge.reply) as url:
+    async with serve_model(reply) as url:
         command = [*COMMAND, "report", str(output), *judge_arguments(url, votes=1)]
         with anyio.fail_after(60):
             async with await anyio.open_process(command, env=ENVIRONMENT) as report:
                 kill.append(lambda: report.send_signal(number))
                 code = await report.wait()
+        is_killed.set()
         kept = len((output / JUDGEMENTS_FILE).read_text("utf-8").splitlines())
         with (output / JUDGEMENTS_FILE).open("ab") as file:
             file.write(b'{"key": "ab')  # as a kill in the midst of a write leaves it
