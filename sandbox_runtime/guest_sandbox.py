@@ -74,14 +74,15 @@ FILE_ERRORS: Mapping[str, type[SandboxFileError]] = {
 Read = TypeVar("Read")
 _PACK_SCRIPT = f"""
 set -- --exclude=./shared
-tar --anchored --no-wildcards -c -f /dev/null -T /dev/null 2>/dev/null &&
-    set -- --anchored --no-wildcards "$@"
+tar --anchored --no-wildcards --sparse -c -f /dev/null -T /dev/null 2>/dev/null &&
+    set -- --anchored --no-wildcards --sparse "$@"
 exec tar -c -C {WORKING_DIR} "$@" -f - .
 """
 PACK = ["sh", "-c", _PACK_SCRIPT]
 """The command that packs a snapshot without the shared directory. Without --anchored and
 --no-wildcards, GNU tar would compare the pattern `./shared` with each part of each path, in time
-cubic in the depth of the directories. Other programs called tar do not have these options."""
+cubic in the depth of the directories. Without --sparse it would send the holes of sparse files
+as zeros. Other programs called tar do not have these options."""
 UNPACK = ["sh", "-c", f"tar -x -o -p -C {WORKING_DIR} -f - || exit\n{PRUNE}"]
 """The command that unpacks a snapshot and runs PRUNE. With -o, the unpacked files belong to the
 sandbox's user, not to the owners in the archive."""

@@ -8,6 +8,7 @@ import pytest
 
 from sandbox_runtime.errors import FileSizeLimitError, SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import HashLimits, Sandbox
+from tests.fakes.memory_sandbox import MemorySandbox
 from tests.sandbox_runtime.conformance.backends import open_backend
 from tests.sandbox_runtime.transfer import PLENTY_S, copy_workspace, output, read, write
 
@@ -32,6 +33,18 @@ async def test_restored_workspace_is_independent_of_the_original(
     assert await read(another, "/testbed/file") == b"before" * 100_000
     await write(another, "/testbed/file", b"after")
     assert await read(sandbox, "/testbed/file") == b"before" * 100_000
+
+
+async def test_snapshot_does_not_contain_the_holes_of_sparse_files(
+    sandbox: Sandbox, another: Sandbox
+) -> None:
+    if isinstance(sandbox, MemorySandbox):
+        pytest.skip("files in memory have no holes")
+    await output(sandbox, "truncate -s 64M sparse; printf end >> sparse")
+    snapshot = await _snapshot(sandbox)
+    await another.restore(_pieces(snapshot))
+    assert len(snapshot) < 1 << 20
+    assert await output(another, "stat -c %s sparse; tail -c 3 sparse") == "67108867\nend"
 
 
 async def test_restore_in_a_closed_sandbox_is_refused(sandbox: Sandbox, another: Sandbox) -> None:
