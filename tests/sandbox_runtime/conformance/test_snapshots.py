@@ -36,10 +36,12 @@ async def test_restored_workspace_is_independent_of_the_original(
 
 
 async def test_snapshot_does_not_contain_the_holes_of_sparse_files(
-    sandbox: Sandbox, another: Sandbox
+    sandbox: Sandbox, another: Sandbox, request: pytest.FixtureRequest
 ) -> None:
     if isinstance(sandbox, MemorySandbox):
         pytest.skip("files in memory have no holes")
+    if "runsc" in request.node.name:
+        pytest.skip("Debian's gVisor does not report the holes of files")
     await output(sandbox, "truncate -s 64M sparse; printf end >> sparse")
     snapshot = await _snapshot(sandbox)
     await another.restore(_pieces(snapshot))
