@@ -1,7 +1,7 @@
-"""A client of a Docker engine that blocks, from the Docker SDK.
+"""The Docker SDK's client, whose calls block.
 
-Its import takes a tenth of the processor time of a start of the proxy, so the proxy imports it only
-for an engine that is not on a Unix socket.
+The import of the SDK takes a tenth of the processor time of a start of the proxy, so the proxy
+imports it only for an engine that is not on a Unix socket.
 """
 
 import os
@@ -13,9 +13,8 @@ import docker.errors
 import requests.exceptions
 from docker.utils import kwargs_from_env
 
+from sandbox_runtime.backends.docker_engine import DEFAULT_URL, TIMEOUT_S
 from sandbox_runtime.errors import EngineMissingError
-
-TIMEOUT_S = 30
 
 
 def connect(host: str | None = None) -> tuple[Any, str]:
@@ -29,7 +28,7 @@ def connect(host: str | None = None) -> tuple[Any, str]:
     except docker.errors.TLSParameterError as error:
         reason = str(error).strip().partition("\n")[0]
         raise EngineMissingError(f"DOCKER_CERT_PATH: {reason}") from error
-    url = settings.get("base_url") or "unix:///var/run/docker.sock"
+    url = settings.get("base_url") or DEFAULT_URL
     if "tls" in settings:
         url = url.replace("tcp://", "https://")
     try:
