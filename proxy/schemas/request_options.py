@@ -199,7 +199,7 @@ def _with_new_spellings(sandbox: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         renamed: Mapping[str, Any] = upgrade(sandbox, REQUEST_RULES, lambda _: None)
     except DuplicateSettingError as error:
-        raise _spelled_twice_error(error, f"sandbox.{error.old}") from error
+        raise _duplicate_setting_error(error, f"sandbox.{error.old}") from error
     return renamed
 
 
@@ -209,10 +209,10 @@ def _read_header(headers: Mapping[str, str], name: str) -> str | None:
     try:
         return find_header(headers, name)
     except DuplicateSettingError as error:
-        raise _spelled_twice_error(error, error.old) from error
+        raise _duplicate_setting_error(error, error.old) from error
 
 
-def _spelled_twice_error(error: DuplicateSettingError, param: str) -> BadRequestError:
+def _duplicate_setting_error(error: DuplicateSettingError, param: str) -> BadRequestError:
     return BadRequestError(f"{error}.", param=param, code="invalid_value")
 
 
