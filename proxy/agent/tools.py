@@ -51,7 +51,7 @@ _STATE = ("steps", "shown_steps", "sandbox_losses", "peak_memory_bytes")
 class ToolExecutor:
     """Runs the model's calls of the proxy's tools. A mistake of the model becomes an observation.
 
-    Is the `Lease` of the tools. It gets sandboxes from the workspace's lease, prepares each new
+    Implements `Lease` for the tools: gets sandboxes from the workspace's lease, prepares each new
     sandbox for the run, and uploads the input files into it.
 
     The loss of the sandbox, which is mostly caused by the model's command, becomes an observation
