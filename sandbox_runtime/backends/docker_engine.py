@@ -36,12 +36,12 @@ from sandbox_runtime.protocol import FrameRate
 EngineJson = Mapping[str, Any]
 """A JSON object of the engine's API."""
 
-TIMEOUT_S = 30
+_TIMEOUT_S = 30
 """Timeout for connecting to the engine, and between two pieces of a response."""
 _REASON_CHARS = 500
 _MAX_RESPONSE_BYTES = 64 << 20
 _MAX_EVENTS_BYTES = 1 << 20
-DEFAULT_URL = "unix:///var/run/docker.sock"
+_DEFAULT_URL = "unix:///var/run/docker.sock"
 
 
 class EngineError(Exception):
@@ -71,7 +71,7 @@ class _UnixConnection(http.client.HTTPConnection):
     """A blocking HTTP connection over a Unix socket."""
 
     def __init__(self, path: str) -> None:
-        super().__init__("docker", timeout=TIMEOUT_S)
+        super().__init__("docker", timeout=_TIMEOUT_S)
         self._path = path
 
     def connect(self) -> None:
@@ -103,7 +103,7 @@ class _EngineDescription:
 
 def _describe_engine(host: str | None, image: str | None) -> _EngineDescription:
     """Ask the engine at `host` or DOCKER_HOST. Raises EngineMissingError."""
-    url = host or os.environ.get("DOCKER_HOST") or DEFAULT_URL
+    url = host or os.environ.get("DOCKER_HOST") or _DEFAULT_URL
     if not url.startswith("unix://"):
         return _describe_remote_engine(host, image)
     connection, has_image = _UnixConnection(url.removeprefix("unix://")), True
@@ -334,7 +334,7 @@ class DockerEngine:
                 connector = aiohttp.TCPConnector(ssl=self._tls() or True)
             self._session = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(
-                    total=None, sock_connect=TIMEOUT_S, sock_read=TIMEOUT_S
+                    total=None, sock_connect=_TIMEOUT_S, sock_read=_TIMEOUT_S
                 ),
                 connector=connector,
                 cookie_jar=aiohttp.DummyCookieJar(),

@@ -13,8 +13,10 @@ import docker.errors
 import requests.exceptions
 from docker.utils import kwargs_from_env
 
-from sandbox_runtime.backends.docker_engine import DEFAULT_URL, TIMEOUT_S
 from sandbox_runtime.errors import EngineMissingError
+
+TIMEOUT_S = 30
+DEFAULT_URL = "unix:///var/run/docker.sock"
 
 
 def connect(host: str | None = None) -> tuple[Any, str]:
